@@ -1,0 +1,1 @@
+"""The methods, one file each: pure functions on named slots."""

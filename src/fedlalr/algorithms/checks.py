@@ -1,0 +1,42 @@
+"""Checks of hyper-parameters, each with a message that says what was given and what is allowed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def check_positive(name: str, value: float) -> None:
+    """Refuse anything but a finite number above zero."""
+    if not _is_number(value) or not value > 0:
+        raise ValueError(f"{name} must be a finite number above 0, not {value!r}")
+
+
+def check_not_negative(name: str, value: float) -> None:
+    """Refuse anything but a finite number from zero on."""
+    if not _is_number(value) or value < 0:
+        raise ValueError(f"{name} must be a finite number of at least 0, not {value!r}")
+
+
+def check_fraction(name: str, value: float) -> None:
+    """Refuse anything outside [0, 1)."""
+    if not _is_number(value) or not 0 <= value < 1:
+        raise ValueError(f"{name} must lie in [0, 1), not {value!r}")
+
+
+def check_betas(betas: Sequence[float]) -> None:
+    """Refuse anything but two decay rates in [0, 1)."""
+    if isinstance(betas, str) or not isinstance(betas, Sequence) or len(betas) != 2:
+        raise ValueError(f"betas must be a pair (beta1, beta2), not {betas!r}")
+    for name, beta in zip(("beta1", "beta2"), betas, strict=True):
+        check_fraction(name, beta)
+
+
+def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    """Refuse a value that is not one of the choices."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

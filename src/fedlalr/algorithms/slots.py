@@ -1,0 +1,160 @@
+"""Named slots: the vocabulary every algorithm is written in.
+
+A *slot* is a model-shaped quantity with a name (`x`, `m`, `v_hat`). A `Slots` value holds some of them; it is what the server
+keeps, what it broadcasts, what a client works on and what it sends back. Each slot is one tensor: a flat vector `[P]` for one
+client or the server, a stack `[C, P]` for a cohort. Algorithms are element-wise and never ask which.
+
+A `SlotTable` says which slots travel, in which direction, how the server reduces them, and which a client keeps. Communication
+cost follows from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, runtime_checkable
+
+from torch import Tensor
+
+Reduction = Literal["mean", "max"]
+
+
+class Slots(Mapping[str, Tensor]):
+    """An immutable mapping from slot name to tensor that also reads as attributes.
+
+    >>> import torch
+    >>> state = Slots(x=torch.zeros(2), m=torch.ones(2))
+    >>> state.m
+    tensor([1., 1.])
+    >>> list(state.replace(m=state.x).only("m"))
+    ['m']
+    """
+
+    __slots__ = ("_tensors",)
+    _tensors: dict[str, Tensor]
+
+    def __init__(self, **tensors: Tensor) -> None:
+        object.__setattr__(self, "_tensors", tensors)
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return self._tensors[name]
+        except KeyError:
+            raise AttributeError(f"there is no slot {name!r} here, only {', '.join(self._tensors) or 'none'}") from None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("slots are immutable; use replace() to get a new value")
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __repr__(self) -> str:
+        return f"Slots({', '.join(f'{name}={tuple(tensor.shape)}' for name, tensor in self._tensors.items())})"
+
+    def __reduce__(self) -> tuple[Callable[[dict[str, Tensor]], Slots], tuple[dict[str, Tensor]]]:
+        return _from_dict, (self._tensors,)
+
+    def replace(self, **changes: Tensor) -> Slots:
+        """The same slots with some of them changed or added."""
+        return Slots(**{**self._tensors, **changes})
+
+    def only(self, *names: str) -> Slots:
+        """Just the named slots, in that order."""
+        return Slots(**{name: self._tensors[name] for name in names})
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Slots:
+        """Apply a function to every slot."""
+        return Slots(**{name: function(tensor) for name, tensor in self._tensors.items()})
+
+
+def _from_dict(tensors: dict[str, Tensor]) -> Slots:
+    return Slots(**tensors)
+
+
+@dataclass(frozen=True)
+class SlotTable:
+    """Which slots travel and how: the communication contract of an algorithm.
+
+    `down` is broadcast by the server. `up` is sent by every client, with the reduction the server applies over the cohort; a
+    slot that also went down is reduced as *change from the broadcast*, so that equal replies reduce to themselves exactly.
+    `kept` stays on the client from one of its rounds to the next and starts at zero. `grows` names the slots that
+    can only grow from what was broadcast, so that a reply below it is refused.
+    """
+
+    down: tuple[str, ...]
+    up: Mapping[str, Reduction]
+    kept: tuple[str, ...] = ()
+    grows: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if "x" not in self.down:
+            raise ValueError("a slot table must broadcast 'x', the model's parameters")
+        for name, how in self.up.items():
+            if how not in ("mean", "max"):
+                raise ValueError(f"slot {name!r} has reduction {how!r}; allowed are 'mean' and 'max'")
+        for name in self.grows:
+            if name not in self.up or name not in self.down:
+                raise ValueError(f"slot {name!r} is said to grow but does not travel both ways")
+
+
+@dataclass(frozen=True)
+class Context:
+    """What an algorithm may know beside tensors.
+
+    On a client `steps` is its own number of local steps K (a tensor `[C, 1]` where clients of a stack differ) and `step` counts
+    them from 1. On the server `steps` is the mean of K over the accepted replies, weighted like the reduction.
+    """
+
+    round: int
+    """t, from 1."""
+    lr: float | Tensor
+    """The clients' learning rate of this round, decay applied."""
+    steps: float | Tensor
+    step: int | Tensor = 0
+    cohort: int = 1
+    """Clients whose replies count in this round."""
+    population: int = 1
+    """Clients there are."""
+
+
+@runtime_checkable
+class Algorithm(Protocol):
+    """A federated method: a table of slots and five small functions. See CONTRIBUTING.md for how to add one."""
+
+    @property
+    def lr(self) -> float:
+        """The clients' learning rate, before any decay."""
+        ...
+
+    @property
+    def slots(self) -> SlotTable:
+        """Which slots travel, how they are reduced, which are kept."""
+        ...
+
+    def init(self, params: Tensor) -> Slots:
+        """The server's state at the start, from the model's parameters."""
+        ...
+
+    def start(self, broadcast: Slots, kept: Slots) -> Slots:
+        """A client's state at the beginning of a round."""
+        ...
+
+    def step(self, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:
+        """One local step. Element-wise: it serves one client and a stack of them alike."""
+        ...
+
+    def finish(self, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
+        """What the client sends (the table's `up`) and what it keeps (the table's `kept`)."""
+        ...
+
+    def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
+        """The server's new state from the reduced uploads."""
+        ...
