@@ -1,0 +1,293 @@
+"""Every method again, in plain NumPy float64, straight from its published formulas.
+
+Nothing here imports the library. Each method is one function over dictionaries of vectors, the loop over clients
+written out, so that it can be read beside the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from algorithms.numpy_federation import Client, Kept, Method, Round, State, Vector
+
+# FedLALR and its variants ------------------------------------------------------------
+
+
+def fedlalr(beta1: float, beta2: float, momentum: str = "average", second_moment: str = "mean") -> Method:
+    """Algorithms 1 to 3 of the FedLALR paper and the composition of the last two."""
+
+    def play(server: State, kept: Kept, r: Round) -> State:
+        ends: list[tuple[Vector, Vector, Vector]] = []
+        for client in r.clients:
+            x = server["x"]
+            m = np.zeros_like(x) if momentum == "restart" else server["m"]
+            v = v_hat = server["v_hat"]
+            for oracle in client.oracles:
+                g = oracle(x)
+                m = beta1 * m + (1 - beta1) * g
+                v = beta2 * v + (1 - beta2) * g**2
+                v_hat = np.maximum(v_hat, v)
+                x = x - r.lr * m / np.sqrt(v_hat)
+            ends.append((x, m, v_hat))
+        xs, ms, v_hats = zip(*ends, strict=True)
+        after = {"x": r.mean(xs), "v_hat": np.max(v_hats, axis=0) if second_moment == "max" else r.mean(v_hats)}
+        return after if momentum == "restart" else after | {"m": r.mean(ms)}
+
+    return play
+
+
+def fedlada(beta1: float, beta2: float, amended: float) -> Method:
+    """Momentum restarts; the step mixes the adaptive one with the previous round's mean step."""
+
+    def play(server: State, kept: Kept, r: Round) -> State:
+        xs, v_hats, mean_steps = [], [], []
+        for client in r.clients:
+            x, m = server["x"], np.zeros_like(server["x"])
+            v = v_hat = server["v_hat"]
+            for oracle in client.oracles:
+                g = oracle(x)
+                m = beta1 * m + (1 - beta1) * g
+                v = beta2 * v + (1 - beta2) * g**2
+                v_hat = np.maximum(v_hat, v)
+                x = x - r.lr * (amended * m / np.sqrt(v_hat) + (1 - amended) * server["g_a"])
+            xs.append(x)
+            v_hats.append(v_hat)
+            mean_steps.append((server["x"] - x) / (client.steps * r.lr))
+        return {"x": r.mean(xs), "v_hat": r.mean(v_hats), "g_a": r.mean(mean_steps)}
+
+    return play
+
+
+# Clients that run plain SGD, servers that differ ------------------------------------------------------------
+
+
+def sgd(x: Vector, client: Client, lr: float) -> Vector:
+    for oracle in client.oracles:
+        x = x - lr * oracle(x)
+    return x
+
+
+def sgd_change(server: State, r: Round) -> Vector:
+    """Δ: the mean over clients of (end of local SGD − start)."""
+    return r.mean([sgd(server["x"], client, r.lr) - server["x"] for client in r.clients])
+
+
+def fedavg(server: State, kept: Kept, r: Round) -> State:
+    return {"x": r.mean([sgd(server["x"], client, r.lr) for client in r.clients])}
+
+
+def adam_on(
+    server: State, change: Vector, number: int, lr: float, beta1: float, beta2: float, tau: float, corrected: bool
+) -> State:
+    """Server Adam. Corrected is Keras's form: the rate is scaled by √(1−β2ᵗ)/(1−β1ᵗ) and τ is added to the raw √v."""
+    m = beta1 * server["m"] + (1 - beta1) * change
+    v = beta2 * server["v"] + (1 - beta2) * change**2
+    rate = lr * np.sqrt(1 - beta2**number) / (1 - beta1**number) if corrected else lr
+    return {"x": server["x"] + rate * m / (np.sqrt(v) + tau), "m": m, "v": v}
+
+
+def fedadam(server_lr: float, beta1: float, beta2: float, tau: float, corrected: bool = False) -> Method:
+    def play(server: State, kept: Kept, r: Round) -> State:
+        return adam_on(server, sgd_change(server, r), r.number, server_lr, beta1, beta2, tau, corrected)
+
+    return play
+
+
+def fedams(server_lr: float, beta1: float, beta2: float, eps: float, option: int) -> Method:
+    def play(server: State, kept: Kept, r: Round) -> State:
+        change = sgd_change(server, r)
+        m = beta1 * server["m"] + (1 - beta1) * change
+        v = beta2 * server["v"] + (1 - beta2) * change**2
+        if option == 1:
+            v_hat = np.maximum(np.maximum(server["v_hat"], v), eps)
+            x = server["x"] + server_lr * m / np.sqrt(v_hat)
+        else:
+            v_hat = np.maximum(server["v_hat"], v)
+            x = server["x"] + server_lr * m / (np.sqrt(v_hat) + eps)
+        return {"x": x, "m": m, "v": v, "v_hat": v_hat}
+
+    return play
+
+
+def fedadagrad(server_lr: float, beta1: float, tau: float) -> Method:
+    def play(server: State, kept: Kept, r: Round) -> State:
+        change = sgd_change(server, r)
+        m = beta1 * server["m"] + (1 - beta1) * change
+        v = server["v"] + change**2
+        return {"x": server["x"] + server_lr * m / (np.sqrt(v) + tau), "m": m, "v": v}
+
+    return play
+
+
+def fedyogi(server_lr: float, beta1: float, beta2: float, tau: float) -> Method:
+    def play(server: State, kept: Kept, r: Round) -> State:
+        change = sgd_change(server, r)
+        m = beta1 * server["m"] + (1 - beta1) * change
+        v = server["v"] - (1 - beta2) * change**2 * np.sign(server["v"] - change**2)
+        return {"x": server["x"] + server_lr * m / (np.sqrt(v) + tau), "m": m, "v": v}
+
+    return play
+
+
+def fedavgm(server_lr: float, momentum: float) -> Method:
+    def play(server: State, kept: Kept, r: Round) -> State:
+        m = momentum * server["m"] + sgd_change(server, r)
+        return {"x": server["x"] + server_lr * m, "m": m}
+
+    return play
+
+
+def slowmo(alpha: float, beta: float) -> Method:
+    def play(server: State, kept: Kept, r: Round) -> State:
+        x_bar = r.mean([sgd(server["x"], client, r.lr) for client in r.clients])
+        u = beta * server["u"] + (server["x"] - x_bar) / r.lr
+        return {"x": server["x"] - alpha * r.lr * u, "u": u}
+
+    return play
+
+
+def fednova(server: State, kept: Kept, r: Round) -> State:
+    per_step = r.mean([(sgd(server["x"], client, r.lr) - server["x"]) / client.steps for client in r.clients])
+    return {"x": server["x"] + r.mean([float(client.steps) for client in r.clients]) * per_step}
+
+
+# Clients that correct their own steps ------------------------------------------------------------
+
+
+def fedprox(mu: float) -> Method:
+    def play(server: State, kept: Kept, r: Round) -> State:
+        ends = []
+        for client in r.clients:
+            x = server["x"]
+            for oracle in client.oracles:
+                x = x - r.lr * (oracle(x) + mu * (x - server["x"]))
+            ends.append(x)
+        return {"x": r.mean(ends)}
+
+    return play
+
+
+def fedcm(a: float) -> Method:
+    def play(server: State, kept: Kept, r: Round) -> State:
+        directions = []
+        for client in r.clients:
+            x = server["x"]
+            for oracle in client.oracles:
+                x = x - r.lr * (a * oracle(x) + (1 - a) * server["delta"])
+            directions.append((server["x"] - x) / (client.steps * r.lr))
+        delta = r.mean(directions)
+        steps = r.mean([float(client.steps) for client in r.clients])
+        return {"x": server["x"] - r.lr * steps * delta, "delta": delta}
+
+    return play
+
+
+def scaffold(server: State, kept: Kept, r: Round) -> State:
+    """Option II of SCAFFOLD. A client never seen before has c_i = 0."""
+    ends, changes = [], []
+    c = server["c"]
+    for client in r.clients:
+        c_i = kept.get(client.id, {}).get("c_i", np.zeros_like(c))
+        x = server["x"]
+        for oracle in client.oracles:
+            x = x - r.lr * (oracle(x) - c_i + c)
+        c_plus = c_i - c + (server["x"] - x) / (client.steps * r.lr)
+        kept[client.id] = {"c_i": c_plus}
+        ends.append(x)
+        changes.append(c_plus - c_i)
+    return {"x": r.mean(ends), "c": c + len(r.clients) / r.population * r.mean(changes)}
+
+
+# Clients with an adaptive step of their own ------------------------------------------------------------
+
+
+def lafedopt(beta1: float, beta2: float, eps: float, correction: str, server_step: Callable[..., State]) -> Method:
+    """Local Adam, restarted every round; `server_step(server, change, number)` is the server's optimiser."""
+
+    def play(server: State, kept: Kept, r: Round) -> State:
+        sums, changes = [], []
+        for client in r.clients:
+            x = server["x"]
+            m, v, a, total = (np.zeros_like(x) for _ in range(4))
+            for k, oracle in enumerate(client.oracles, start=1):
+                g = oracle(x)
+                m = beta1 * m + (1 - beta1) * g
+                v = beta2 * v + (1 - beta2) * g**2
+                x = x - r.lr * (m / (1 - beta1**k)) / (np.sqrt(v / (1 - beta2**k)) + eps)
+                a = beta1 * a + (1 - beta1) / (np.sqrt(v) + eps)
+                total = total + a
+            sums.append(total)
+            changes.append(x - server["x"])
+        if correction == "none":
+            change = r.mean(changes)
+        else:
+            change = r.mean([d / total for d, total in zip(changes, sums, strict=True)])
+            if correction == "joint":
+                change = change / r.mean([1 / total for total in sums])
+        return server_step(server, change, r.number)
+
+    return play
+
+
+def average_on(server_lr: float) -> Callable[..., State]:
+    return lambda server, change, number: {"x": server["x"] + server_lr * change}
+
+
+def local_adaalter(eps: float) -> Method:
+    """B is the accumulator A as of the last synchronisation; k ε² stands in for what has come since."""
+
+    def play(server: State, kept: Kept, r: Round) -> State:
+        xs, accumulators = [], []
+        for client in r.clients:
+            x, accumulator = server["x"], server["A"]
+            for k, oracle in enumerate(client.oracles, start=1):
+                g = oracle(x)
+                x = x - r.lr * g / np.sqrt(server["A"] + k * eps**2)
+                accumulator = accumulator + g**2
+            xs.append(x)
+            accumulators.append(accumulator)
+        return {"x": r.mean(xs), "A": r.mean(accumulators)}
+
+    return play
+
+
+def shared_amsgrad(beta1: float, beta2: float) -> Method:
+    def play(server: State, kept: Kept, r: Round) -> State:
+        ends = []
+        for client in r.clients:
+            x, m, v = server["x"], server["m"], server["v"]
+            for oracle in client.oracles:
+                g = oracle(x)
+                m = beta1 * m + (1 - beta1) * g
+                v = beta2 * v + (1 - beta2) * g**2
+                x = x - r.lr * m / np.sqrt(server["v_hat"])
+            ends.append((x, m, v))
+        x, m, v = (r.mean(values) for values in zip(*ends, strict=True))
+        return {"x": x, "m": m, "v": v, "v_hat": np.maximum(server["v_hat"], v)}
+
+    return play
+
+
+def local_adam(beta1: float, beta2: float, eps: float) -> Method:
+    """Adam on every client, its moments and its step count kept from one of its rounds to the next; x averaged."""
+
+    def play(server: State, kept: Kept, r: Round) -> State:
+        ends = []
+        for client in r.clients:
+            x = server["x"]
+            zero = np.zeros_like(x)
+            mine = kept.get(client.id, {"m": zero, "v": zero, "count": zero})
+            m, v, count = mine["m"], mine["v"], mine["count"]
+            for oracle in client.oracles:
+                g = oracle(x)
+                count = count + 1
+                m = beta1 * m + (1 - beta1) * g
+                v = beta2 * v + (1 - beta2) * g**2
+                x = x - r.lr * (m / (1 - beta1**count)) / (np.sqrt(v / (1 - beta2**count)) + eps)
+            kept[client.id] = {"m": m, "v": v, "count": count}
+            ends.append(x)
+        return {"x": r.mean(ends)}
+
+    return play
