@@ -1,1 +1,6 @@
+"""Data sets, partitions and batches."""
 
+from fedlalr.data.partition import Partition, partition
+from fedlalr.data.population import DatasetClients, Population
+
+__all__ = ["DatasetClients", "Partition", "Population", "partition"]

@@ -1,0 +1,69 @@
+# `make demo` and `make test` need Python 3.11 or later, pip and make, nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test lint types coverage test-data test-flower test-faults test-browser test-gpu test-slow docs bench clean help
+
+help:
+	@echo "make demo       install, then compare six methods on the embedded data set (a minute)"
+	@echo "make test       install, then lint, types and all quick tests"
+	@echo "make test-data  fetch the real data sets and run the tests that need them"
+	@echo "make test-flower, test-faults, test-browser, test-gpu, test-slow: the longer suites"
+	@echo "make docs       build the documentation into site/"
+
+# An installed set is remembered by a stamp, so that a second call installs nothing.
+$(VENV)/core.stamp: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/dev.stamp: $(VENV)/core.stamp
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+$(VENV)/flower.stamp: $(VENV)/dev.stamp
+	$(PIP) -e '.[dev,flower]'
+	@touch $@
+
+$(VENV)/docs.stamp: $(VENV)/dev.stamp
+	$(PIP) -e '.[dev,docs]'
+	@touch $@
+
+demo: $(VENV)/core.stamp
+	$(BIN)/fedlalr compare quickstart --seeds 3 --run-dir runs/demo
+
+test: $(VENV)/dev.stamp lint
+	$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=95
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test-data: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -m data
+
+test-flower: $(VENV)/flower.stamp
+	$(BIN)/python -m pytest -m flower
+
+test-faults: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -m faults
+
+test-browser: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -m browser
+
+test-gpu: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -m gpu
+
+test-slow: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -m slow
+
+docs: $(VENV)/docs.stamp
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) site runs .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis

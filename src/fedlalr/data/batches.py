@@ -1,0 +1,72 @@
+"""Which samples a client sees in which local step: a function of (seed, round, client) alone.
+
+A client goes through its samples in shuffled passes, begun anew every round. Each pass is cut into batches; the last one may be
+smaller. A round of K steps takes the first K batches of consecutive passes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedlalr.data.random import BATCHES, bits, key
+
+PADDING = -1
+"""Marks the places of a batch plan that hold no sample."""
+
+
+def batches_per_pass(sizes: Tensor, batch_size: int | None, drop_last: bool = False) -> Tensor:
+    """How many batches one pass over a client's samples has.
+
+    >>> batches_per_pass(torch.tensor([7, 3]), 3), batches_per_pass(torch.tensor([7, 3]), 3, drop_last=True)
+    (tensor([3, 1]), tensor([2, 1]))
+    """
+    if batch_size is None:
+        return torch.ones_like(sizes)
+    return (_used(sizes, batch_size, drop_last) + batch_size - 1) // batch_size
+
+
+def plan(
+    seed: int,
+    round: int,
+    clients: Tensor,
+    sizes: Tensor,
+    steps: Tensor,
+    batch_size: int | None,
+    drop_last: bool = False,
+) -> Tensor:
+    """The positions, within each client's own samples, of every local batch: `[C, K, B]`, padded with `PADDING`.
+
+    `clients`, `sizes` and `steps` are int64 `[C]`: id, number of samples and number of local steps of each. The row of a client
+    does not depend on which other clients are asked for with it.
+    """
+    longest, most = int(sizes.max()), int(steps.max())
+    width = longest if batch_size is None else min(batch_size, longest)
+    per_pass = batches_per_pass(sizes, batch_size, drop_last)
+    step = torch.arange(most, device=sizes.device)
+    which_pass = step // per_pass[:, None]  # [C, K]
+    place = (step % per_pass[:, None])[:, :, None] * (batch_size or 0) + torch.arange(width, device=sizes.device)
+    used = sizes if batch_size is None else _used(sizes, batch_size, drop_last)
+    valid = (place < used[:, None, None]) & (step < steps[:, None])[:, :, None]
+
+    passes = int(which_pass[step < steps[:, None]].max()) + 1 if most else 0
+    order = _shuffles(seed, round, clients, sizes, passes, longest)  # [C, passes, longest]
+    place = which_pass.clamp(max=max(passes - 1, 0))[:, :, None] * longest + place.clamp(max=longest - 1)
+    picked = order.flatten(1).gather(1, place.flatten(1)).view(place.shape)
+    return picked.masked_fill(~valid, PADDING)
+
+
+def _used(sizes: Tensor, batch_size: int, drop_last: bool) -> Tensor:
+    """How many samples of a pass are used: a client with less than a batch keeps its short one in any case."""
+    return torch.where(sizes >= batch_size, sizes - sizes % batch_size, sizes) if drop_last else sizes
+
+
+def _shuffles(seed: int, round: int, clients: Tensor, sizes: Tensor, passes: int, longest: int) -> Tensor:
+    """Independent permutations of `0 … size − 1` for every client and pass, the places beyond a client's size last."""
+    device = sizes.device
+    sample = torch.arange(longest, device=device)
+    ranks = bits(
+        key(seed, BATCHES, round), clients[:, None, None], torch.arange(passes, device=device)[None, :, None], sample
+    )
+    ranks = ranks.masked_fill(sample >= sizes[:, None, None], torch.iinfo(torch.int64).max)
+    return ranks.argsort(dim=-1, stable=True)

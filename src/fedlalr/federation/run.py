@@ -1,0 +1,259 @@
+"""`fl.run`: federated training of a module from start to end."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedlalr.algorithms.slots import Algorithm
+from fedlalr.data.population import Clients, Population, Samples, as_clients
+from fedlalr.data.transforms import Transform
+from fedlalr.federation.evaluation import Evaluation, evaluate
+from fedlalr.federation.metrics import Record
+from fedlalr.federation.observers import Observer, RunInfo
+from fedlalr.federation.sampling import sample
+from fedlalr.federation.server import Outcome, Rules, ServerState, play_round
+from fedlalr.federation.validation import check_cohort, check_options, check_problem
+from fedlalr.training import Epochs, Interval, Training, create_engine
+from fedlalr.training.layout import Layout
+from fedlalr.training.reference import get_buffers, set_buffers
+from fedlalr.training.work import Loss, Probe
+
+State = dict[str, dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gives back."""
+
+    metrics: list[Record]
+    """One record a round."""
+    state: State
+    """The server's slots by name, each a dict from parameter name to tensor."""
+    model: nn.Module
+    """The trained module, a copy of the one passed in."""
+    info: RunInfo
+
+    @property
+    def bytes_up(self) -> int:
+        """Slots sent by the clients over the whole run."""
+        return sum(record.bytes_up for record in self.metrics)
+
+    @property
+    def bytes_down(self) -> int:
+        """Slots sent by the server over the whole run."""
+        return sum(record.bytes_down for record in self.metrics)
+
+
+def run(
+    model: nn.Module,
+    clients: Clients | Sequence[object],
+    algorithm: Algorithm,
+    *,
+    rounds: int = 100,
+    clients_per_round: int | None = None,
+    local: Interval = Epochs(1),  # noqa: B008 - frozen
+    batch_size: int | None = 50,
+    drop_last: bool = False,
+    lr_decay: float = 1.0,
+    lr_decay_every: int = 1,
+    weight_decay: float = 0.0,
+    decoupled_weight_decay: float = 0.0,
+    clip_norm: float | None = None,
+    weighting: Literal["uniform", "samples"] = "uniform",
+    buffers: Literal["average", "recalibrate"] = "average",
+    min_clients: int = 1,
+    observers: Sequence[Observer] = (),
+    test: tuple[Samples, Tensor] | None = None,
+    loss: Loss = nn.functional.cross_entropy,
+    seed: int = 0,
+    engine: str = "auto",
+    device: str | torch.device = "auto",
+    dtype: torch.dtype | None = None,
+    run_dir: str | Path | None = None,
+    resume: bool = False,
+) -> Result:
+    """Train a module over a federation of clients.
+
+    The module passed in is never changed. Only parameters with `requires_grad` are federated. See the documentation for
+    every option; `result.metrics[-1].accuracy` is the usual first thing to look at.
+    """
+    check_options(
+        algorithm=algorithm,
+        local=local,
+        rounds=rounds,
+        batch_size=batch_size,
+        lr_decay=lr_decay,
+        lr_decay_every=lr_decay_every,
+        weight_decay=weight_decay,
+        decoupled_weight_decay=decoupled_weight_decay,
+        clip_norm=clip_norm,
+        weighting=weighting,
+        buffers=buffers,
+        min_clients=min_clients,
+        resume=resume,
+        run_dir=run_dir,
+    )
+    population = as_clients(clients)
+    cohort_size = check_cohort(clients_per_round, len(population), min_clients)
+    where = choose_device(device)
+    private, compute = _private_copy(model, where, dtype)
+    training = Training(
+        model=private,
+        layout=Layout.of(private),
+        clients=population.to(where),
+        algorithm=algorithm,
+        loss=loss,
+        local=local,
+        batch_size=batch_size,
+        drop_last=drop_last,
+        weight_decay=weight_decay,
+        decoupled_weight_decay=decoupled_weight_decay,
+        clip_norm=clip_norm,
+        seed=seed,
+        device=where,
+        compute=compute,
+    )
+    transform = population.transform if isinstance(population, Population) else None
+    test = test if test is not None else getattr(population, "test", None)
+    check_problem(training, test)
+
+    chosen, reason = create_engine(engine, training, cohort_size)
+    state = initial_state(training)
+    info = RunInfo(
+        algorithm=type(algorithm).__name__,
+        engine=chosen.name,
+        reason=reason,
+        device=str(where),
+        rounds=rounds,
+        first_round=state.round + 1,
+        population=len(population),
+        clients_per_round=cohort_size,
+        parameters=training.layout.size,
+    )
+    rules = Rules(weighting=weighting, buffers=buffers, min_clients=min_clients)
+    metrics: list[Record] = []
+    try:
+        for observer in observers:
+            observer.on_start(info)
+        while state.round < rounds:
+            began, t = time.perf_counter(), state.round + 1
+            cohort = with_included(sample(len(population), cohort_size, seed, t), observers, t, len(population))
+            lr = algorithm.lr * lr_decay ** ((t - 1) // lr_decay_every)
+            outcome = play_round(state, cohort, lr, chosen, training, rules, _probe(observers, t))
+            state = outcome.state
+            evaluation = _evaluate(state, training, test, transform)
+            record = _record(outcome, evaluation, lr, len(cohort), training, time.perf_counter() - began)
+            metrics.append(record)
+            for observer in observers:
+                if outcome.traces:
+                    observer.on_traces(t, lr, outcome.traces)
+                observer.on_round(record)
+    finally:
+        chosen.close()
+    result = Result(metrics, named_state(state, training), trained_model(model, state, training), info)
+    for observer in observers:
+        observer.on_end(result)
+    return result
+
+
+def initial_state(training: Training) -> ServerState:
+    """The server before the first round."""
+    parameters = training.layout.flatten(dict(training.model.named_parameters()))
+    return ServerState(round=0, slots=training.algorithm.init(parameters), buffers=get_buffers(training.model))
+
+
+def choose_device(device: str | torch.device) -> torch.device:
+    """`"auto"` is the first CUDA device where there is one, else the CPU."""
+    if device == "auto":
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    chosen = torch.device(device)
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {device!r} was asked for, but this machine has no usable CUDA device; use device='cpu'")
+    return chosen
+
+
+def named_state(state: ServerState, training: Training) -> State:
+    """The server's slots under the names of the module's parameters."""
+    return {
+        slot: {name: view.clone() for name, view in training.layout.views(flat).items()}
+        for slot, flat in state.slots.items()
+    }
+
+
+def trained_model(model: nn.Module, state: ServerState, training: Training) -> nn.Module:
+    """A copy of the caller's module with the server's parameters and buffers, in the caller's training mode."""
+    trained = copy.deepcopy(training.model)
+    training.layout.load(trained, state.slots.x)
+    set_buffers(trained, state.buffers)
+    for mine, theirs in zip(trained.modules(), model.modules(), strict=True):
+        mine.training = theirs.training
+    return trained
+
+
+def with_included(cohort: Tensor, observers: Sequence[Observer], round: int, population: int) -> Tensor:
+    """The sampled cohort with clients that an observer insists on put in place of others; its size stays the same."""
+    wanted = sorted({client for observer in observers for client in observer.include(round)})
+    if not wanted:
+        return cohort
+    if len(wanted) > len(cohort) or wanted[-1] >= population or wanted[0] < 0:
+        raise ValueError(f"clients {wanted} cannot all be put into a cohort of {len(cohort)} of {population} clients")
+    others = [client for client in cohort.tolist() if client not in wanted]
+    return torch.tensor(sorted(wanted + others[: len(cohort) - len(wanted)]))
+
+
+def _private_copy(
+    model: nn.Module, device: torch.device, dtype: torch.dtype | None
+) -> tuple[nn.Module, torch.dtype | None]:
+    """A copy of the module to train in, and the dtype to compute in where it differs from the parameters'."""
+    private = copy.deepcopy(model).to(device)
+    if dtype in (torch.float32, torch.float64):
+        return private.to(dtype), None
+    return private, dtype
+
+
+def _probe(observers: Sequence[Observer], round: int) -> Probe | None:
+    probes = [probe for observer in observers if (probe := observer.probe(round)) is not None]
+    if len(probes) > 1:
+        raise ValueError(f"{len(probes)} observers want to probe round {round}; at most one can")
+    return probes[0] if probes else None
+
+
+def _evaluate(
+    state: ServerState, training: Training, test: tuple[Samples, Tensor] | None, transform: Transform | None
+) -> Evaluation | None:
+    if test is None:
+        return None
+    training.layout.load(training.model, state.slots.x)
+    set_buffers(training.model, state.buffers)
+    return evaluate(training.model, test, training.loss, transform=transform, compute=training.compute)
+
+
+def _record(
+    outcome: Outcome, evaluation: Evaluation | None, lr: float, cohort: int, training: Training, seconds: float
+) -> Record:
+    table, state = training.algorithm.slots, outcome.state
+    vector = training.layout.size * state.slots.x.element_size()
+    buffers = sum(buffer.numel() * buffer.element_size() for buffer in state.buffers.values())
+    return Record(
+        round=state.round,
+        loss=evaluation.loss if evaluation else outcome.train_loss,
+        accuracy=evaluation.accuracy if evaluation else None,
+        train_loss=outcome.train_loss,
+        lr=lr,
+        seconds=seconds,
+        bytes_up=outcome.replied * len(table.up) * vector,
+        bytes_down=cohort * len(table.down) * vector,
+        buffer_bytes_up=outcome.replied * buffers,
+        buffer_bytes_down=cohort * buffers,
+        clients=outcome.accepted,
+        rejected=outcome.rejected,
+        timing=outcome.timing,
+    )

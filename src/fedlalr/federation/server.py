@@ -1,0 +1,163 @@
+"""The round: sample, train, screen, reduce, update."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fedlalr.algorithms.slots import Context, Slots
+from fedlalr.federation.reducing import reduce_buffers, reduce_slots, weights
+from fedlalr.federation.screening import Rejection, screen
+from fedlalr.training.work import Buffers, Engine, Probe, Replies, Trace, Training, Work
+
+
+class RoundFailed(RuntimeError):
+    """Too few usable replies, or an update that is not finite. The server's state is as it was before the round."""
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """Everything that goes from one round to the next. A new value every round; nothing is changed in place."""
+
+    round: int
+    """Rounds done."""
+    slots: Slots
+    buffers: Buffers
+    kept: Mapping[int, Slots] = field(default_factory=dict)
+    """What each client that has kept anything keeps."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How the server treats the cohort's replies."""
+
+    weighting: str = "uniform"
+    buffers: str = "average"
+    min_clients: int = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A round that succeeded."""
+
+    state: ServerState
+    replied: int
+    accepted: int
+    rejected: tuple[Rejection, ...]
+    train_loss: float
+    traces: tuple[Trace, ...]
+    timing: dict[str, float]
+
+
+def play_round(
+    state: ServerState,
+    cohort: Tensor,
+    lr: float,
+    engine: Engine,
+    training: Training,
+    rules: Rules,
+    probe: Probe | None = None,
+) -> Outcome:
+    """One round with the given cohort. The state passed in is never changed; on `RoundFailed` it still stands."""
+    algorithm, clock = training.algorithm, Stopwatch()
+    broadcast = state.slots.only(*algorithm.slots.down)
+    work = Work(
+        round=state.round + 1,
+        lr=lr,
+        clients=cohort,
+        broadcast=broadcast,
+        buffers=state.buffers,
+        kept=_kept(state, cohort, training),
+        cohort=len(cohort),
+        population=len(training.clients),
+        probe=probe,
+    )
+    replies = engine.train(work)
+    clock.lap("train")
+
+    accepted, rejected = screen(replies, broadcast, algorithm.slots)
+    if len(accepted.clients) < rules.min_clients:
+        raise RoundFailed(_too_few(work.round, len(accepted.clients), rules.min_clients, rejected))
+    clock.lap("screen")
+
+    new = _reduce(state, work, accepted, training, rules)
+    if rules.buffers == "recalibrate" and new.buffers:
+        statistics = engine.recalibrate(new.slots.x, new.buffers, accepted.clients, work.round)
+        new = replace(new, buffers=reduce_buffers(statistics, new.buffers, _share(accepted, training, rules)))
+    clock.lap("reduce")
+    return Outcome(
+        state=new,
+        replied=len(replies.clients),
+        accepted=len(accepted.clients),
+        rejected=rejected,
+        train_loss=float(accepted.losses.double().mean()),
+        traces=replies.traces,
+        timing=clock.laps,
+    )
+
+
+def _reduce(state: ServerState, work: Work, accepted: Replies, training: Training, rules: Rules) -> ServerState:
+    """The server's next state from the accepted replies, refused if it is not finite."""
+    algorithm = training.algorithm
+    share = _share(accepted, training, rules)
+    with torch.no_grad():
+        reduced = reduce_slots(accepted.slots, work.broadcast, share, algorithm.slots)
+        context = Context(
+            round=work.round,
+            lr=work.lr,
+            steps=float((accepted.steps.double() * share.double().cpu()).sum()),
+            cohort=len(accepted.clients),
+            population=work.population,
+        )
+        slots = algorithm.update(state.slots, reduced, context)
+        buffers = reduce_buffers(accepted.buffers, state.buffers, share)
+    for name, tensor in slots.items():
+        if not torch.isfinite(tensor).all():
+            raise RoundFailed(
+                f"round {work.round}: the server's {name} would no longer be finite after the update of "
+                f"{type(algorithm).__name__}; lower the learning rates (the state before the round is kept)"
+            )
+    kept = dict(state.kept)
+    for row, client in enumerate(accepted.clients.tolist()):
+        if len(accepted.kept):
+            kept[client] = accepted.kept.map(lambda tensor, row=row: tensor[row].clone())  # type: ignore[misc]
+    return ServerState(round=work.round, slots=slots, buffers=buffers, kept=kept)
+
+
+def _share(accepted: Replies, training: Training, rules: Rules) -> Tensor:
+    return weights(accepted.samples, rules.weighting, training.layout.dtype, training.device)
+
+
+def _kept(state: ServerState, cohort: Tensor, training: Training) -> Slots:
+    """What the cohort's clients keep, stacked; zero for a client that has not kept anything yet."""
+    zero = torch.zeros_like(state.slots.x)
+    names: Sequence[str] = training.algorithm.slots.kept
+    return Slots(
+        **{
+            name: torch.stack([state.kept[c][name] if c in state.kept else zero for c in cohort.tolist()])
+            for name in names
+        }
+    )
+
+
+def _too_few(round: int, accepted: int, wanted: int, rejected: Sequence[Rejection]) -> str:
+    named = "; ".join(f"client {client}: {reason}" for client, reason in rejected[:10])
+    more = f"; and {len(rejected) - 10} more" if len(rejected) > 10 else ""
+    return f"round {round}: {accepted} usable replies, {wanted} wanted (min_clients). Refused: {named}{more}"
+
+
+class Stopwatch:
+    """Seconds spent between laps."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = self.laps.get(name, 0.0) + now - self._last
+        self._last = now

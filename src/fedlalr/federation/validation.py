@@ -1,0 +1,113 @@
+"""Refuses what cannot work before any training starts, with a message that says what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedlalr.algorithms.checks import check_choice, check_not_negative, check_positive
+from fedlalr.algorithms.slots import Algorithm
+from fedlalr.data.population import Population, Samples
+from fedlalr.federation.evaluation import is_class_target
+from fedlalr.training.work import Training
+
+IGNORED_LABEL = -100
+"""The target that torch's cross-entropy passes over."""
+
+
+def check_options(**options: Any) -> None:
+    """Check the arguments of `fl.run` one by one."""
+    algorithm = options["algorithm"]
+    if isinstance(algorithm, type):
+        raise TypeError(f"algorithm is the class {algorithm.__name__}; pass an instance, such as {algorithm.__name__}()")
+    if not isinstance(algorithm, Algorithm):
+        raise TypeError(
+            f"algorithm must be one of fedlalr's, such as fl.FedLALR(), or a class with the same functions "
+            f"(slots, init, start, step, finish, update and lr), not {algorithm!r}"
+        )
+    if not hasattr(options["local"], "steps"):
+        raise TypeError(f"local must be fl.Steps(K), fl.Epochs(E) or fl.LogInterval(start, base), not {options['local']!r}")
+    check_count("rounds", options["rounds"])
+    if options["batch_size"] is not None:
+        check_count("batch_size", options["batch_size"], " (or None for full batches)")
+    check_positive("lr_decay", options["lr_decay"])
+    check_count("lr_decay_every", options["lr_decay_every"])
+    check_not_negative("weight_decay", options["weight_decay"])
+    check_not_negative("decoupled_weight_decay", options["decoupled_weight_decay"])
+    if options["clip_norm"] is not None:
+        check_positive("clip_norm", options["clip_norm"])
+    check_choice("weighting", options["weighting"], ("uniform", "samples"))
+    check_choice("buffers", options["buffers"], ("average", "recalibrate"))
+    check_count("min_clients", options["min_clients"])
+    if options["resume"] and options["run_dir"] is None:
+        raise ValueError("resume=True needs run_dir, the directory of the run to go on with")
+
+
+def check_count(name: str, value: object, also: str = "") -> None:
+    """Refuse anything but a whole number from 1 on."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1{also}, not {value!r}")
+
+
+def check_cohort(clients_per_round: int | None, population: int, min_clients: int) -> int:
+    """The number of clients in a round."""
+    if clients_per_round is None:
+        clients_per_round = population
+    check_count("clients_per_round", clients_per_round, " (or None for all)")
+    if clients_per_round > population:
+        raise ValueError(
+            f"clients_per_round is {clients_per_round} but there are only {population} clients; "
+            f"use at most {population}, or None for all"
+        )
+    if min_clients > clients_per_round:
+        raise ValueError(f"min_clients is {min_clients} but only {clients_per_round} clients take part in a round")
+    return clients_per_round
+
+
+def check_problem(training: Training, test: tuple[Samples, Tensor] | None) -> None:
+    """Try the module on one batch without training, and check the labels against its outputs."""
+    first = torch.arange(min(2, int(training.clients.sizes[0])))
+    inputs, targets = training.clients.batch(0, first)
+    was_training = {module: module.training for module in training.model.modules()}
+    training.model.eval()
+    try:
+        with torch.no_grad(), torch.autocast(training.device.type, training.compute, enabled=training.compute is not None):
+            outputs = training.model(inputs)
+    except Exception as error:
+        raise ValueError(
+            f"the model cannot run on client 0's inputs, {tuple(inputs.shape)} {inputs.dtype}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    finally:
+        for module, flag in was_training.items():
+            module.training = flag
+    if training.loss is not nn.functional.cross_entropy or not is_class_target(outputs, targets):
+        return
+    classes = outputs.shape[1]
+    if isinstance(training.clients, Population):
+        _check_labels(training.clients, classes)
+    if test is not None:
+        wrong = _outside(test[1], classes)
+        if wrong.any():
+            raise ValueError(f"the test set has label {int(test[1][wrong][0])}, but the model has classes 0 to {classes - 1}")
+
+
+def _check_labels(clients: Population, classes: int) -> None:
+    wrong = _outside(clients.targets, classes)
+    if not wrong.any():
+        return
+    for client, rows in enumerate(clients.partition):
+        mine = wrong[torch.as_tensor(rows, device=wrong.device)]
+        if mine.any():
+            label = clients.targets[torch.as_tensor(rows, device=wrong.device)][mine].flatten()[0]
+            raise ValueError(
+                f"client {client} has label {int(label)}, but the model has classes 0 to {classes - 1}; "
+                f"mend the labels or give the model more outputs"
+            )
+
+
+def _outside(targets: Tensor, classes: int) -> Tensor:
+    wrong = ((targets < 0) | (targets >= classes)) & (targets != IGNORED_LABEL)
+    return wrong.flatten(1).any(1) if wrong.dim() > 1 else wrong

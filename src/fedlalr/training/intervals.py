@@ -1,0 +1,79 @@
+"""How long a client trains in a round: the interval between two synchronisations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+
+class Interval(Protocol):
+    """The number of local steps of every client in a round."""
+
+    def steps(self, round: int, batches_per_pass: Tensor) -> Tensor:
+        """K for each client in round t (from 1), given how many batches one pass over its data has (int64 `[C]`)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Steps:
+    """K local steps in every round, whatever a client's size."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        _check_count("Steps", "count", self.count)
+
+    def steps(self, round: int, batches_per_pass: Tensor) -> Tensor:
+        return batches_per_pass.new_full(batches_per_pass.shape, self.count)
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """E passes over the client's own data in every round."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        _check_count("Epochs", "count", self.count)
+
+    def steps(self, round: int, batches_per_pass: Tensor) -> Tensor:
+        return batches_per_pass * self.count
+
+
+@dataclass(frozen=True)
+class LogInterval:
+    """The adaptive interval of Theorem 2: K_t = start + ⌊log_base t⌋, t counted from 1.
+
+    >>> [LogInterval(start=3, base=4.0).length(t) for t in (1, 3, 4, 15, 16, 64)]
+    [3, 3, 4, 4, 5, 6]
+    """
+
+    start: int
+    base: float
+    unit: Literal["steps", "epochs"] = "steps"
+
+    def __post_init__(self) -> None:
+        _check_count("LogInterval", "start", self.start)
+        if isinstance(self.base, bool) or not isinstance(self.base, int | float) or not 1 < self.base < float("inf"):
+            raise ValueError(f"LogInterval's base must be a finite number above 1, not {self.base!r}")
+        if self.unit not in ("steps", "epochs"):
+            raise ValueError(f"LogInterval's unit must be 'steps' or 'epochs', not {self.unit!r}")
+
+    def length(self, round: int) -> int:
+        """K_t, by repeated multiplication: a logarithm in floating point would miss exact powers."""
+        power, exponent = self.base, 0
+        while power <= round:
+            power, exponent = power * self.base, exponent + 1
+        return self.start + exponent
+
+    def steps(self, round: int, batches_per_pass: Tensor) -> Tensor:
+        if self.unit == "epochs":
+            return batches_per_pass * self.length(round)
+        return batches_per_pass.new_full(batches_per_pass.shape, self.length(round))
+
+
+def _check_count(kind: str, name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{kind}'s {name} must be a whole number of at least 1, not {value!r}")

@@ -1,0 +1,64 @@
+"""Between a module's named parameters and the flat vector that algorithms work on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The trainable parameters of a module, in their order, and where each lies in the flat vector.
+
+    >>> layout = Layout.of(nn.Linear(2, 3))
+    >>> layout.names, layout.size
+    (('weight', 'bias'), 9)
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    dtype: torch.dtype
+    """The dtype of the flat vector and of every moment: float32 or float64, never half precision."""
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Layout:
+        """The layout of a module; parameters that do not require a gradient are left out."""
+        trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not trainable:
+            raise ValueError(
+                "the model has no parameter with requires_grad=True, so there is nothing to train; "
+                "unfreeze some of its parameters first"
+            )
+        for name, parameter in trainable.items():
+            if not parameter.is_floating_point():
+                raise TypeError(f"parameter {name!r} is {parameter.dtype}; only real floating-point parameters are trained")
+        dtypes = {p.dtype for p in trainable.values()}
+        dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+        return cls(tuple(trainable), tuple(p.shape for p in trainable.values()), dtype)
+
+    @property
+    def size(self) -> int:
+        """P, the number of trainable parameters."""
+        return sum(prod(shape) for shape in self.shapes)
+
+    def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
+        """The flat vector of named tensors, as a copy."""
+        return torch.cat([tensors[name].detach().reshape(-1).to(self.dtype) for name in self.names])
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """The parts of a flat vector `[…, P]` under their names, in their shapes, without copying."""
+        lead = flat.shape[:-1]
+        parts = flat.split([prod(shape) for shape in self.shapes], dim=-1)
+        return {
+            name: part.view(*lead, *shape) for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
+        }
+
+    def load(self, model: nn.Module, flat: Tensor) -> None:
+        """Write a flat vector into a module's parameters."""
+        parameters = dict(model.named_parameters())
+        with torch.no_grad():
+            for name, value in self.views(flat).items():
+                parameters[name].copy_(value)

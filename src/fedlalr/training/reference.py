@@ -1,0 +1,166 @@
+"""The reference engine: clients one after another, plain autograd. The definition of right.
+
+Every other engine is tested against this one. It runs any module, any loss, any data set, on any device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from fedlalr.algorithms.slots import Slots
+from fedlalr.data.batches import PADDING, plan
+from fedlalr.training.local import local_step
+from fedlalr.training.work import Buffers, Replies, Trace, Training, Work
+
+
+class ReferenceEngine:
+    """Trains the cohort client by client."""
+
+    name = "reference"
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+        self.parameters = [p for p in training.model.parameters() if p.requires_grad]
+
+    def train(self, work: Work) -> Replies:
+        collected = Collector(work, self.training)
+        for row, client in enumerate(work.clients.tolist()):
+            try:
+                collected.add(row, *self.train_client(work, row, client, collected.traces))
+            except Exception as error:  # whatever a client's data or module raises is that client's failure alone
+                collected.fail(client, error)
+        return collected.replies()
+
+    def train_client(
+        self, work: Work, row: int, client: int, traces: list[Trace]
+    ) -> tuple[Slots, Buffers, Slots, Tensor]:
+        """One client's round: its upload, its buffers, what it keeps, its mean training loss."""
+        training, broadcast = self.training, work.broadcast
+        model, algorithm = training.model, training.algorithm
+        set_buffers(model, work.buffers)
+        if not model.training:
+            model.train()
+        batches = self._batches(work, client)
+        state = algorithm.start(broadcast, work.kept.map(lambda tensor: tensor[row]))
+        total = torch.zeros((), device=training.device, dtype=training.layout.dtype)
+        for k, positions in enumerate(batches, start=1):
+            training.layout.load(model, state.x)
+            inputs, targets = training.clients.training_batch(client, positions, training.seed, work.round, k)
+            loss, gradient = self._gradient(inputs, targets)
+            context = work.context(steps=len(batches), step=k)
+            with torch.no_grad():
+                state = local_step(training, state, gradient, broadcast, context)
+                total += loss
+                if work.probe is not None and client in work.probe.clients:
+                    traces.append(Trace(client, k, work.probe.measure(state, context)))
+        with torch.no_grad():
+            upload, kept = algorithm.finish(state, broadcast, work.context(steps=len(batches), step=len(batches)))
+        return upload, get_buffers(model), kept, total / len(batches)
+
+    def _batches(self, work: Work, client: int) -> list[Tensor]:
+        training, ids = self.training, torch.tensor([client])
+        steps = training.steps(work.round, ids)
+        sizes = training.clients.sizes[ids]
+        batches = plan(training.seed, work.round, ids, sizes, steps, training.batch_size, training.drop_last)[0]
+        return [batch[batch != PADDING] for batch in batches]
+
+    def _gradient(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        training = self.training
+        with torch.autocast(training.device.type, training.compute, enabled=training.compute is not None):
+            loss = training.loss(training.model(inputs), targets)
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        return loss.detach(), torch.cat(
+            [
+                (torch.zeros_like(p) if g is None else g).reshape(-1).to(training.layout.dtype)
+                for p, g in zip(self.parameters, gradients, strict=True)
+            ]
+        )
+
+    @torch.no_grad()
+    def recalibrate(self, x: Tensor, buffers: Buffers, clients: Tensor, round: int) -> Buffers:
+        self.training.layout.load(self.training.model, x)
+        each = [self._statistics(buffers, client) for client in clients.tolist()]
+        return {name: torch.stack([one[name] for one in each]) for name in buffers}
+
+    def _statistics(self, buffers: Buffers, client: int) -> Buffers:
+        """The buffers after one pass over a client's data with every normalisation layer averaging over the batches."""
+        training, model = self.training, self.training.model
+        set_buffers(model, buffers)
+        layers = [layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+        momenta = [layer.momentum for layer in layers]
+        was_training = model.training
+        model.train()
+        try:
+            for layer in layers:
+                layer.momentum = None  # a cumulative average instead of an exponential one
+                layer.reset_running_stats()
+            for positions in torch.arange(int(training.clients.sizes[client])).split(training.batch_size or 1000):
+                model(training.clients.batch(client, positions)[0])
+        finally:
+            for layer, momentum in zip(layers, momenta, strict=True):
+                layer.momentum = momentum
+            model.train(was_training)
+        return get_buffers(model)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class Collector:
+    """Stacks the replies of clients that finish one by one, and names the ones that fail."""
+
+    def __init__(self, work: Work, training: Training) -> None:
+        self.work, self.training = work, training
+        self.traces: list[Trace] = []
+        self._rows: list[int] = []
+        self._parts: list[tuple[Slots, Buffers, Slots, Tensor]] = []
+        self._failures: dict[int, str] = {}
+
+    def add(self, row: int, upload: Slots, buffers: Buffers, kept: Slots, loss: Tensor) -> None:
+        self._rows.append(row)
+        self._parts.append((upload, buffers, kept, loss))
+
+    def fail(self, client: int, error: Exception) -> None:
+        self._failures[client] = f"{type(error).__name__}: {error}"
+
+    def replies(self) -> Replies:
+        clients = self.work.clients[torch.tensor(self._rows, dtype=torch.int64)]
+        table = self.training.algorithm.slots
+        size, dtype, device = self.training.layout.size, self.training.layout.dtype, self.training.device
+
+        def stack(pick: Callable[[tuple[Slots, Buffers, Slots, Tensor]], Tensor], *shape: int) -> Tensor:
+            return (
+                torch.stack([pick(part) for part in self._parts])
+                if self._parts
+                else torch.empty(0, *shape, dtype=dtype, device=device)
+            )
+
+        return Replies(
+            clients=clients,
+            samples=self.training.clients.sizes[clients],
+            steps=self.training.steps(self.work.round, clients),
+            losses=stack(lambda part: part[3]),
+            slots=Slots(**{name: stack(lambda part, name=name: part[0][name], size) for name in table.up}),  # type: ignore[misc]
+            buffers={
+                name: stack(lambda part, name=name: part[1][name], *like.shape)  # type: ignore[misc]
+                for name, like in self.work.buffers.items()
+            },
+            kept=Slots(**{name: stack(lambda part, name=name: part[2][name], size) for name in table.kept}),  # type: ignore[misc]
+            failures=self._failures,
+            traces=tuple(self.traces),
+        )
+
+
+def get_buffers(model: nn.Module) -> Buffers:
+    """A copy of a module's buffers by name."""
+    return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+
+
+def set_buffers(model: nn.Module, buffers: Buffers) -> None:
+    """Write buffers into a module."""
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[name])

@@ -1,0 +1,147 @@
+"""What an engine is asked to do and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedlalr.algorithms.slots import Algorithm, Context, Slots
+from fedlalr.data.batches import batches_per_pass
+from fedlalr.data.population import Clients
+from fedlalr.training.intervals import Interval
+from fedlalr.training.layout import Layout
+
+Loss = Callable[[Any, Tensor], Tensor]
+Buffers = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Training:
+    """What stays the same over a run: how every client trains."""
+
+    model: nn.Module
+    """A private copy on the run's device; engines may write into it."""
+    layout: Layout
+    clients: Clients
+    algorithm: Algorithm
+    loss: Loss
+    local: Interval
+    batch_size: int | None = 50
+    drop_last: bool = False
+    weight_decay: float = 0.0
+    decoupled_weight_decay: float = 0.0
+    clip_norm: float | None = None
+    seed: int = 0
+    device: torch.device = torch.device("cpu")
+    compute: torch.dtype | None = None
+    """bfloat16 or float16 to run the model under autocast; parameters and moments keep the layout's dtype."""
+
+    def steps(self, round: int, clients: Tensor) -> Tensor:
+        """K of each client in a round, int64 `[C]`."""
+        sizes = self.clients.sizes[clients]
+        return self.local.steps(round, batches_per_pass(sizes, self.batch_size, self.drop_last))
+
+
+class Probe(Protocol):
+    """Looks at chosen clients after each of their local steps. Must be picklable: it runs where the client trains."""
+
+    clients: frozenset[int]
+
+    def measure(self, state: Slots, context: Context) -> dict[str, float]:
+        """Numbers to record of one client's state `[P]`."""
+        ...
+
+
+class Trace(NamedTuple):
+    """What a probe measured of one client after one local step."""
+
+    client: int
+    step: int
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Work:
+    """One round for one cohort."""
+
+    round: int
+    lr: float
+    clients: Tensor
+    """Ids, int64 `[C]`, ascending, on the CPU."""
+    broadcast: Slots
+    buffers: Buffers
+    kept: Slots
+    """What each client kept, stacked `[C, P]` in the order of `clients`."""
+    cohort: int
+    """Clients of the whole round, of which an engine may be given a part."""
+    population: int
+    probe: Probe | None = None
+
+    def context(self, steps: float | Tensor, step: int | Tensor = 0) -> Context:
+        """The algorithm's view of a local step."""
+        return Context(
+            round=self.round, lr=self.lr, steps=steps, step=step, cohort=self.cohort, population=self.population
+        )
+
+    def part(self, rows: Tensor) -> Work:
+        """The same round for some of its clients."""
+        return replace(self, clients=self.clients[rows], kept=self.kept.map(lambda tensor: tensor[rows]))
+
+
+@dataclass(frozen=True)
+class Replies:
+    """What the cohort sends back, stacked over the clients that got through, in ascending order of their ids."""
+
+    clients: Tensor
+    """Ids, int64 `[R]`, on the CPU."""
+    samples: Tensor
+    """Training samples of each, int64 `[R]`, on the CPU."""
+    steps: Tensor
+    """Local steps of each, int64 `[R]`, on the CPU."""
+    losses: Tensor
+    """Mean training loss over the local steps of each, `[R]`."""
+    slots: Slots
+    """The uploads, `[R, P]`."""
+    buffers: Buffers
+    """The modules' buffers, `[R, …]`."""
+    kept: Slots
+    """What each client will keep if its reply is accepted, `[R, P]`."""
+    failures: Mapping[int, str] = field(default_factory=dict)
+    """Clients that raised, with the error."""
+    traces: tuple[Trace, ...] = ()
+
+    def rows(self, index: Tensor) -> Replies:
+        """The replies at some places of the stack."""
+        return replace(
+            self,
+            clients=self.clients[index],
+            samples=self.samples[index],
+            steps=self.steps[index],
+            losses=self.losses[index.to(self.losses.device)],
+            slots=self.slots.map(lambda tensor: tensor[index.to(tensor.device)]),
+            buffers={name: tensor[index.to(tensor.device)] for name, tensor in self.buffers.items()},
+            kept=self.kept.map(lambda tensor: tensor[index.to(tensor.device)]),
+        )
+
+
+class Engine(Protocol):
+    """Trains a cohort. Every engine gives the reference engine's result."""
+
+    @property
+    def name(self) -> str: ...
+
+    def train(self, work: Work) -> Replies:
+        """One round of local training."""
+        ...
+
+    def recalibrate(self, x: Tensor, buffers: Buffers, clients: Tensor, round: int) -> Buffers:
+        """Normalisation statistics of a model `x` on each client's own data, stacked `[C, …]`."""
+        ...
+
+    def close(self) -> None:
+        """Give back processes and memory."""
+        ...
