@@ -24,12 +24,18 @@ def check_fraction(name: str, value: float) -> None:
         raise ValueError(f"{name} must lie in [0, 1), not {value!r}")
 
 
-def check_betas(betas: Sequence[float]) -> None:
+def check_share(name: str, value: float) -> None:
+    """Refuse anything outside (0, 1]."""
+    if not _is_number(value) or not 0 < value <= 1:
+        raise ValueError(f"{name} must lie in (0, 1], not {value!r}")
+
+
+def check_betas(betas: Sequence[float], name: str = "betas") -> None:
     """Refuse anything but two decay rates in [0, 1)."""
     if isinstance(betas, str) or not isinstance(betas, Sequence) or len(betas) != 2:
-        raise ValueError(f"betas must be a pair (beta1, beta2), not {betas!r}")
-    for name, beta in zip(("beta1", "beta2"), betas, strict=True):
-        check_fraction(name, beta)
+        raise ValueError(f"{name} must be a pair (beta1, beta2), not {betas!r}")
+    for symbol, beta in zip(("beta1", "beta2"), betas, strict=True):
+        check_fraction(symbol if name == "betas" else f"{symbol} of {name}", beta)
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:

@@ -1,0 +1,63 @@
+"""Local AdaAlter: Adagrad whose denominator is frozen between synchronisations.
+
+    server:  A = initial                                                       # init
+    for round t = 1, 2, …:
+        each client i of the cohort S:
+            x_i = x,  A_i = B = A                                              # start
+            for k = 1 … K, with a fresh mini-batch gradient g:                 # step
+                x_i = x_i − η_t g / √(B + k ε²)
+                A_i = A_i + g²
+            send x_i, A_i                                                      # finish
+        x = mean x_i,  A = mean A_i  over S                                    # update
+
+B is the A that was broadcast: it does not change within the round, and k ε² stands in for the squares not yet
+synchronised. The paper writes A² and B² for what A and B are here.
+
+Xie, Koyejo, Gupta, Lin. "Local AdaAlter: Communication-Efficient Stochastic Gradient Descent with Adaptive Learning
+Rates". arXiv 1911.09030.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedlalr.algorithms.checks import check_positive
+from fedlalr.algorithms.slots import Context, Slots, SlotTable
+
+
+@dataclass(frozen=True)
+class LocalAdaAlter:
+    """Local Adagrad steps under a synchronised denominator."""
+
+    lr: float = 0.5
+    eps: float = 1.0
+    initial: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive("lr", self.lr)
+        check_positive("eps", self.eps)
+        check_positive("initial", self.initial)
+
+    @property
+    def slots(self) -> SlotTable:
+        return SlotTable(down=("x", "A"), up={"x": "mean", "A": "mean"}, grows=("A",))
+
+    def init(self, params: Tensor) -> Slots:
+        return Slots(x=params, A=torch.full_like(params, self.initial))
+
+    def start(self, broadcast: Slots, kept: Slots) -> Slots:
+        return Slots(x=broadcast.x, A=broadcast.A)
+
+    def step(self, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:
+        B = broadcast.A
+        x = client.x - context.lr * gradient / (B + context.step * self.eps**2).sqrt()
+        return Slots(x=x, A=client.A + gradient**2)
+
+    def finish(self, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
+        return client, Slots()
+
+    def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
+        return reduced

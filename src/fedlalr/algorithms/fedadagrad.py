@@ -1,0 +1,55 @@
+"""FedAdagrad: local SGD, Adagrad on the server.
+
+    server:  m = 0, v = τ²                                                     # init
+    for round t = 1, 2, …:
+        each client i of the cohort S: K steps of SGD from x, sends Δ_i        # LocalSGD
+        Δ = mean Δ_i  over S                                                   # update
+        m = β1 m + (1 − β1) Δ
+        v = v + Δ²
+        x = x + η m / (√v + τ)
+
+`eps` is τ, `server_lr` is η, `initial_v` the start of v (None: τ²). β1 = 0, the default, makes m = Δ.
+
+Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan. "Adaptive Federated Optimization". ICLR 2021. arXiv
+2003.00295.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedlalr.algorithms.checks import check_fraction, check_not_negative, check_positive
+from fedlalr.algorithms.local_sgd import LocalSGD
+from fedlalr.algorithms.slots import Context, Slots
+
+
+@dataclass(frozen=True)
+class FedAdagrad(LocalSGD):
+    """Local SGD, the mean change fed to Adagrad."""
+
+    lr: float = 0.0316
+    server_lr: float = 0.1
+    beta1: float = 0.0
+    eps: float = 1e-3
+    initial_v: float | None = None
+
+    def __post_init__(self) -> None:
+        check_positive("lr", self.lr)
+        check_positive("server_lr", self.server_lr)
+        check_fraction("beta1", self.beta1)
+        check_positive("eps", self.eps)
+        if self.initial_v is not None:
+            check_not_negative("initial_v", self.initial_v)
+
+    def init(self, params: Tensor) -> Slots:
+        initial_v = self.eps**2 if self.initial_v is None else self.initial_v
+        return Slots(x=params, m=torch.zeros_like(params), v=torch.full_like(params, initial_v))
+
+    def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
+        m = self.beta1 * server.m + (1 - self.beta1) * reduced.delta
+        v = server.v + reduced.delta**2
+        x = server.x + self.server_lr * m / (v.sqrt() + self.eps)
+        return Slots(x=x, m=m, v=v)

@@ -1,0 +1,71 @@
+"""FedAdam: local SGD, Adam on the server.
+
+    server:  m = 0, v = τ²                                                     # init
+    for round t = 1, 2, …:
+        each client i of the cohort S: K steps of SGD from x, sends Δ_i        # LocalSGD
+        Δ = mean Δ_i  over S                                                   # update
+        m = β1 m + (1 − β1) Δ
+        v = β2 v + (1 − β2) Δ²
+        x = x + η m / (√v + τ)
+
+`eps` is τ, `server_lr` is η, `initial_v` the start of v (None: τ²). As in Algorithm 2 of the paper there is no bias
+correction by default.
+    bias_correction=True:      η is multiplied by √(1 − β2^t) / (1 − β1^t)
+    bias_correction="flower":  the same with exponent t + 1
+τ stands beside the uncorrected √v in all three, as in Keras, TensorFlow Federated and Flower.
+
+Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan. "Adaptive Federated Optimization". ICLR 2021. arXiv
+2003.00295.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedlalr.algorithms.checks import check_betas, check_choice, check_not_negative, check_positive
+from fedlalr.algorithms.local_sgd import LocalSGD
+from fedlalr.algorithms.slots import Context, Slots
+
+
+@dataclass(frozen=True)
+class FedAdam(LocalSGD):
+    """Local SGD, the mean change fed to Adam. Defaults are the FedLALR paper's for CIFAR-10."""
+
+    lr: float = 0.1
+    server_lr: float = 1.0
+    betas: tuple[float, float] = (0.9, 0.99)
+    eps: float = 1e-2
+    bias_correction: bool | Literal["flower"] = False
+    initial_v: float | None = None
+
+    def __post_init__(self) -> None:
+        check_positive("lr", self.lr)
+        check_positive("server_lr", self.server_lr)
+        check_betas(self.betas)
+        check_positive("eps", self.eps)
+        check_choice("bias_correction", self.bias_correction, (False, True, "flower"))
+        if self.initial_v is not None:
+            check_not_negative("initial_v", self.initial_v)
+
+    def init(self, params: Tensor) -> Slots:
+        initial_v = self.eps**2 if self.initial_v is None else self.initial_v
+        return Slots(x=params, m=torch.zeros_like(params), v=torch.full_like(params, initial_v))
+
+    def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
+        beta1, beta2 = self.betas
+        m = beta1 * server.m + (1 - beta1) * reduced.delta
+        v = beta2 * server.v + (1 - beta2) * reduced.delta**2
+        x = server.x + self._rate(context.round) * m / (v.sqrt() + self.eps)
+        return Slots(x=x, m=m, v=v)
+
+    def _rate(self, round: int) -> float:
+        if not self.bias_correction:
+            return self.server_lr
+        beta1, beta2 = self.betas
+        exponent = round + 1 if self.bias_correction == "flower" else round
+        correction: float = (1 - beta2**exponent) ** 0.5 / (1 - beta1**exponent)
+        return self.server_lr * correction

@@ -1,0 +1,46 @@
+"""FedAvgM: local SGD, momentum on the server.
+
+    server:  m = 0                                                             # init
+    for round t = 1, 2, …:
+        each client i of the cohort S: K steps of SGD from x, sends Δ_i        # LocalSGD
+        Δ = mean Δ_i  over S                                                   # update
+        m = β m + Δ
+        x = x + η m
+
+`momentum` is β, `server_lr` is η. Δ enters m in full, not as (1 − β) Δ; β = 0 and η = 1 are FedAvg.
+
+Hsu, Qi, Brown. "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification".
+arXiv 1909.06335.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedlalr.algorithms.checks import check_fraction, check_positive
+from fedlalr.algorithms.local_sgd import LocalSGD
+from fedlalr.algorithms.slots import Context, Slots
+
+
+@dataclass(frozen=True)
+class FedAvgM(LocalSGD):
+    """Local SGD, the mean change accumulated in a server momentum."""
+
+    lr: float = 0.1
+    server_lr: float = 1.0
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_positive("lr", self.lr)
+        check_positive("server_lr", self.server_lr)
+        check_fraction("momentum", self.momentum)
+
+    def init(self, params: Tensor) -> Slots:
+        return Slots(x=params, m=torch.zeros_like(params))
+
+    def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
+        m = self.momentum * server.m + reduced.delta
+        return Slots(x=server.x + self.server_lr * m, m=m)

@@ -1,0 +1,57 @@
+"""FedYogi: local SGD, Yogi on the server.
+
+    server:  m = 0, v = τ²                                                     # init
+    for round t = 1, 2, …:
+        each client i of the cohort S: K steps of SGD from x, sends Δ_i        # LocalSGD
+        Δ = mean Δ_i  over S                                                   # update
+        m = β1 m + (1 − β1) Δ
+        v = v − (1 − β2) Δ² sign(v − Δ²)
+        x = x + η m / (√v + τ)
+
+`eps` is τ, `server_lr` is η, `initial_v` the start of v (None: τ²).
+
+Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan. "Adaptive Federated Optimization". ICLR 2021. arXiv
+2003.00295.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedlalr.algorithms.checks import check_betas, check_not_negative, check_positive
+from fedlalr.algorithms.local_sgd import LocalSGD
+from fedlalr.algorithms.slots import Context, Slots
+
+
+@dataclass(frozen=True)
+class FedYogi(LocalSGD):
+    """Local SGD, the mean change fed to Yogi."""
+
+    lr: float = 0.0316
+    server_lr: float = 1e-2
+    betas: tuple[float, float] = (0.9, 0.99)
+    eps: float = 1e-3
+    initial_v: float | None = None
+
+    def __post_init__(self) -> None:
+        check_positive("lr", self.lr)
+        check_positive("server_lr", self.server_lr)
+        check_betas(self.betas)
+        check_positive("eps", self.eps)
+        if self.initial_v is not None:
+            check_not_negative("initial_v", self.initial_v)
+
+    def init(self, params: Tensor) -> Slots:
+        initial_v = self.eps**2 if self.initial_v is None else self.initial_v
+        return Slots(x=params, m=torch.zeros_like(params), v=torch.full_like(params, initial_v))
+
+    def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
+        beta1, beta2 = self.betas
+        square = reduced.delta**2
+        m = beta1 * server.m + (1 - beta1) * reduced.delta
+        v = server.v - (1 - beta2) * square * torch.sign(server.v - square)
+        x = server.x + self.server_lr * m / (v.sqrt() + self.eps)
+        return Slots(x=x, m=m, v=v)

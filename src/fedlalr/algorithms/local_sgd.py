@@ -1,0 +1,34 @@
+"""The client half of every server-optimiser method: SGD, of which the change of the model goes up.
+
+    each client i of the cohort S:
+        x_i = x                                                                # start
+        for k = 1 … K, with a fresh mini-batch gradient g:                     # step
+            x_i = x_i − η_t g
+        send Δ_i = x_i − x                                                     # finish
+
+Δ_i travels instead of x_i because the server optimiser squares it: the difference of two nearly equal models would
+have lost its digits on the way.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedlalr.algorithms.slots import Context, Slots, SlotTable
+
+
+class LocalSGD:
+    """Start, step and finish of a client that runs SGD and sends Δ_i; the server half is the subclass's own."""
+
+    @property
+    def slots(self) -> SlotTable:
+        return SlotTable(down=("x",), up={"delta": "mean"})
+
+    def start(self, broadcast: Slots, kept: Slots) -> Slots:
+        return Slots(x=broadcast.x)
+
+    def step(self, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:
+        return Slots(x=client.x - context.lr * gradient)
+
+    def finish(self, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
+        return Slots(delta=client.x - broadcast.x), Slots()

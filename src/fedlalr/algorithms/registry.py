@@ -1,0 +1,80 @@
+"""The algorithms by the names that configuration files and the command line use."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from fedlalr.algorithms.adaalter import LocalAdaAlter
+from fedlalr.algorithms.fedadagrad import FedAdagrad
+from fedlalr.algorithms.fedadam import FedAdam
+from fedlalr.algorithms.fedams import FedAMS
+from fedlalr.algorithms.fedavg import FedAvg
+from fedlalr.algorithms.fedavgm import FedAvgM
+from fedlalr.algorithms.fedcm import FedCM
+from fedlalr.algorithms.fedlada import FedLADA
+from fedlalr.algorithms.fedlalr import FedLALR
+from fedlalr.algorithms.fednova import FedNova
+from fedlalr.algorithms.fedprox import FedProx
+from fedlalr.algorithms.fedyogi import FedYogi
+from fedlalr.algorithms.lafedopt import LAFedOpt
+from fedlalr.algorithms.localadam import LocalAdam
+from fedlalr.algorithms.scaffold import SCAFFOLD
+from fedlalr.algorithms.sharedamsgrad import SharedAMSGrad
+from fedlalr.algorithms.slots import Algorithm
+from fedlalr.algorithms.slowmo import SlowMo
+
+ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
+    "fedlalr": FedLALR,
+    "fedavg": FedAvg,
+    "fedadam": FedAdam,
+    "fedamsv1": partial(FedAMS, option=1),
+    "fedamsv2": partial(FedAMS, option=2),
+    "lafedopt": LAFedOpt,
+    "adaalter": LocalAdaAlter,
+    "sharedamsgrad": SharedAMSGrad,
+    "fedcm": FedCM,
+    "slowmo": SlowMo,
+    "fedprox": FedProx,
+    "scaffold": SCAFFOLD,
+    "fednova": FedNova,
+    "fedadagrad": FedAdagrad,
+    "fedyogi": FedYogi,
+    "fedavgm": FedAvgM,
+    "fedlada": FedLADA,
+    "localadam": LocalAdam,
+}
+"""Command-line name → what makes the algorithm; `fedamsv1` and `fedamsv2` are one class with its option fixed."""
+
+
+def create(name: str, **hyperparameters: object) -> Algorithm:
+    """The algorithm of that name. Lists, as configuration files give them, become tuples.
+
+    >>> create("fedamsv2", lr=0.5, betas=[0.9, 0.98])
+    FedAMS(lr=0.5, server_lr=0.1, betas=(0.9, 0.98), eps=None, option=2)
+    """
+    allowed = options(name)
+    for option in hyperparameters:
+        if option not in allowed:
+            raise ValueError(_unknown(f"{name} has no option", option, allowed))
+    frozen = {option: tuple(v) if isinstance(v, list) else v for option, v in hyperparameters.items()}
+    return ALGORITHMS[name](**frozen)
+
+
+def options(name: str) -> dict[str, object]:
+    """The options of an algorithm with their defaults, those that its name already fixes left out."""
+    if name not in ALGORITHMS:
+        raise ValueError(_unknown("there is no algorithm", name, ALGORITHMS))
+    factory = ALGORITHMS[name]
+    fixed = factory.keywords if isinstance(factory, partial) else {}
+    parameters = inspect.signature(factory).parameters
+    return {option: parameter.default for option, parameter in parameters.items() if option not in fixed}
+
+
+def _unknown(what: str, given: str, choices: Iterable[str]) -> str:
+    choices = list(choices)
+    nearest = difflib.get_close_matches(given.lower(), choices, n=1)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    return f"{what} {given!r}; choose one of {', '.join(choices)}.{hint}"

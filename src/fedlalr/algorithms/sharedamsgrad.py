@@ -1,0 +1,68 @@
+"""Local AMSGrad with a shared v̂: every client divides by the same second moment, frozen for the round.
+
+    server:  m = 0, v = 0, v̂ = ε²                                              # init
+    for round t = 1, 2, …:
+        each client i of the cohort S:
+            x_i = x,  m_i = m,  v_i = v                                        # start
+            for k = 1 … K, with a fresh mini-batch gradient g:                 # step
+                m_i = β1 m_i + (1 − β1) g
+                v_i = β2 v_i + (1 − β2) g²
+                x_i = x_i − α_t m_i / √v̂
+            send x_i, m_i, v_i                                                 # finish
+        x = mean x_i,  m = mean m_i,  v = mean v_i  over S                     # update
+        v̂ = max(v̂, v)
+
+v̂ is the server's and goes down with the rest; v_i runs on from the averaged v, never from v̂. In the first round the
+denominator is ε everywhere, so ε is a step size there and not a guard against zero: keep it large (1e-2), unlike
+FedLALR's.
+
+Chen, Li, Li. "Toward Communication Efficient Adaptive Gradient Method". FODS 2020. arXiv 2109.05109.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedlalr.algorithms.checks import check_betas, check_positive
+from fedlalr.algorithms.slots import Context, Slots, SlotTable
+
+
+@dataclass(frozen=True)
+class SharedAMSGrad:
+    """Local AMSGrad whose v̂ is shared by all clients and changes only at synchronisation."""
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.99)
+    eps: float = 1e-2
+
+    def __post_init__(self) -> None:
+        check_positive("lr", self.lr)
+        check_betas(self.betas)
+        check_positive("eps", self.eps)
+
+    @property
+    def slots(self) -> SlotTable:
+        return SlotTable(down=("x", "m", "v", "v_hat"), up={"x": "mean", "m": "mean", "v": "mean"})
+
+    def init(self, params: Tensor) -> Slots:
+        zero = torch.zeros_like(params)
+        return Slots(x=params, m=zero, v=zero.clone(), v_hat=torch.full_like(params, self.eps**2))
+
+    def start(self, broadcast: Slots, kept: Slots) -> Slots:
+        return broadcast.only("x", "m", "v")
+
+    def step(self, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:
+        beta1, beta2 = self.betas
+        m = beta1 * client.m + (1 - beta1) * gradient
+        v = beta2 * client.v + (1 - beta2) * gradient**2
+        x = client.x - context.lr * m / broadcast.v_hat.sqrt()
+        return Slots(x=x, m=m, v=v)
+
+    def finish(self, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
+        return client, Slots()
+
+    def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
+        return reduced.replace(v_hat=torch.maximum(server.v_hat, reduced.v))
