@@ -14,7 +14,7 @@
 
 The baseline of one optimiser per client that lives as long as the run: with one client it is `torch.optim.Adam`. n_i
 counts the client's steps over all its rounds; what a client keeps is model-shaped, so it is stored once per
-coordinate.
+coordinate, in the slot `n`.
 
 Kingma, Ba. "Adam: A Method for Stochastic Optimization". ICLR 2015. arXiv 1412.6980.
 """
