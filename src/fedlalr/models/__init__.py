@@ -1,1 +1,8 @@
+"""The paper's networks, and small ones for laptops."""
 
+from fedlalr.models.cnn import CNN, DenseCNN
+from fedlalr.models.convmixer import ConvMixer
+from fedlalr.models.linear import MLP, Logistic
+from fedlalr.models.lstm import CharLSTM
+
+__all__ = ["CNN", "MLP", "CharLSTM", "ConvMixer", "DenseCNN", "Logistic"]

@@ -1,0 +1,147 @@
+"""How different the clients of a partition are: counts, a summary and a picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedlalr.data.partition import Partition
+
+Counts = NDArray[np.int64]
+
+_MOST_BARS = 200
+_MOST_COLOURS = 20
+
+
+@dataclass(frozen=True)
+class Heterogeneity:
+    """What a partition looks like, averaged over the clients that have samples."""
+
+    clients: int
+    classes: int
+    """Classes that occur at all."""
+    samples: int
+    smallest: int
+    """Samples of the smallest client."""
+    median: float
+    largest: int
+    classes_per_client: float
+    """Mean number of classes a client has samples of."""
+    fewest_classes: int
+    most_classes: int
+    entropy: float
+    """Mean entropy of a client's label distribution, in bits."""
+    global_entropy: float
+    """The same of all samples together: what an even spread would reach."""
+    total_variation: float
+    """Mean total-variation distance of a client's label distribution from the global one: 0 is even, 1 is disjoint."""
+
+    def lines(self) -> list[str]:
+        """The summary in words, one fact a line."""
+        return [
+            f"{self.samples:,} samples, {self.classes} classes, {self.clients:,} clients",
+            f"samples per client: {self.smallest} to {self.largest}, median {self.median:g}",
+            f"classes per client: {self.fewest_classes} to {self.most_classes}, mean {self.classes_per_client:.2f}",
+            f"label entropy of a client: mean {self.entropy:.2f} bits; of all samples {self.global_entropy:.2f}",
+            f"distance from the global mix: mean {self.total_variation:.3f} (total variation; 0 even, 1 disjoint)",
+        ]
+
+
+def count_labels(labels: ArrayLike, partition: Partition, classes: int | None = None) -> Counts:
+    """How many samples of each class every client has, `[N, K]`; K is the largest label + 1 unless given.
+
+    >>> count_labels([0, 0, 1], Partition.from_lists([[0, 1], [2]])).tolist()
+    [[2, 0], [0, 1]]
+    """
+    array = np.asarray(labels)
+    if array.ndim != 1 or array.dtype.kind not in "iub":
+        raise TypeError(f"labels must be whole numbers in one dimension, not shape {array.shape}, type {array.dtype}")
+    if len(partition.indices) and not 0 <= partition.indices.min() <= partition.indices.max() < len(array):
+        raise ValueError(f"the partition names samples outside the {len(array)} labels; it belongs to other data")
+    columns = classes if classes is not None else int(array.max(initial=-1)) + 1
+    mine = array[partition.indices].astype(np.int64)
+    if mine.size and not 0 <= mine.min() <= mine.max() < columns:
+        raise ValueError(f"labels must lie in 0 to {columns - 1}, not {mine.min()} to {mine.max()}")
+    owner = np.repeat(np.arange(len(partition)), partition.sizes)
+    return np.bincount(owner * columns + mine, minlength=len(partition) * columns).reshape(len(partition), columns)
+
+
+def summarise(counts: Counts) -> Heterogeneity:
+    """The summary of a table of counts `[N, K]`."""
+    counts = _checked(counts)
+    sizes = counts.sum(axis=1)
+    if not sizes.any():
+        raise ValueError("the counts are all zero: no client has a sample")
+    busy = counts[sizes > 0]
+    mix = busy / busy.sum(axis=1, keepdims=True)
+    overall = counts.sum(axis=0) / counts.sum()
+    present = (busy > 0).sum(axis=1)
+    return Heterogeneity(
+        clients=len(counts),
+        classes=int((overall > 0).sum()),
+        samples=int(sizes.sum()),
+        smallest=int(sizes.min()),
+        median=float(np.median(sizes)),
+        largest=int(sizes.max()),
+        classes_per_client=float(present.mean()),
+        fewest_classes=int(present.min()),
+        most_classes=int(present.max()),
+        entropy=float(_entropy(mix).mean()),
+        global_entropy=float(_entropy(overall[None])[0]),
+        total_variation=float(np.abs(mix - overall).sum(axis=1).mean() / 2),
+    )
+
+
+def draw(counts: Counts, path: str | Path, title: str | None = None) -> Path:
+    """Draw the label distribution of the clients into a file (png, svg or pdf, by its ending) and return its path.
+
+    Up to 20 classes are stacked bars, one colour a class; more are a map of clients by classes.
+    Of more than 200 clients the first 200 are shown, and the axis says so.
+    """
+    from matplotlib.figure import Figure  # a slow import that only this function needs
+
+    counts = _checked(counts)
+    shown = counts[:_MOST_BARS]
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.subplots()
+    if shown.shape[1] <= _MOST_COLOURS:
+        _bars(figure, axes, shown)
+    else:
+        image = axes.imshow(shown.T, aspect="auto", origin="lower", interpolation="nearest", cmap="magma_r")
+        figure.colorbar(image, ax=axes, label="samples")
+        axes.set_ylabel("class")
+    axes.set_xlabel("client" if len(shown) == len(counts) else f"client (the first {len(shown)} of {len(counts):,})")
+    if title:
+        axes.set_title(title)
+    target = Path(path)
+    figure.savefig(target, dpi=150)
+    return target
+
+
+def _bars(figure: object, axes: object, shown: Counts) -> None:
+    from matplotlib import colormaps
+
+    colours = colormaps["tab10" if shown.shape[1] <= 10 else "tab20"]
+    base = np.zeros(len(shown))
+    for label, height in enumerate(shown.T):
+        axes.bar(np.arange(len(shown)), height, bottom=base, width=1.0, color=colours(label), label=str(label))  # type: ignore[attr-defined]
+        base += height
+    axes.margins(x=0)  # type: ignore[attr-defined]
+    axes.set_ylabel("samples")  # type: ignore[attr-defined]
+    figure.legend(loc="outside right upper", title="class", fontsize="small", frameon=False)  # type: ignore[attr-defined]
+
+
+def _entropy(mix: NDArray[np.float64]) -> NDArray[np.float64]:
+    logs = np.log2(mix, where=mix > 0, out=np.zeros_like(mix))
+    entropy: NDArray[np.float64] = -(mix * logs).sum(axis=1)
+    return np.abs(entropy)  # no minus zero
+
+
+def _checked(counts: Counts) -> Counts:
+    array = np.asarray(counts)
+    if array.ndim != 2 or not array.size or array.dtype.kind not in "iu" or array.min() < 0:
+        raise ValueError(f"counts must be a clients × classes table of whole numbers from 0, not shape {array.shape}")
+    return array

@@ -1,0 +1,238 @@
+"""Which samples belong to which client.
+
+`partition(labels, clients, scheme, ...)` deals the samples of a data set to clients and returns a `Partition`: two
+index arrays, whatever the number of clients. The rules themselves are in `schemes.py`; here the arguments are checked.
+
+>>> parts = partition([0, 0, 1, 1, 2, 2], clients=3, scheme="iid", seed=1)
+>>> len(parts), parts.sizes.tolist(), sorted(parts.indices.tolist())
+(3, [2, 2, 2], [0, 1, 2, 3, 4, 5])
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedlalr.data import schemes
+
+Indices = NDArray[np.int64]
+
+SCHEMES = ("dirichlet", "dirichlet-classes", "iid", "shards", "lognormal", "natural")
+
+_READ_BY = {
+    "min_size": ("dirichlet-classes", "lognormal"),
+    "classes_per_client": ("shards",),
+    "sigma": ("lognormal",),
+    "ids": ("natural",),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Partition(Sequence[Indices]):
+    """The samples of every client, as one index array and the places where each client begins.
+
+    `partition[i]` is client i's samples: a view, not a copy. A million clients take two arrays and no list.
+    """
+
+    indices: Indices
+    """The samples of client 0, then those of client 1, and so on, `[n]`."""
+    offsets: Indices
+    """Client i holds `indices[offsets[i] : offsets[i + 1]]`, `[N + 1]`."""
+
+    def __post_init__(self) -> None:
+        for name in ("indices", "offsets"):
+            array = np.asarray(getattr(self, name))
+            if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+                raise TypeError(f"{name} of a partition must be integers in one dimension, not {_describe(array)}")
+            object.__setattr__(self, name, array.astype(np.int64, copy=False))
+        starts, n = self.offsets, len(self.indices)
+        if not len(starts) or starts[0] != 0 or starts[-1] != n or (np.diff(starts) < 0).any():
+            raise ValueError(f"the offsets of a partition must rise from 0 to the number of indices, {n}")
+
+    @classmethod
+    def from_owners(cls, owners: ArrayLike, clients: int) -> Partition:
+        """From the client of every sample; a client's samples keep their order.
+
+        >>> [part.tolist() for part in Partition.from_owners([1, 0, 1], clients=2)]
+        [[1], [0, 2]]
+        """
+        owner = np.asarray(owners, dtype=np.int64)
+        if owner.size and not 0 <= owner.min() <= owner.max() < clients:
+            raise ValueError(f"the owners of samples must be clients 0 to {clients - 1}")
+        sizes = np.bincount(owner, minlength=clients)
+        return cls(np.argsort(owner, kind="stable"), np.concatenate([[0], np.cumsum(sizes)]))
+
+    @classmethod
+    def from_lists(cls, lists: Iterable[ArrayLike]) -> Partition:
+        """From one list of sample indices per client, for a partition made elsewhere."""
+        parts = [np.asarray(part, dtype=np.int64) for part in lists]
+        sizes = [len(part) for part in parts]
+        return cls(
+            np.concatenate([np.empty(0, np.int64), *parts]), np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        )
+
+    @property
+    def sizes(self) -> Indices:
+        """The number of samples of every client, `[N]`."""
+        return np.diff(self.offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @overload
+    def __getitem__(self, client: int) -> Indices: ...
+    @overload
+    def __getitem__(self, client: slice) -> Partition: ...
+    def __getitem__(self, client: int | slice) -> Indices | Partition:
+        if isinstance(client, slice):
+            return Partition.from_lists(self[i] for i in range(*client.indices(len(self))))
+        i = operator.index(client)
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"there is no client {i}: the partition has {len(self)}, numbered from 0")
+        i %= len(self)
+        return self.indices[self.offsets[i] : self.offsets[i + 1]]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Partition):
+            return NotImplemented
+        return np.array_equal(self.indices, other.indices) and np.array_equal(self.offsets, other.offsets)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        sizes = self.sizes
+        spread = f" of {sizes.min()} to {sizes.max()}" if len(sizes) else ""
+        return f"Partition({len(self.indices)} samples, {len(self)} clients{spread})"
+
+
+def partition(
+    labels: ArrayLike,
+    clients: int | None = None,
+    scheme: str = "dirichlet",
+    alpha: float = 0.3,
+    seed: int = 0,
+    *,
+    min_size: int | None = None,
+    classes_per_client: int | None = None,
+    sigma: float | None = None,
+    ids: ArrayLike | None = None,
+) -> Partition:
+    """Deal every sample to exactly one client; the same arguments give the same partition.
+
+    labels: the class of every sample, integers `[n]` (an array, a CPU tensor or a list).
+    clients: how many, 100 unless given; with `natural` the number of distinct ids.
+    scheme: `dirichlet`: equal sizes, every client with its own class prior from Dir(alpha), as in FedDyn and the paper.
+        `dirichlet-classes`: every class divided over the clients by a draw from Dir(alpha), sizes unequal.
+        `iid`: equal sizes, no skew. `shards`: every client gets `classes_per_client` classes (2 unless given).
+        `lognormal`: no label skew, sizes in the proportions of a log-normal with `sigma` (1.0 unless given).
+        `natural`: one client for each distinct value of `ids`, in sorted order.
+    alpha: the concentration, for the two Dirichlet schemes; smaller is more skewed.
+    min_size: samples every client has at least (1 unless given), for `dirichlet-classes` and `lognormal`.
+    """
+    _check_scheme(scheme)
+    _check_unread(scheme, min_size=min_size, classes_per_client=classes_per_client, sigma=sigma, ids=ids)
+    classes = _classes(labels)
+    if scheme == "natural":
+        return _natural(len(classes), clients, ids)
+    clients = 100 if clients is None else _whole("clients", clients, least=1)
+    if clients > len(classes):
+        raise ValueError(
+            f"{clients} clients cannot share {len(classes)} samples: every client needs at least one; use fewer clients"
+        )
+    rng = np.random.default_rng(_whole("seed", seed, least=0))
+    if scheme == "dirichlet":
+        owner = schemes.dirichlet(classes, clients, _positive("alpha", alpha), rng)
+    elif scheme == "dirichlet-classes":
+        least = _min_size(min_size, clients, len(classes))
+        owner = schemes.dirichlet_classes(classes, clients, _positive("alpha", alpha), least, rng)
+    elif scheme == "iid":
+        owner = schemes.iid(classes, clients, rng)
+    elif scheme == "shards":
+        k = 2 if classes_per_client is None else _whole("classes_per_client", classes_per_client, least=1)
+        owner = schemes.shards(classes, clients, k, rng)
+    else:
+        least = _min_size(min_size, clients, len(classes))
+        spread = 1.0 if sigma is None else _positive("sigma", sigma, zero=True)
+        owner = schemes.lognormal(classes, clients, spread, least, rng)
+    return Partition.from_owners(owner, clients)
+
+
+def _natural(n: int, clients: int | None, ids: ArrayLike | None) -> Partition:
+    if ids is None:
+        raise ValueError("the scheme 'natural' needs ids: who each sample belongs to, one value per sample")
+    values = np.asarray(ids)
+    if values.shape != (n,):
+        raise ValueError(f"ids must hold one value for each of the {n} samples, not {_describe(values)}")
+    names, owner = np.unique(values, return_inverse=True)
+    if clients is not None and clients != len(names):
+        raise ValueError(
+            f"the scheme 'natural' makes one client per id and there are {len(names)} ids, not {clients!r}; "
+            f"leave clients out"
+        )
+    return Partition.from_owners(owner, len(names))
+
+
+def _check_scheme(scheme: object) -> None:
+    if scheme in SCHEMES:
+        return
+    near = difflib.get_close_matches(str(scheme).lower().replace("_", "-"), SCHEMES, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    raise ValueError(f"there is no partition scheme {scheme!r}{hint} The schemes are {', '.join(map(repr, SCHEMES))}.")
+
+
+def _check_unread(scheme: str, **options: object) -> None:
+    """Refuse an option that the scheme would ignore."""
+    for name, value in options.items():
+        if value is not None and scheme not in _READ_BY[name]:
+            readers = " and ".join(map(repr, _READ_BY[name]))
+            raise ValueError(f"{name} means nothing to the scheme {scheme!r}, only to {readers}; leave it out")
+
+
+def _classes(labels: ArrayLike) -> Indices:
+    """Labels as 0 … K−1, every one of which occurs."""
+    array = np.asarray(labels)
+    if array.ndim != 1 or array.dtype.kind not in "iub":
+        raise TypeError(f"labels must be whole numbers in one dimension, one per sample, not {_describe(array)}")
+    if not len(array):
+        raise ValueError("labels is empty: there is nothing to deal to clients")
+    classes: Indices = np.unique(array, return_inverse=True)[1].astype(np.int64)
+    return classes
+
+
+def _min_size(min_size: int | None, clients: int, n: int) -> int:
+    least = 1 if min_size is None else _whole("min_size", min_size, least=0)
+    if least * clients > n:
+        raise ValueError(
+            f"{n} samples cannot give {clients} clients min_size={least} each; use at most min_size={n // clients}"
+        )
+    return least
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be a whole number, not {value!r}")
+    number = operator.index(value)
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, not {number}")
+    return number
+
+
+def _positive(name: str, value: Any, zero: bool = False) -> float:
+    allowed = "a finite number of at least 0" if zero else "a finite number above 0"
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise TypeError(f"{name} must be {allowed}, not {value!r}")
+    number = float(value)
+    if not math.isfinite(number) or number < 0 or (number == 0 and not zero):
+        raise ValueError(f"{name} must be {allowed}, not {value!r}")
+    return number
+
+
+def _describe(array: NDArray[Any]) -> str:
+    return f"an array of shape {array.shape} and type {array.dtype}"

@@ -1,0 +1,227 @@
+"""How samples are dealt to clients: one function per scheme, each giving the client of every sample.
+
+All take the classes of the samples as 0 … K−1, the number of clients N and a generator; arguments are checked by
+`partition.partition`. None of them can loop for ever.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Indices = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_BLOCK = 4096
+_LARGEST_TABLE = 200_000_000
+_TRIES = 10
+
+
+def iid(classes: Indices, clients: int, rng: np.random.Generator) -> Indices:
+    """Shuffle and deal evenly."""
+    return _deal(equal_sizes(len(classes), clients), rng)
+
+
+def lognormal(classes: Indices, clients: int, sigma: float, min_size: int, rng: np.random.Generator) -> Indices:
+    """No label skew; beyond `min_size` each, sizes are in the proportions exp(sigma · z), z normal."""
+    log_weight = sigma * rng.standard_normal(clients)
+    weight = np.exp(log_weight - log_weight.max())
+    share = weight / weight.sum() * (len(classes) - min_size * clients)
+    extra = np.floor(share).astype(np.int64)
+    missing = len(classes) - min_size * clients - int(extra.sum())
+    extra[np.argsort(extra - share, kind="stable")[:missing]] += 1
+    return _deal(min_size + extra, rng)
+
+
+def dirichlet(classes: Indices, clients: int, alpha: float, rng: np.random.Generator) -> Indices:
+    """Equal sizes, one class prior per client: FedDyn's partition.
+
+    The rule: until all is dealt, take a random client that is not full, a class from its prior renormalised over the
+    classes of which any sample is left, and a random unused sample of that class.
+
+    Dealt in the same distribution without a loop over samples. Clients arrive as Poisson processes that stop when full,
+    so the next one is always uniform among those that are not. Every arrival draws a wish from its client's prior;
+    a wish for a class that has run out by then is drawn again from the rest, which is what renormalising means.
+    """
+    left = np.bincount(classes)
+    if clients * len(left) > _LARGEST_TABLE:
+        raise ValueError(
+            f"the scheme 'dirichlet' keeps a prior over {len(left)} classes for each of {clients} clients, "
+            f"more than {_LARGEST_TABLE} numbers; use fewer clients or coarser labels"
+        )
+    arrivals = _arrivals(equal_sizes(len(classes), clients), rng)
+    log_prior = _log_dirichlet(alpha, (clients, len(left)), rng)
+    wishes = _wishes(arrivals, log_prior, rng)
+    dealt = _settle(wishes, arrivals, log_prior, left, rng)
+    owner = np.empty(len(classes), np.int64)
+    # The i-th arrival that is dealt class c takes the i-th sample of a shuffled class c.
+    owner[_shuffled_by_class(classes, rng)] = arrivals[np.argsort(dealt, kind="stable")]
+    return owner
+
+
+def dirichlet_classes(classes: Indices, clients: int, alpha: float, min_size: int, rng: np.random.Generator) -> Indices:
+    """Every class is divided over the clients in proportions drawn from Dir(alpha · 1); sizes are unequal.
+
+    Drawn anew, up to ten times, while a client has less than `min_size`; after the last, random samples of clients
+    that have more than that move to those that have less.
+    """
+    by_class = _shuffled_by_class(classes, rng)
+    counts = np.bincount(classes)
+    owner = np.empty(len(classes), np.int64)
+    for _ in range(_TRIES):
+        for samples in np.split(by_class, np.cumsum(counts)[:-1]):
+            proportions = np.exp(_log_dirichlet(alpha, (1, clients), rng)[0])
+            cuts = np.rint(np.cumsum(proportions) * len(samples)).astype(np.int64)
+            cuts[-1] = len(samples)
+            owner[samples] = np.repeat(np.arange(clients), np.diff(cuts, prepend=0))
+        if np.bincount(owner, minlength=clients).min() >= min_size:
+            return owner
+    return _fill_up(owner, clients, min_size, rng)
+
+
+def shards(classes: Indices, clients: int, k: int, rng: np.random.Generator) -> Indices:
+    """Every client holds exactly k classes; every class is divided evenly over the clients that hold it.
+
+    A class is held by clients in proportion to its size, as far as it has samples for them, so that classes of one size
+    give clients of one size.
+    """
+    counts = np.bincount(classes)
+    holders = _holders(counts, clients, k)
+    held = _choose_classes(holders, clients, k, rng)
+    # The clients of class 0, then those of class 1, and so on.
+    by_class = rng.permutation(clients)[np.argsort(held.ravel(), kind="stable") // k]
+    sizes = [equal_sizes(count, parts) for count, parts in zip(counts, holders, strict=True)]
+    owner = np.empty(len(classes), np.int64)
+    owner[_shuffled_by_class(classes, rng)] = np.repeat(by_class, np.concatenate(sizes))
+    return owner
+
+
+def equal_sizes(n: int, parts: int) -> Indices:
+    """n in equal parts, or one apart."""
+    return np.full(parts, n // parts, np.int64) + (np.arange(parts) < n % parts)
+
+
+def _deal(sizes: Indices, rng: np.random.Generator) -> Indices:
+    return rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
+
+
+def _shuffled_by_class(classes: Indices, rng: np.random.Generator) -> Indices:
+    """The samples of class 0 in random order, then those of class 1, and so on."""
+    shuffled = rng.permutation(len(classes))
+    return shuffled[np.argsort(classes[shuffled], kind="stable")]
+
+
+def _log_dirichlet(alpha: float, shape: tuple[int, int], rng: np.random.Generator) -> Floats:
+    """Rows of logarithms of Dir(alpha · 1): for a small alpha most entries themselves are below any float."""
+    # If g ~ Gamma(alpha + 1) and u is uniform, g · u^(1/alpha) ~ Gamma(alpha).
+    log_gamma = np.log(rng.standard_gamma(alpha + 1.0, shape)) - rng.standard_exponential(shape) / alpha
+    log_gamma -= log_gamma.max(axis=1, keepdims=True)
+    log_gamma -= np.log(np.exp(log_gamma).sum(axis=1, keepdims=True))
+    return log_gamma
+
+
+def _arrivals(sizes: Indices, rng: np.random.Generator) -> Indices:
+    """Clients in the order in which they are drawn, each uniformly among those that are not full."""
+    times = np.cumsum(rng.standard_exponential((len(sizes), int(sizes.max()))), axis=1)
+    client, place = np.nonzero(np.arange(times.shape[1]) < sizes[:, None])
+    return client[np.argsort(times[client, place])]
+
+
+def _wishes(arrivals: Indices, log_prior: Floats, rng: np.random.Generator) -> Indices:
+    """A class from the prior of every arriving client."""
+    clients, k = log_prior.shape
+    cumulative = np.cumsum(np.exp(log_prior), axis=1)
+    cumulative /= cumulative[:, -1:]
+    # One sorted table for all clients: client i's distribution function lies in [i, i + 1].
+    cumulative += np.arange(clients)[:, None]
+    found = np.searchsorted(cumulative.ravel(), rng.random(len(arrivals)) + arrivals, side="right")
+    wishes: Indices = np.clip(found - arrivals * k, 0, k - 1)
+    return wishes
+
+
+def _settle(wishes: Indices, arrivals: Indices, log_prior: Floats, left: Indices, rng: np.random.Generator) -> Indices:
+    """The class that every arrival is dealt, when `left[c]` samples of class c are there at first.
+
+    Goes in blocks; a block ends early where a class runs out, so there are at most n / block + K of them.
+    """
+    left = left.copy()
+    dealt = np.empty_like(wishes)
+    start = 0
+    while start < len(wishes):
+        block = wishes[start : start + _BLOCK].copy()
+        gone = np.flatnonzero(left[block] == 0)
+        if len(gone):
+            open_classes = np.flatnonzero(left)
+            weights = log_prior[np.ix_(arrivals[start + gone], open_classes)]
+            block[gone] = open_classes[np.argmax(weights + rng.gumbel(size=weights.shape), axis=1)]
+        block = block[: _first_excess(block, left)]
+        dealt[start : start + len(block)] = block
+        left -= np.bincount(block, minlength=len(left))
+        start += len(block)
+    return dealt
+
+
+def _first_excess(block: Indices, left: Indices) -> int:
+    """Where in the block a class is drawn for the first time with nothing left of it; the block's length if nowhere."""
+    if (np.bincount(block, minlength=len(left)) <= left).all():
+        return len(block)
+    by_class = np.argsort(block, kind="stable")
+    grouped = block[by_class]
+    rank = np.arange(len(block)) - np.searchsorted(grouped, grouped)
+    return int(by_class[rank >= left[grouped]].min())
+
+
+def _fill_up(owner: Indices, clients: int, min_size: int, rng: np.random.Generator) -> Indices:
+    """Move random samples that their clients can spare to the clients that lack some."""
+    sizes = np.bincount(owner, minlength=clients)
+    shuffled = rng.permutation(len(owner))
+    grouped = shuffled[np.argsort(owner[shuffled], kind="stable")]
+    rank = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    spare = grouped[rank >= min_size]
+    lacking = np.repeat(np.arange(clients), np.maximum(min_size - sizes, 0))
+    filled = owner.copy()
+    filled[rng.permutation(spare)[: len(lacking)]] = lacking
+    return filled
+
+
+def _holders(counts: Indices, clients: int, k: int) -> Indices:
+    """How many clients hold each class: N·k in all, by its size, at least one, at most one per sample."""
+    most = np.minimum(counts, clients)
+    if k > len(counts):
+        raise ValueError(f"classes_per_client={k} is more than the {len(counts)} classes there are")
+    if clients * k < len(counts):
+        raise ValueError(
+            f"{clients} clients with classes_per_client={k} leave some of the {len(counts)} classes to nobody; "
+            f"use at least classes_per_client={-(-len(counts) // clients)}"
+        )
+    if clients * k > most.sum():
+        raise ValueError(
+            f"{clients} clients cannot hold classes_per_client={k} each: some classes have too few samples; "
+            f"use at most classes_per_client={most.sum() // clients}"
+        )
+    low, high = 0.0, float(clients * k)
+    for _ in range(100):
+        middle = (low + high) / 2
+        fits = np.clip(np.floor(middle * counts), 1, most).sum() <= clients * k
+        low, high = (middle, high) if fits else (low, middle)
+    holders: Indices = np.clip(np.floor(low * counts), 1, most).astype(np.int64)
+    more = np.flatnonzero(np.clip(np.floor(high * counts), 1, most) > holders)
+    holders[more[: clients * k - int(holders.sum())]] += 1
+    return holders
+
+
+def _choose_classes(holders: Indices, clients: int, k: int, rng: np.random.Generator) -> Indices:
+    """k distinct classes for every client, class c chosen `holders[c]` times in all, `[N, k]`.
+
+    Client by client, at random in proportion to what is still to be held. A class that all remaining clients must hold
+    goes first; since no class is held by more than all of them, this never runs into a dead end.
+    """
+    left = holders.copy()
+    chosen = np.empty((clients, k), np.int64)
+    for client in range(clients):
+        with np.errstate(divide="ignore"):
+            key = rng.standard_exponential(len(left)) / left
+        key[left == clients - client] = -1.0
+        chosen[client] = np.argpartition(key, k - 1)[:k]
+        left[chosen[client]] -= 1
+    return chosen

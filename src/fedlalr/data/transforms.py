@@ -1,0 +1,157 @@
+"""From raw samples to what a model is fed: normalisation, and augmentation in training.
+
+A transform is batched, runs where the data is and never waits for the device. Its randomness comes in as integers, so
+that what a client sees is a function of (seed, round, client, step) and of nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor
+
+CIFAR10: Final = ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262))
+"""Mean and standard deviation of every channel, for pixels in [0, 1]."""
+CIFAR100: Final = ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))
+MNIST: Final = ((0.1307,), (0.3081,))
+FASHION: Final = ((0.2860,), (0.3530,))
+DIGITS: Final = ((0.3053,), (0.3760,))
+
+STATISTICS: Final = MappingProxyType(
+    {"cifar10": CIFAR10, "cifar100": CIFAR100, "mnist": MNIST, "fashion": FASHION, "digits": DIGITS}
+)
+"""The same by the name of the data set."""
+
+
+class Transform(Protocol):
+    """What turns raw samples into a model's inputs."""
+
+    @property
+    def draws(self) -> int:
+        """Random integers that `train` needs for each sample."""
+        ...
+
+    def train(self, inputs: Tensor, random: Tensor) -> Tensor:
+        """Samples `[N, …]` as training sees them; `random` is int64 `[N, draws]`, uniform in [0, 2⁶³)."""
+        ...
+
+    def test(self, inputs: Tensor) -> Tensor:
+        """Samples `[N, …]` as evaluation sees them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Normalize:
+    """(pixel − mean) / std of every channel.
+
+    Images are `[N, channels, height, width]`; bytes are divided by 255 and become float32, floating-point images are
+    taken to lie in [0, 1] and keep their type.
+
+    >>> Normalize(mean=(0.5,), std=(0.25,)).test(torch.tensor([[[[0, 255]]]], dtype=torch.uint8))
+    tensor([[[[-2.,  2.]]]])
+    """
+
+    mean: Sequence[float]
+    std: Sequence[float]
+
+    draws: Final = 0
+
+    def __post_init__(self) -> None:
+        _settle_statistics(self)
+
+    def train(self, inputs: Tensor, random: Tensor) -> Tensor:
+        return self.test(inputs)
+
+    def test(self, inputs: Tensor) -> Tensor:
+        _check_images(inputs, len(self.mean))
+        return _normalize(inputs, self.mean, self.std)
+
+
+@dataclass(frozen=True)
+class FlipCrop:
+    """`Normalize`, and in training a random mirror image, then `pad` zeros around it and a random crop of the old size.
+
+    The zeros are put around the normalised image: they stand for the mean colour, not for black.
+    """
+
+    mean: Sequence[float]
+    std: Sequence[float]
+    pad: int = 4
+
+    draws: Final = 1
+
+    def __post_init__(self) -> None:
+        _settle_statistics(self)
+        if isinstance(self.pad, bool) or not isinstance(self.pad, int) or self.pad < 0:
+            raise ValueError(f"pad must be a whole number of pixels from 0 on, not {self.pad!r}")
+
+    def train(self, inputs: Tensor, random: Tensor) -> Tensor:
+        _check_images(inputs, len(self.mean))
+        if random.shape != (len(inputs), self.draws) or random.dtype != torch.int64:
+            wanted = f"int64 of shape {[len(inputs), self.draws]}"
+            raise ValueError(f"random must be {wanted}, not {random.dtype} of shape {list(random.shape)}")
+        height, width = inputs.shape[2:]
+        # One integer holds all three choices: its remainders by 2, then 2·pad + 1 twice.
+        shifts = 2 * self.pad + 1
+        flip = random % 2 == 1
+        rows = torch.arange(height, device=inputs.device) + random // 2 % shifts - self.pad
+        columns = torch.arange(width, device=inputs.device) + random // (2 * shifts) % shifts - self.pad
+        inside = _within(rows, height)[:, None, :, None] & _within(columns, width)[:, None, None, :]
+        columns = torch.where(flip, width - 1 - columns, columns)
+        # Cropping the raw image and blanking what fell outside equals padding and cropping the normalised one.
+        source = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]
+        source = source.flatten(1)[:, None].expand(-1, inputs.shape[1], -1)
+        pixels = inputs.flatten(2).gather(2, source).view(inputs.shape)
+        return torch.where(inside, _normalize(pixels, self.mean, self.std), 0.0)
+
+    def test(self, inputs: Tensor) -> Tensor:
+        _check_images(inputs, len(self.mean))
+        return _normalize(inputs, self.mean, self.std)
+
+
+def _within(places: Tensor, size: int) -> Tensor:
+    return (places >= 0) & (places < size)
+
+
+def _normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    dtype = images.dtype if images.is_floating_point() else torch.float32
+    largest = 1.0 if images.is_floating_point() else 255.0
+    centre = _per_channel(tuple(largest * m for m in mean), dtype, images.device)
+    scale = _per_channel(tuple(1.0 / (largest * s) for s in std), dtype, images.device)
+    return (images.to(dtype) - centre) * scale
+
+
+@lru_cache(maxsize=64)
+def _per_channel(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    # Kept, because building it copies from the host: once per device and not once per batch.
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype, device=device).view(-1, 1, 1)
+
+
+def _settle_statistics(transform: Normalize | FlipCrop) -> None:
+    for name in ("mean", "std"):
+        given = getattr(transform, name)
+        values = (given,) if isinstance(given, int | float) else tuple(float(value) for value in given)
+        object.__setattr__(transform, name, values)
+    if len(transform.mean) != len(transform.std) or not transform.mean:
+        raise ValueError(
+            f"mean and std need one number per channel each, not {len(transform.mean)} and {len(transform.std)}"
+        )
+    if not all(0 < s < float("inf") for s in transform.std):
+        raise ValueError(f"std must be finite numbers above 0, not {transform.std}")
+    if not all(abs(m) < float("inf") for m in transform.mean):
+        raise ValueError(f"mean must be finite numbers, not {transform.mean}")
+
+
+def _check_images(images: Tensor, channels: int) -> None:
+    if images.dim() != 4 or images.shape[1] != channels:
+        raise ValueError(
+            f"images must be [N, {channels}, height, width] for {channels} channel mean(s), not {list(images.shape)}"
+        )
+    if images.dtype != torch.uint8 and not images.is_floating_point():
+        raise TypeError(f"images must be bytes (torch.uint8) or floating-point numbers in [0, 1], not {images.dtype}")

@@ -1,0 +1,82 @@
+"""ConvMixer, the paper's network for CIFAR (Trockman, Kolter. "Patches Are All You Need?", TMLR 2023).
+
+    patches   x ← norm(gelu(conv(x)))                  patch × patch, stride patch, to `dim` channels
+    depth ×   x ← x + norm(gelu(depthwise(x)))         kernel × kernel, size kept
+              x ← norm(gelu(pointwise(x)))             1 × 1
+    head      linear(mean of x over all places)
+
+`norm` is BatchNorm as in the paper, or GroupNorm, which has no running statistics to agree on. Both have the same
+parameters.
+
+Under `torch.func.vmap` over clients: with GroupNorm without conditions; with BatchNorm in training only if the buffers
+are stacked like the parameters, since every client updates its own. BatchNorm counts every sample of the batch that it
+is given, padding too.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from torch import Tensor, nn
+
+from fedlalr.models.sizes import check_sizes
+
+Norm = Literal["batch", "group"]
+
+
+class MixerBlock(nn.Module):
+    """Mix over places by a depthwise convolution around which the input is added, then over channels by a 1 × 1 one."""
+
+    def __init__(self, dim: int, kernel: int, norm: Norm) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(dim, dim, kernel, padding=kernel // 2, groups=dim)
+        self.depthwise_norm = make_norm(norm, dim)
+        self.pointwise = nn.Conv2d(dim, dim, 1)
+        self.pointwise_norm = make_norm(norm, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.depthwise_norm(nn.functional.gelu(self.depthwise(x)))
+        mixed: Tensor = self.pointwise_norm(nn.functional.gelu(self.pointwise(x)))
+        return mixed
+
+
+class ConvMixer(nn.Module):
+    """594,186 parameters for 10 classes, 617,316 for 100, with the paper's sizes.
+
+    >>> sum(p.numel() for p in ConvMixer(classes=100).parameters())
+    617316
+    """
+
+    def __init__(
+        self,
+        classes: int = 10,
+        dim: int = 256,
+        depth: int = 8,
+        kernel: int = 5,
+        patch: int = 2,
+        norm: Norm = "batch",
+        channels: int = 3,
+    ) -> None:
+        super().__init__()
+        check_sizes("ConvMixer", classes=classes, dim=dim, depth=depth, kernel=kernel, patch=patch, channels=channels)
+        if kernel % 2 == 0:
+            raise ValueError(f"ConvMixer: kernel must be odd, so that a block keeps the image's size, not {kernel}")
+        if norm not in ("batch", "group"):
+            raise ValueError(f"ConvMixer: norm must be 'batch' or 'group', not {norm!r}")
+        self.patches = nn.Conv2d(channels, dim, patch, stride=patch)
+        self.patches_norm = make_norm(norm, dim)
+        self.blocks = nn.Sequential(*(MixerBlock(dim, kernel, norm) for _ in range(depth)))
+        self.head = nn.Linear(dim, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits `[N, classes]` of images `[N, channels, height, width]`."""
+        x = self.patches_norm(nn.functional.gelu(self.patches(images)))
+        x = self.blocks(x)
+        logits: Tensor = self.head(x.mean(dim=(2, 3)))
+        return logits
+
+
+def make_norm(norm: Norm, dim: int) -> nn.Module:
+    """BatchNorm, or GroupNorm with 32 groups (fewer where 32 does not divide the channels)."""
+    return nn.BatchNorm2d(dim) if norm == "batch" else nn.GroupNorm(math.gcd(32, dim), dim)
