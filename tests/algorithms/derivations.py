@@ -38,11 +38,11 @@ def fedlalr(beta1: float, beta2: float, momentum: str = "average", second_moment
     return play
 
 
-def fedlada(beta1: float, beta2: float, amended: float) -> Method:
-    """Momentum restarts; the step mixes the adaptive one with the previous round's mean step."""
+def fedlada(beta1: float, beta2: float, a: float) -> Method:
+    """Momentum restarts; the step mixes the adaptive one with g_a, the mean over all steps of the previous round."""
 
     def play(server: State, kept: Kept, r: Round) -> State:
-        xs, v_hats, mean_steps = [], [], []
+        xs, v_hats = [], []
         for client in r.clients:
             x, m = server["x"], np.zeros_like(server["x"])
             v = v_hat = server["v_hat"]
@@ -51,11 +51,11 @@ def fedlada(beta1: float, beta2: float, amended: float) -> Method:
                 m = beta1 * m + (1 - beta1) * g
                 v = beta2 * v + (1 - beta2) * g**2
                 v_hat = np.maximum(v_hat, v)
-                x = x - r.lr * (amended * m / np.sqrt(v_hat) + (1 - amended) * server["g_a"])
+                x = x - r.lr * (a * m / np.sqrt(v_hat) + (1 - a) * server["g_a"])
             xs.append(x)
             v_hats.append(v_hat)
-            mean_steps.append((server["x"] - x) / (client.steps * r.lr))
-        return {"x": r.mean(xs), "v_hat": r.mean(v_hats), "g_a": r.mean(mean_steps)}
+        steps = r.mean([float(client.steps) for client in r.clients])
+        return {"x": r.mean(xs), "v_hat": r.mean(v_hats), "g_a": (server["x"] - r.mean(xs)) / (r.lr * steps)}
 
     return play
 
@@ -78,19 +78,31 @@ def fedavg(server: State, kept: Kept, r: Round) -> State:
     return {"x": r.mean([sgd(server["x"], client, r.lr) for client in r.clients])}
 
 
+Exponent = Callable[[int], int]
+
+
 def adam_on(
-    server: State, change: Vector, number: int, lr: float, beta1: float, beta2: float, tau: float, corrected: bool
+    server: State,
+    change: Vector,
+    number: int,
+    lr: float,
+    betas: tuple[float, float],
+    tau: float,
+    exponent: Exponent | None,
 ) -> State:
-    """Server Adam. Corrected is Keras's form: the rate is scaled by √(1−β2ᵗ)/(1−β1ᵗ) and τ is added to the raw √v."""
+    """Server Adam. With a bias correction the rate is scaled by √(1−β2ⁿ)/(1−β1ⁿ) and τ still joins the raw √v, as in
+    Keras (n = t) and Flower (n = t + 1)."""
+    beta1, beta2 = betas
     m = beta1 * server["m"] + (1 - beta1) * change
     v = beta2 * server["v"] + (1 - beta2) * change**2
-    rate = lr * np.sqrt(1 - beta2**number) / (1 - beta1**number) if corrected else lr
-    return {"x": server["x"] + rate * m / (np.sqrt(v) + tau), "m": m, "v": v}
+    if exponent is not None:
+        lr = lr * np.sqrt(1 - beta2 ** exponent(number)) / (1 - beta1 ** exponent(number))
+    return {"x": server["x"] + lr * m / (np.sqrt(v) + tau), "m": m, "v": v}
 
 
-def fedadam(server_lr: float, beta1: float, beta2: float, tau: float, corrected: bool = False) -> Method:
+def fedadam(server_lr: float, betas: tuple[float, float], tau: float, exponent: Exponent | None = None) -> Method:
     def play(server: State, kept: Kept, r: Round) -> State:
-        return adam_on(server, sgd_change(server, r), r.number, server_lr, beta1, beta2, tau, corrected)
+        return adam_on(server, sgd_change(server, r), r.number, server_lr, betas, tau, exponent)
 
     return play
 
@@ -175,11 +187,11 @@ def fedcm(a: float) -> Method:
         for client in r.clients:
             x = server["x"]
             for oracle in client.oracles:
-                x = x - r.lr * (a * oracle(x) + (1 - a) * server["delta"])
+                x = x - r.lr * (a * oracle(x) + (1 - a) * server["direction"])
             directions.append((server["x"] - x) / (client.steps * r.lr))
         delta = r.mean(directions)
         steps = r.mean([float(client.steps) for client in r.clients])
-        return {"x": server["x"] - r.lr * steps * delta, "delta": delta}
+        return {"x": server["x"] - r.lr * steps * delta, "direction": delta}
 
     return play
 
@@ -203,7 +215,10 @@ def scaffold(server: State, kept: Kept, r: Round) -> State:
 # Clients with an adaptive step of their own ------------------------------------------------------------
 
 
-def lafedopt(beta1: float, beta2: float, eps: float, correction: str, server_step: Callable[..., State]) -> Method:
+ServerStep = Callable[[State, Vector, int], State]
+
+
+def lafedopt(beta1: float, beta2: float, eps: float, correction: str, server_step: ServerStep) -> Method:
     """Local Adam, restarted every round; `server_step(server, change, number)` is the server's optimiser."""
 
     def play(server: State, kept: Kept, r: Round) -> State:
@@ -231,8 +246,12 @@ def lafedopt(beta1: float, beta2: float, eps: float, correction: str, server_ste
     return play
 
 
-def average_on(server_lr: float) -> Callable[..., State]:
-    return lambda server, change, number: {"x": server["x"] + server_lr * change}
+def average_server(lr: float) -> ServerStep:
+    return lambda server, change, number: {"x": server["x"] + lr * change}
+
+
+def adam_server(lr: float, betas: tuple[float, float], tau: float) -> ServerStep:
+    return lambda server, change, number: adam_on(server, change, number, lr, betas, tau, None)
 
 
 def local_adaalter(eps: float) -> Method:
@@ -278,15 +297,15 @@ def local_adam(beta1: float, beta2: float, eps: float) -> Method:
         for client in r.clients:
             x = server["x"]
             zero = np.zeros_like(x)
-            mine = kept.get(client.id, {"m": zero, "v": zero, "count": zero})
-            m, v, count = mine["m"], mine["v"], mine["count"]
+            mine = kept.get(client.id, {"m": zero, "v": zero, "n": zero})
+            m, v, count = mine["m"], mine["v"], mine["n"]
             for oracle in client.oracles:
                 g = oracle(x)
                 count = count + 1
                 m = beta1 * m + (1 - beta1) * g
                 v = beta2 * v + (1 - beta2) * g**2
                 x = x - r.lr * (m / (1 - beta1**count)) / (np.sqrt(v / (1 - beta2**count)) + eps)
-            kept[client.id] = {"m": m, "v": v, "count": count}
+            kept[client.id] = {"m": m, "v": v, "n": count}
             ends.append(x)
         return {"x": r.mean(ends)}
 

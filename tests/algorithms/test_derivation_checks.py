@@ -52,7 +52,7 @@ def test_clipping_bounds_the_loss_gradient_before_weight_decay() -> None:
     ("method", "slots"),
     [
         (d.fedprox(0.0), {}),
-        (d.fedcm(1.0), {"delta": 0.0}),
+        (d.fedcm(1.0), {"direction": 0.0}),
         (d.slowmo(1.0, 0.0), {"u": 0.0}),
         (d.fedavgm(1.0, 0.0), {"m": 0.0}),
         (d.fednova, {}),
@@ -93,7 +93,7 @@ def test_joint_correction_of_one_client_restores_its_own_change() -> None:
     x, data = start_point(), client_data()
     alone = Federation(NETWORK, [{2: [data[2]] * 4}] * 3, SIZES, 0.01)
     none, joint = (
-        simulate(alone, d.lafedopt(0.9, 0.99, 1e-8, how, d.average_on(1.0)), {"x": x})[-1][0]["x"]
+        simulate(alone, d.lafedopt(0.9, 0.99, 1e-8, how, d.average_server(1.0)), {"x": x})[-1][0]["x"]
         for how in ("none", "joint")
     )
     np.testing.assert_allclose(joint, none, rtol=1e-12)
