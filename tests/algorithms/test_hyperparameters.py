@@ -1,0 +1,119 @@
+"""Hyper-parameters are frozen, and every bad value is refused with a message that says what is allowed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from fedlalr.algorithms import ALGORITHMS, FedAMS, LAFedOpt, create, options
+
+POSITIVE = ("lr", "server_lr", "eps", "server_eps", "initial")
+FRACTIONS = ("beta1", "beta", "momentum")
+PAIRS = {"betas": "", "server_betas": " of server_betas"}
+CHOICES = {
+    ("fedlalr", "momentum"): "'average', 'restart'",
+    ("fedlalr", "second_moment"): "'mean', 'max'",
+    ("fedadam", "bias_correction"): "False, True, 'flower'",
+    ("lafedopt", "server"): "'average', 'adam'",
+    ("lafedopt", "correction"): "'none', 'local', 'joint'",
+}
+
+
+def having(*wanted: str) -> list[tuple[str, str]]:
+    """The (algorithm, option) pairs of the given options, choices left out."""
+    return [(n, o) for n in ALGORITHMS for o in options(n) if o in wanted and (n, o) not in CHOICES]
+
+
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf, "0.1", True, [0.1]], ids=repr)
+@pytest.mark.parametrize(("name", "option"), [*having(*POSITIVE), ("slowmo", "alpha")])
+def test_a_rate_or_floor_must_be_a_finite_number_above_zero(name: str, option: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"^{option} must be a finite number above 0, not "):
+        create(name, **{option: value})
+
+
+@pytest.mark.parametrize("value", [-0.1, 1, 1.5, math.nan, "0.9"], ids=repr)
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize(("name", "option"), having(*PAIRS))
+def test_each_beta_must_lie_in_zero_to_one(name: str, option: str, place: int, value: object) -> None:
+    pair = [0.5, 0.5]
+    pair[place] = value  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match=rf"^beta{place + 1}{PAIRS[option]} must lie in \[0, 1\), not "):
+        create(name, **{option: pair})
+
+
+@pytest.mark.parametrize("value", [0.9, (0.9,), (0.9, 0.99, 0.999), "ab", None], ids=repr)
+@pytest.mark.parametrize(("name", "option"), having(*PAIRS))
+def test_betas_must_be_a_pair(name: str, option: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"^{option} must be a pair \(beta1, beta2\), not "):
+        create(name, **{option: value})
+
+
+@pytest.mark.parametrize("value", [-0.1, 1, math.nan, None], ids=repr)
+@pytest.mark.parametrize(("name", "option"), having(*FRACTIONS))
+def test_a_decay_must_lie_in_zero_to_one(name: str, option: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"^{option} must lie in \[0, 1\), not "):
+        create(name, **{option: value})
+
+
+@pytest.mark.parametrize("value", [0, -0.1, 1.1, math.nan, "0.1"], ids=repr)
+@pytest.mark.parametrize("name", ["fedcm", "fedlada"])
+def test_the_share_of_the_own_gradient_must_lie_above_zero_and_up_to_one(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=r"^alpha must lie in \(0, 1\], not "):
+        create(name, alpha=value)
+
+
+@pytest.mark.parametrize("value", [-1e-9, math.inf, "0"], ids=repr)
+@pytest.mark.parametrize(("name", "option"), having("initial_v", "mu"))
+def test_a_start_or_pull_must_not_be_negative(name: str, option: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"^{option} must be a finite number of at least 0, not "):
+        create(name, **{option: value})
+
+
+@pytest.mark.parametrize(("name", "option"), CHOICES)
+def test_a_choice_outside_the_list_is_refused_with_the_list(name: str, option: str) -> None:
+    with pytest.raises(ValueError, match=f"^{option} must be one of {CHOICES[name, option]}, not 'median'$"):
+        create(name, **{option: "median"})
+
+
+@pytest.mark.parametrize("option", [0, 3, "1", None], ids=repr)
+def test_fedams_has_options_one_and_two(option: object) -> None:
+    with pytest.raises(ValueError, match=r"^option must be one of 1, 2, not "):
+        FedAMS(option=option)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("fedlalr", {"betas": (0, 0)}),
+        ("fedadam", {"initial_v": 0, "bias_correction": True}),
+        ("fedadagrad", {"initial_v": 0, "beta1": 0}),
+        ("fedcm", {"alpha": 1}),
+        ("fedlada", {"alpha": 1}),
+        ("fedprox", {"mu": 0}),
+        ("slowmo", {"beta": 0}),
+        ("fedavgm", {"momentum": 0}),
+    ],
+)
+def test_the_closed_ends_of_the_ranges_are_allowed(name: str, values: dict[str, object]) -> None:
+    made = create(name, **values)
+    assert {option: getattr(made, option) for option in values} == values
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_hyperparameters_are_frozen(name: str) -> None:
+    algorithm = create(name)
+    for option in options(name):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(algorithm, option, getattr(algorithm, option))
+
+
+def test_every_option_is_checked_somewhere_here() -> None:
+    checked = {*POSITIVE, *FRACTIONS, *PAIRS, "initial_v", "mu", "alpha", *(option for _, option in CHOICES)}
+    assert {option for name in ALGORITHMS for option in options(name)} == checked
+
+
+def test_replacing_a_hyperparameter_checks_it_again() -> None:
+    with pytest.raises(ValueError, match=r"^server_lr must be a finite number above 0, not -1$"):
+        dataclasses.replace(LAFedOpt(), server_lr=-1)
