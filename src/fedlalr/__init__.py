@@ -1,27 +1,63 @@
 """Federated optimisation with client-specific adaptive learning rates."""
 
 from fedlalr import data, models
-from fedlalr.algorithms import FedAvg, FedLALR
-from fedlalr.algorithms.slots import Algorithm, Context, Slots, SlotTable
+from fedlalr.algorithms import (
+    SCAFFOLD,
+    Algorithm,
+    Context,
+    FedAdagrad,
+    FedAdam,
+    FedAMS,
+    FedAvg,
+    FedAvgM,
+    FedCM,
+    FedLADA,
+    FedLALR,
+    FedNova,
+    FedProx,
+    FedYogi,
+    LAFedOpt,
+    LocalAdaAlter,
+    LocalAdam,
+    SharedAMSGrad,
+    Slots,
+    SlotTable,
+    SlowMo,
+)
 from fedlalr.federation import Observer, Record, Rejection, Result, RoundFailed, run
 from fedlalr.training import Epochs, LogInterval, Steps
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "SCAFFOLD",
     "Algorithm",
     "Context",
     "Epochs",
+    "FedAMS",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
+    "FedAvgM",
+    "FedCM",
+    "FedLADA",
     "FedLALR",
+    "FedNova",
+    "FedProx",
+    "FedYogi",
+    "LAFedOpt",
+    "LocalAdaAlter",
+    "LocalAdam",
     "LogInterval",
     "Observer",
     "Record",
     "Rejection",
     "Result",
     "RoundFailed",
+    "SharedAMSGrad",
     "SlotTable",
     "Slots",
+    "SlowMo",
     "Steps",
     "data",
     "models",

@@ -176,7 +176,7 @@ def as_clients(clients: object) -> Clients:
         )
     if not clients:
         raise ValueError("there are no clients; pass at least one (inputs, targets) pair")
-    pairs = [client.tensors if isinstance(client, TensorDataset) else client for client in clients]
+    pairs: list[Any] = [client.tensors if isinstance(client, TensorDataset) else client for client in clients]
     if all(_is_pair(pair) for pair in pairs):
         return _pool(pairs)
     if all(isinstance(client, Dataset) and hasattr(client, "__len__") for client in clients):
@@ -211,7 +211,9 @@ def _pool(pairs: Sequence[tuple[Tensor, Tensor]]) -> Population:
                     f"client 0's {tuple(theirs.shape[1:])} {theirs.dtype}; all clients must agree"
                 )
         if inputs.device != targets.device:
-            raise ValueError(f"client {i} has inputs on {inputs.device} and targets on {targets.device}; use one device")
+            raise ValueError(
+                f"client {i} has inputs on {inputs.device} and targets on {targets.device}; use one device"
+            )
     sizes = torch.tensor([len(targets) for _, targets in pairs])
     _check_not_empty(sizes)
     partition = Partition(np.arange(int(sizes.sum())), np.concatenate([[0], np.cumsum(sizes.numpy())]))

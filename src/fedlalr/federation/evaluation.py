@@ -37,7 +37,7 @@ def evaluate(
     total, correct = torch.zeros((), device=device, dtype=torch.float64), torch.zeros((), device=device)
     has_classes = False
     try:
-        for index in torch.arange(len(targets), device=inputs.device).split(batch_size):
+        for index in torch.split(torch.arange(len(targets), device=inputs.device), batch_size):
             batch = inputs[index].to(device)
             wanted = targets[index.to(targets.device)].to(device)
             with torch.autocast(device.type, compute, enabled=compute is not None):

@@ -1,7 +1,7 @@
 """From the cohort's replies to one value per slot.
 
-A slot that went down is reduced as its change from the broadcast: b + Σ wᵢ (uᵢ − b). In exact arithmetic that is the mean; in
-floating point it is also exact for a coordinate that nobody touched and never falls below b where no reply does.
+A slot that went down is reduced as its change from the broadcast: b + Σ wᵢ (uᵢ − b). In exact arithmetic that is the mean;
+in floating point it is also exact for a coordinate that nobody touched and never falls below b where no reply does.
 """
 
 from __future__ import annotations

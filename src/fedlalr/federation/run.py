@@ -176,7 +176,9 @@ def choose_device(device: str | torch.device) -> torch.device:
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     chosen = torch.device(device)
     if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {device!r} was asked for, but this machine has no usable CUDA device; use device='cpu'")
+        raise ValueError(
+            f"device {device!r} was asked for, but this machine has no usable CUDA device; use device='cpu'"
+        )
     return chosen
 
 

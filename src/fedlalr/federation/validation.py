@@ -21,14 +21,18 @@ def check_options(**options: Any) -> None:
     """Check the arguments of `fl.run` one by one."""
     algorithm = options["algorithm"]
     if isinstance(algorithm, type):
-        raise TypeError(f"algorithm is the class {algorithm.__name__}; pass an instance, such as {algorithm.__name__}()")
+        raise TypeError(
+            f"algorithm is the class {algorithm.__name__}; pass an instance, such as {algorithm.__name__}()"
+        )
     if not isinstance(algorithm, Algorithm):
         raise TypeError(
             f"algorithm must be one of fedlalr's, such as fl.FedLALR(), or a class with the same functions "
             f"(slots, init, start, step, finish, update and lr), not {algorithm!r}"
         )
     if not hasattr(options["local"], "steps"):
-        raise TypeError(f"local must be fl.Steps(K), fl.Epochs(E) or fl.LogInterval(start, base), not {options['local']!r}")
+        raise TypeError(
+            f"local must be fl.Steps(K), fl.Epochs(E) or fl.LogInterval(start, base), not {options['local']!r}"
+        )
     check_count("rounds", options["rounds"])
     if options["batch_size"] is not None:
         check_count("batch_size", options["batch_size"], " (or None for full batches)")
@@ -73,7 +77,10 @@ def check_problem(training: Training, test: tuple[Samples, Tensor] | None) -> No
     was_training = {module: module.training for module in training.model.modules()}
     training.model.eval()
     try:
-        with torch.no_grad(), torch.autocast(training.device.type, training.compute, enabled=training.compute is not None):
+        with (
+            torch.no_grad(),
+            torch.autocast(training.device.type, training.compute, enabled=training.compute is not None),
+        ):
             outputs = training.model(inputs)
     except Exception as error:
         raise ValueError(
@@ -91,7 +98,9 @@ def check_problem(training: Training, test: tuple[Samples, Tensor] | None) -> No
     if test is not None:
         wrong = _outside(test[1], classes)
         if wrong.any():
-            raise ValueError(f"the test set has label {int(test[1][wrong][0])}, but the model has classes 0 to {classes - 1}")
+            raise ValueError(
+                f"the test set has label {int(test[1][wrong][0])}, but the model has classes 0 to {classes - 1}"
+            )
 
 
 def _check_labels(clients: Population, classes: int) -> None:

@@ -34,7 +34,9 @@ class Layout:
             )
         for name, parameter in trainable.items():
             if not parameter.is_floating_point():
-                raise TypeError(f"parameter {name!r} is {parameter.dtype}; only real floating-point parameters are trained")
+                raise TypeError(
+                    f"parameter {name!r} is {parameter.dtype}; only real floating-point parameters are trained"
+                )
         dtypes = {p.dtype for p in trainable.values()}
         dtype = torch.float64 if torch.float64 in dtypes else torch.float32
         return cls(tuple(trainable), tuple(p.shape for p in trainable.values()), dtype)
@@ -51,7 +53,7 @@ class Layout:
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """The parts of a flat vector `[…, P]` under their names, in their shapes, without copying."""
         lead = flat.shape[:-1]
-        parts = flat.split([prod(shape) for shape in self.shapes], dim=-1)
+        parts = torch.split(flat, [prod(shape) for shape in self.shapes], dim=-1)
         return {
             name: part.view(*lead, *shape) for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
         }

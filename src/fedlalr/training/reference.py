@@ -97,7 +97,8 @@ class ReferenceEngine:
             for layer in layers:
                 layer.momentum = None  # a cumulative average instead of an exponential one
                 layer.reset_running_stats()
-            for positions in torch.arange(int(training.clients.sizes[client])).split(training.batch_size or 1000):
+            every = torch.arange(int(training.clients.sizes[client]))
+            for positions in torch.split(every, training.batch_size or 1000):
                 model(training.clients.batch(client, positions)[0])
         finally:
             for layer, momentum in zip(layers, momenta, strict=True):

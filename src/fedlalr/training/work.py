@@ -30,13 +30,13 @@ class Training:
     algorithm: Algorithm
     loss: Loss
     local: Interval
+    device: torch.device
     batch_size: int | None = 50
     drop_last: bool = False
     weight_decay: float = 0.0
     decoupled_weight_decay: float = 0.0
     clip_norm: float | None = None
     seed: int = 0
-    device: torch.device = torch.device("cpu")
     compute: torch.dtype | None = None
     """bfloat16 or float16 to run the model under autocast; parameters and moments keep the layout's dtype."""
 

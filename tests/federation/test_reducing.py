@@ -1,0 +1,68 @@
+"""Reduction over the cohort."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from fedlalr.algorithms.slots import Slots, SlotTable
+from fedlalr.federation.reducing import mean_change, reduce_buffers, reduce_slots, weights
+
+numbers = st.floats(-1e6, 1e6, width=32)
+stacks = hnp.arrays("float32", st.tuples(st.integers(1, 20), st.integers(1, 5)), elements=numbers)
+
+
+@settings(deadline=None)
+@given(stack=stacks, data=st.data())
+def test_a_mean_of_replies_above_the_broadcast_never_falls_below_it(stack, data):
+    values = torch.from_numpy(stack)
+    broadcast = values.amin(0)
+    sizes = torch.tensor(data.draw(st.lists(st.integers(1, 10**6), min_size=len(values), max_size=len(values))))
+    for how in ("uniform", "samples"):
+        share = weights(sizes, how, torch.float32, torch.device("cpu"))
+        assert (mean_change(values, broadcast, share) >= broadcast).all()
+
+
+@settings(deadline=None)
+@given(stack=stacks)
+def test_a_coordinate_nobody_touched_stays_exactly(stack):
+    broadcast = torch.from_numpy(stack)[0]
+    values = broadcast.expand(50, -1)
+    share = weights(torch.ones(50), "uniform", torch.float32, torch.device("cpu"))
+    assert torch.equal(mean_change(values, broadcast, share), broadcast)
+
+
+def test_the_plain_mean_of_fifty_small_numbers_would_fall_below_them():
+    """Why the change is averaged and not the value."""
+    v_hat = torch.full((50, 1), 1e-16)
+    assert (v_hat.sum(0) / 50 < 1e-16).all() or (v_hat * (1 / 50)).sum(0) < v_hat[0]
+    share = weights(torch.ones(50), "uniform", torch.float32, torch.device("cpu"))
+    assert torch.equal(mean_change(v_hat, v_hat[0], share), v_hat[0])
+
+
+@settings(deadline=None)
+@given(stack=stacks)
+def test_the_mean_is_the_mean_in_float64(stack):
+    values = torch.from_numpy(stack).double()
+    share = weights(torch.ones(len(values)), "uniform", torch.float64, torch.device("cpu"))
+    torch.testing.assert_close(mean_change(values, values[0], share), values.mean(0), rtol=1e-12, atol=1e-6)
+    torch.testing.assert_close(mean_change(values, None, share), values.mean(0), rtol=1e-12, atol=1e-6)
+
+
+def test_slots_are_reduced_as_the_table_says():
+    table = SlotTable(down=("x", "v_hat"), up={"x": "mean", "v_hat": "max", "delta": "mean"})
+    uploads = Slots(
+        x=torch.tensor([[1.0], [3.0]]), v_hat=torch.tensor([[1.0], [3.0]]), delta=torch.tensor([[2.0], [4.0]])
+    )
+    broadcast = Slots(x=torch.tensor([0.0]), v_hat=torch.tensor([0.0]))
+    reduced = reduce_slots(uploads, broadcast, torch.tensor([0.5, 0.5]), table)
+    assert {name: value.tolist() for name, value in reduced.items()} == {"x": [2.0], "v_hat": [3.0], "delta": [3.0]}
+
+
+def test_integer_buffers_are_copied_from_the_first_client():
+    stacked = {"count": torch.tensor([3, 9]), "mean": torch.tensor([1.0, 2.0])}
+    reduced = reduce_buffers(stacked, {"count": torch.tensor(0), "mean": torch.tensor(0.0)}, torch.tensor([0.5, 0.5]))
+    assert reduced["count"] == 3
+    assert reduced["mean"] == 1.5

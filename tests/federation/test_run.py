@@ -1,0 +1,290 @@
+"""`fl.run` end to end on the reference engine."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+import fedlalr as fl
+from fedlalr.federation.sampling import sample
+
+SETTINGS = {"rounds": 3, "local": fl.Epochs(2), "batch_size": 4, "engine": "reference"}
+
+
+def flat(state: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.flatten() for tensor in state.values()])
+
+
+def test_training_lowers_the_loss_and_raises_the_accuracy(model, clients):
+    test = (torch.cat([x for x, _ in clients]), torch.cat([y for _, y in clients]))
+    result = fl.run(model, clients, fl.FedLALR(lr=0.02), **{**SETTINGS, "rounds": 25}, test=test)
+    assert result.metrics[-1].loss < result.metrics[0].loss / 2
+    assert result.metrics[-1].accuracy > 0.8
+    assert [record.round for record in result.metrics] == list(range(1, 26))
+
+
+def test_the_callers_model_is_never_changed(model, clients):
+    before = copy.deepcopy(model.state_dict())
+    result = fl.run(model, clients, fl.FedLALR(), **SETTINGS)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert result.model is not model
+    assert not torch.equal(flat(result.state["x"]), flat(dict(model.named_parameters())))
+
+
+def test_state_and_model_agree(model, clients):
+    result = fl.run(model, clients, fl.FedLALR(), **SETTINGS)
+    assert set(result.state) == {"x", "m", "v_hat"}
+    for name, parameter in result.model.named_parameters():
+        assert torch.equal(parameter, result.state["x"][name])
+        assert result.state["v_hat"][name].shape == parameter.shape
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(model, clients):
+    first, second, other = (
+        fl.run(model, clients, fl.FedLALR(), **SETTINGS, clients_per_round=3, seed=seed) for seed in (1, 1, 2)
+    )
+    assert torch.equal(flat(first.state["x"]), flat(second.state["x"]))
+    assert not torch.equal(flat(first.state["x"]), flat(other.state["x"]))
+
+
+def test_frozen_parameters_are_neither_trained_nor_sent(model, clients):
+    for parameter in model[0].parameters():
+        parameter.requires_grad_(False)
+    result = fl.run(model, clients, fl.FedAvg(0.1), **SETTINGS)
+    assert set(result.state["x"]) == {"2.weight", "2.bias"}
+    assert torch.equal(result.model[0].weight, model[0].weight)
+    assert result.metrics[0].bytes_up == 5 * (18 + 3) * 8
+
+
+def test_a_parameter_that_no_loss_reaches_keeps_its_value(clients):
+    class Partly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(4, 3).double(), nn.Parameter(torch.ones(2, dtype=torch.float64))
+
+        def forward(self, inputs):
+            return self.used(inputs)
+
+    result = fl.run(Partly(), clients, fl.FedLALR(eps=1e-3), **SETTINGS)
+    assert torch.equal(result.state["x"]["unused"], torch.ones(2, dtype=torch.float64))
+    assert torch.equal(result.state["m"]["unused"], torch.zeros(2, dtype=torch.float64))
+    assert torch.equal(result.state["v_hat"]["unused"], torch.full((2,), 1e-6, dtype=torch.float64))
+
+
+def test_float_buffers_are_averaged_and_integer_ones_copied(clients):
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
+    result = fl.run(model, clients, fl.FedAvg(0.05), rounds=1, local=fl.Steps(2), batch_size=None, engine="reference")
+    alone = [
+        fl.run(model, [client], fl.FedAvg(0.05), rounds=1, local=fl.Steps(2), batch_size=None, engine="reference").model
+        for client in clients
+    ]
+    mean = torch.stack([one[1].running_mean for one in alone]).mean(0)
+    torch.testing.assert_close(result.model[1].running_mean, mean, rtol=1e-12, atol=0)
+    assert int(result.model[1].num_batches_tracked) == 2
+    assert result.metrics[0].buffer_bytes_up == 5 * (6 + 6 + 1) * 8
+
+
+def test_recalibrated_statistics_belong_to_the_averaged_model(clients):
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).double()
+    runs = {
+        how: fl.run(model, clients, fl.FedAvg(0.3), rounds=2, batch_size=None, buffers=how, engine="reference").model
+        for how in ("average", "recalibrate")
+    }
+    trained = runs["recalibrate"]
+    with torch.no_grad():
+        means = torch.stack([trained[0](inputs).mean(0) for inputs, _ in clients]).mean(0)
+    torch.testing.assert_close(trained[1].running_mean, means, rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(runs["average"][1].running_mean, means, rtol=1e-3)
+
+
+def test_recalibration_shows_in_the_first_rounds():
+    """The averaged statistics belong to the clients' models; fresh ones let the averaged model show what it learnt."""
+    digits = load_digits()
+    inputs, labels = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
+    parts = fl.data.partition(labels[:1500].numpy(), clients=20, scheme="dirichlet", alpha=0.3, seed=0)
+    clients = [(inputs[:1500][rows], labels[:1500][rows]) for rows in parts]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
+    curves = {
+        how: fl.run(
+            model, clients, fl.FedLALR(lr=5e-3), rounds=3, local=fl.Epochs(3), batch_size=25, buffers=how,
+            test=(inputs[1500:], labels[1500:]), engine="reference",
+        ).metrics
+        for how in ("average", "recalibrate")
+    }  # fmt: skip
+    average, recalibrated = ([record.accuracy for record in curves[how]] for how in curves)
+    assert recalibrated[0] > average[0] + 0.05
+
+
+def test_weight_decay_in_l2_and_decoupled_form():
+    """One client, one full-batch step of FedAvg, by hand."""
+    inputs, targets = torch.tensor([[1.0, 2.0]], dtype=torch.float64), torch.tensor([0])
+    model = nn.Linear(2, 2, bias=False).double()
+    weight = model.weight.detach().clone().requires_grad_()
+    gradient = torch.autograd.grad(nn.functional.cross_entropy(inputs @ weight.T, targets), weight)[0]
+    common = {"rounds": 1, "local": fl.Steps(1), "engine": "reference"}
+    l2 = fl.run(model, [(inputs, targets)], fl.FedAvg(0.1), weight_decay=0.5, **common).state["x"]["weight"]
+    torch.testing.assert_close(l2, weight - 0.1 * (gradient + 0.5 * weight), rtol=1e-14, atol=0)
+    decoupled = fl.run(model, [(inputs, targets)], fl.FedAvg(0.1), decoupled_weight_decay=0.5, **common)
+    expected = weight * (1 - 0.1 * 0.5) - 0.1 * gradient
+    torch.testing.assert_close(decoupled.state["x"]["weight"], expected.detach(), rtol=1e-14, atol=0)
+
+
+def test_clipping_comes_before_weight_decay():
+    inputs, targets = torch.tensor([[30.0, -20.0]], dtype=torch.float64), torch.tensor([1])
+    model = nn.Linear(2, 2, bias=False).double()
+    weight = model.weight.detach().clone().requires_grad_()
+    gradient = torch.autograd.grad(nn.functional.cross_entropy(inputs @ weight.T, targets), weight)[0]
+    clipped = gradient * min(1.0, 0.01 / float(gradient.norm()))
+    result = fl.run(
+        model, [(inputs, targets)], fl.FedAvg(1.0), rounds=1, local=fl.Steps(1), clip_norm=0.01, weight_decay=0.3,
+        engine="reference",
+    )  # fmt: skip
+    torch.testing.assert_close(result.state["x"]["weight"], (weight - clipped - 0.3 * weight).detach())
+
+
+def test_the_rate_decays_every_so_many_rounds(model, clients):
+    rates = [r.lr for r in fl.run(model, clients, fl.FedAvg(1.0), **SETTINGS, lr_decay=0.5).metrics]
+    assert rates == [1.0, 0.5, 0.25]
+    slower = fl.run(model, clients, fl.FedAvg(1.0), **SETTINGS, lr_decay=0.5, lr_decay_every=2).metrics
+    assert [r.lr for r in slower] == [1.0, 1.0, 0.5]
+
+
+def test_weighting_by_samples_differs_from_uniform_and_is_the_weighted_mean(model, clients):
+    common = {"rounds": 1, "local": fl.Steps(3), "batch_size": None, "engine": "reference"}
+    alone = torch.stack([flat(fl.run(model, [client], fl.FedAvg(0.1), **common).state["x"]) for client in clients])
+    sizes = torch.tensor([float(len(y)) for _, y in clients], dtype=torch.float64)
+    weighted = flat(fl.run(model, clients, fl.FedAvg(0.1), weighting="samples", **common).state["x"])
+    torch.testing.assert_close(weighted, (alone * (sizes / sizes.sum())[:, None]).sum(0), rtol=1e-12, atol=1e-14)
+    uniform = flat(fl.run(model, clients, fl.FedAvg(0.1), **common).state["x"])
+    torch.testing.assert_close(uniform, alone.mean(0), rtol=1e-12, atol=1e-14)
+    assert not torch.allclose(uniform, weighted)
+
+
+def test_datasets_and_tensors_give_the_same_run(model, clients):
+    class Own(Dataset):
+        def __init__(self, pair):
+            self.pair = pair
+
+        def __len__(self):
+            return len(self.pair[1])
+
+        def __getitem__(self, index):
+            return self.pair[0][index], self.pair[1][index]
+
+    by_tensor = fl.run(model, clients, fl.FedLALR(), **SETTINGS)
+    for wrapped in ([Own(pair) for pair in clients], [TensorDataset(*pair) for pair in clients]):
+        assert torch.equal(
+            flat(fl.run(model, wrapped, fl.FedLALR(), **SETTINGS).state["x"]), flat(by_tensor.state["x"])
+        )
+
+
+def test_nan_in_the_data_refuses_that_client_and_no_other(model, clients):
+    clients[2] = (torch.full_like(clients[2][0], math.nan), clients[2][1])
+    result = fl.run(model, clients, fl.FedLALR(), **SETTINGS)
+    assert [(r.clients, [x.client for x in r.rejected]) for r in result.metrics] == [(4, [2])] * 3
+    assert "not finite" in result.metrics[0].rejected[0].reason
+    others = fl.run(
+        model, [c for i, c in enumerate(clients) if i != 2], fl.FedLALR(), **{**SETTINGS, "batch_size": None}
+    )
+    with_bad = fl.run(model, clients, fl.FedLALR(), **{**SETTINGS, "batch_size": None})
+    torch.testing.assert_close(flat(others.state["x"]), flat(with_bad.state["x"]), rtol=1e-12, atol=0)
+
+
+def test_too_few_usable_replies_fail_the_round_and_name_the_clients(model, clients):
+    clients[2] = (torch.full_like(clients[2][0], math.nan), clients[2][1])
+    with pytest.raises(fl.RoundFailed, match=r"round 1: 4 usable replies, 5 wanted.*client 2: x is not finite"):
+        fl.run(model, clients, fl.FedLALR(), **SETTINGS, min_clients=5)
+
+
+def test_an_update_that_is_not_finite_fails_the_round(model, clients):
+    with pytest.raises(fl.RoundFailed, match="server's v would no longer be finite after the update of FedAdam"):
+        fl.run(model, clients, fl.FedAdam(lr=1e200), **SETTINGS)
+
+
+def test_half_precision_compute_keeps_moments_in_float32(clients):
+    model = nn.Linear(4, 3)
+    single = [(x.float(), y) for x, y in clients]
+    result = fl.run(model, single, fl.FedLALR(), **SETTINGS, dtype=torch.bfloat16)
+    assert {tensor.dtype for slot in result.state.values() for tensor in slot.values()} == {torch.float32}
+    assert float(result.state["v_hat"]["weight"].min()) >= 1e-16 * 0.999
+
+
+def test_regression_targets_have_a_loss_and_no_accuracy():
+    torch.manual_seed(0)
+    clients = [(torch.randn(10, 3), torch.randn(10, 1)) for _ in range(3)]
+    result = fl.run(
+        nn.Linear(3, 1),
+        clients,
+        fl.FedAvg(0.1),
+        rounds=5,
+        loss=nn.functional.mse_loss,
+        test=clients[0],
+        engine="reference",
+    )
+    assert result.metrics[-1].accuracy is None
+    assert result.metrics[-1].loss < result.metrics[0].loss
+
+
+def test_every_round_draws_exactly_m_clients_and_no_client_twice():
+    for t in range(1, 50):
+        cohort = sample(100, 7, seed=3, round=t)
+        assert len(set(cohort.tolist())) == 7
+        assert torch.equal(cohort, cohort.sort().values)
+    seen = torch.cat([sample(100, 50, seed=3, round=t) for t in range(1, 200)])
+    assert seen.bincount(minlength=100).min() > 50
+
+
+def test_observers_see_the_run(model, clients):
+    class Watch(fl.Observer):
+        def __init__(self):
+            self.seen = []
+
+        def on_start(self, info):
+            self.seen.append(("start", info.algorithm, info.population))
+
+        def on_round(self, record):
+            self.seen.append(("round", record.round))
+
+        def on_end(self, result):
+            self.seen.append(("end", len(result.metrics)))
+
+    watch = Watch()
+    fl.run(model, clients, fl.FedAvg(0.1), **{**SETTINGS, "rounds": 2}, observers=[watch])
+    assert watch.seen == [("start", "FedAvg", 5), ("round", 1), ("round", 2), ("end", 2)]
+
+
+def test_a_probe_sees_every_local_step_of_its_clients_and_include_puts_them_in(model, clients):
+    class Norms:
+        clients = frozenset({1, 3})
+
+        def measure(self, state, context):
+            return {"v_hat": float((state.v_hat**2).sum()), "step": float(context.step)}
+
+    class Watch(fl.Observer):
+        def __init__(self):
+            self.traces = []
+
+        def probe(self, round):
+            return Norms() if round == 2 else None
+
+        def include(self, round):
+            return (1, 3) if round == 2 else ()
+
+        def on_traces(self, round, lr, traces):
+            self.traces += [(round, *trace) for trace in traces]
+
+    watch = Watch()
+    fl.run(
+        model, clients, fl.FedLALR(), rounds=3, local=fl.Steps(4), batch_size=3, clients_per_round=2,
+        observers=[watch], engine="reference",
+    )  # fmt: skip
+    assert [(t[0], t[1], t[2]) for t in watch.traces] == [(2, c, k) for c in (1, 3) for k in (1, 2, 3, 4)]
+    values = [t[3]["v_hat"] for t in watch.traces[:4]]
+    assert values == sorted(values)

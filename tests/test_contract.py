@@ -1,0 +1,124 @@
+"""The contract of every registered algorithm: shapes, dtypes, determinism, order, serialisation, bytes."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from conftest import make_clients, make_model
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+import fedlalr as fl
+from fedlalr.algorithms import ALGORITHMS, Algorithm
+
+VARIANTS: dict[str, Algorithm] = {name: make() for name, make in ALGORITHMS.items()} | {
+    "fedlalr restart": fl.FedLALR(momentum="restart"),
+    "fedlalr max": fl.FedLALR(second_moment="max"),
+    "fedlalr restart max": fl.FedLALR(momentum="restart", second_moment="max"),
+    "lafedopt local": fl.LAFedOpt(correction="local"),
+    "lafedopt joint": fl.LAFedOpt(correction="joint"),
+    "lafedopt adam": fl.LAFedOpt(server="adam"),
+}
+
+VECTORS = {  # model-sized vectors (down, up) of each method, from its paper
+    "fedlalr": (3, 3),
+    "fedlalr restart": (2, 2),
+    "fedlalr max": (3, 3),
+    "fedlalr restart max": (2, 2),
+    "fedavg": (1, 1),
+    "fedadam": (1, 1),
+    "fedamsv1": (1, 1),
+    "fedamsv2": (1, 1),
+    "lafedopt": (1, 1),
+    "lafedopt local": (1, 1),
+    "lafedopt joint": (1, 2),
+    "lafedopt adam": (1, 1),
+    "adaalter": (2, 2),
+    "sharedamsgrad": (4, 3),
+    "fedcm": (2, 1),
+    "slowmo": (1, 1),
+    "fedprox": (1, 1),
+    "scaffold": (2, 2),
+    "fednova": (1, 1),
+    "fedadagrad": (1, 1),
+    "fedyogi": (1, 1),
+    "fedavgm": (1, 1),
+    "fedlada": (3, 3),
+    "localadam": (1, 1),
+}
+
+every = pytest.mark.parametrize("name", VARIANTS)
+
+
+def run(name: str, **options: object) -> fl.Result:
+    settings = {"rounds": 3, "local": fl.Steps(3), "batch_size": 4, "weight_decay": 1e-3, "lr_decay": 0.9}
+    model = options.pop("model", None) or make_model()
+    return fl.run(
+        model, options.pop("clients", make_clients()), VARIANTS[name], engine="reference", **(settings | options)
+    )
+
+
+def same(first: fl.Result, second: fl.Result) -> bool:
+    return all(torch.equal(value, second.state[s][n]) for s, slot in first.state.items() for n, value in slot.items())
+
+
+@every
+def test_slots_have_the_shape_and_dtype_of_the_parameters(name):
+    model = make_model()
+    result = run(name)
+    parameters = dict(model.named_parameters())
+    assert "x" in result.state
+    for slot in result.state.values():
+        assert list(slot) == list(parameters)
+        assert all(value.shape == parameters[n].shape and value.dtype == torch.float64 for n, value in slot.items())
+
+
+@every
+def test_the_same_seed_repeats_the_run_and_another_seed_does_not(name):
+    first = run(name, seed=1, clients_per_round=3)
+    assert same(first, run(name, seed=1, clients_per_round=3))
+    assert not same(first, run(name, seed=2, clients_per_round=3))
+
+
+@every
+def test_the_order_of_the_clients_does_not_matter(name):
+    clients = make_clients()
+    first = run(name, batch_size=None, clients=clients)
+    second = run(name, batch_size=None, clients=clients[::-1])
+    for slot in first.state:
+        for parameter, value in first.state[slot].items():
+            torch.testing.assert_close(value, second.state[slot][parameter], rtol=1e-10, atol=1e-13)
+
+
+@every
+def test_the_state_survives_serialisation(name):
+    state: dict[str, dict[str, Tensor]] = run(name).state
+    named = {f"{slot}/{n}": value for slot, values in state.items() for n, value in values.items()}
+    assert all(torch.equal(value, named[key]) for key, value in load(save(named)).items())
+    slots = VARIANTS[name].init(torch.ones(3))
+    back = pickle.loads(pickle.dumps(slots))
+    assert list(back) == list(slots)
+    assert all(torch.equal(back[slot], slots[slot]) for slot in slots)
+
+
+@every
+def test_bytes_follow_from_the_slot_table(name):
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
+    parameters = sum(p.numel() for p in model.parameters())
+    record = run(name, model=model, clients_per_round=3, batch_size=5).metrics[0]
+    down, up = VECTORS[name]
+    assert (record.bytes_down, record.bytes_up) == (3 * down * parameters * 8, 3 * up * parameters * 8)
+    assert (record.buffer_bytes_down, record.buffer_bytes_up) == (3 * 13 * 8, 3 * 13 * 8)
+
+
+@every
+def test_float32_stays_float32(name):
+    clients = [(x.float(), y) for x, y in make_clients()]
+    result = run(name, model=make_model().float(), clients=clients)
+    assert {value.dtype for slot in result.state.values() for value in slot.values()} == {torch.float32}
+
+
+def test_every_registered_algorithm_has_its_vectors_stated():
+    assert set(VECTORS) == set(VARIANTS)

@@ -1,0 +1,52 @@
+"""Intervals between synchronisations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedlalr as fl
+
+PASSES = torch.tensor([3, 1, 10])
+
+
+def test_steps_are_the_same_for_every_client():
+    assert fl.Steps(4).steps(1, PASSES).tolist() == [4, 4, 4]
+
+
+def test_epochs_follow_the_size_of_a_client():
+    assert fl.Epochs(5).steps(7, PASSES).tolist() == [15, 5, 50]
+
+
+@pytest.mark.parametrize(("t", "expected"), [(1, 3), (2, 4), (3, 4), (4, 5), (63, 8), (64, 9), (65, 9), (2**40, 43)])
+def test_log_interval_is_exact_at_powers_of_the_base(t, expected):
+    assert fl.LogInterval(start=3, base=2.0).length(t) == expected
+
+
+def test_log_interval_counts_steps_or_epochs():
+    assert fl.LogInterval(3, 4.0).steps(16, PASSES).tolist() == [5, 5, 5]
+    assert fl.LogInterval(3, 4.0, unit="epochs").steps(16, PASSES).tolist() == [15, 5, 50]
+
+
+@given(start=st.integers(1, 50), base=st.integers(2, 30), exponent=st.integers(0, 12), t=st.integers(1, 10**6))
+def test_log_interval_is_the_floor_of_the_logarithm(start, base, exponent, t):
+    interval = fl.LogInterval(start, float(base))
+    assert interval.length(base**exponent) == start + exponent
+    assert base ** (interval.length(t) - start) <= t < base ** (interval.length(t) - start + 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fl.Steps(0), "Steps's count must be a whole number of at least 1, not 0"),
+        (lambda: fl.Epochs(1.5), "Epochs's count must be a whole number"),
+        (lambda: fl.LogInterval(0, 2.0), "LogInterval's start must be"),
+        (lambda: fl.LogInterval(3, 1.0), "LogInterval's base must be a finite number above 1"),
+        (lambda: fl.LogInterval(3, 2.0, unit="rounds"), "LogInterval's unit must be 'steps' or 'epochs', not 'rounds'"),
+    ],
+)
+def test_bad_intervals_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
