@@ -1,0 +1,217 @@
+"""The right-hand sides of the theorems, term by term, as the paper prints them.
+
+All of them bound the same thing: the mean of ‖∇f(x̄)‖² over all local steps, at the average x̄ of the clients' iterates.
+Nothing here is a guarantee: the paper's statements and proofs differ in places, and `docs/theory.md` says where.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from fedlalr.theory import checks
+from fedlalr.theory.problem import Constants, Problem, constants
+from fedlalr.theory.step_sizes import StepSize, adaptive_step_size, largest_smoothness, step_size
+
+
+@dataclass(frozen=True)
+class Term:
+    """One term: a constant of the problem times a factor made of α, N, K and T."""
+
+    name: str
+    coefficient: float
+    factor: float
+
+    @property
+    def value(self) -> float:
+        return self.coefficient * self.factor
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A bound as a sum of named terms.
+
+    `form` is "statement" (as in the theorem), "proof" (as its proof ends) or "constants" (with α = √(N/(KT)) put in).
+    `remarks` say what the numbers asked about do to the theorem: a cap that is broken, a regime that is left.
+    """
+
+    source: str
+    form: str
+    step: StepSize
+    terms: tuple[Term, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def total(self) -> float:
+        return math.fsum(term.value for term in self.terms)
+
+    @property
+    def dominant(self) -> Term:
+        """The largest term; of equal ones the first."""
+        return max(self.terms, key=lambda term: term.value)
+
+    def __getitem__(self, name: str) -> float:
+        for term in self.terms:
+            if term.name == name:
+                return term.value
+        raise KeyError(f"{self.source} has no term {name!r}, only {', '.join(term.name for term in self.terms)}")
+
+
+def theorem1(
+    problem: Problem,
+    *,
+    N: int,
+    K: int,
+    T: int,
+    alpha: float | None = None,
+    form: Literal["statement", "proof"] = "statement",
+) -> Bound:
+    """Theorem 1: K local steps in every round. Without `alpha`, the step size of Corollary 1.
+
+    The statement has 1/T and αN/T where the last line of the proof has 1/(KT) and αN/(KT).
+    """
+    checks.choice("form", form, ("statement", "proof"))
+    step = step_size(N=N, K=K, T=T, eps=problem.eps, L=problem.L)
+    return _bound("Theorem 1", form, problem, step, _Run(N, K, T, K * T, "KT"), alpha)
+
+
+def corollary1(problem: Problem, *, N: int, K: int, T: int) -> Bound:
+    """Corollary 1: C1/√(NKT) + C2 N/(KT) + C3/(KT) + C4 (N/(KT))^1.5, which needs α = √(N/(KT)) below the cap."""
+    step = step_size(N=N, K=K, T=T, eps=problem.eps, L=problem.L)
+    return _bound("Corollary 1", "constants", problem, step, _Run(N, K, T, K * T, "KT"))
+
+
+def corollary2(
+    problem: Problem,
+    *,
+    N: int,
+    K: int,
+    T: int,
+    alpha: float | None = None,
+    form: Literal["proof", "constants"] = "proof",
+) -> Bound:
+    """Corollary 2, momentum restarted in every round: the proof of Theorem 1 without the K² part of its α² term."""
+    checks.choice("form", form, ("proof", "constants"))
+    step = step_size(N=N, K=K, T=T, eps=problem.eps, L=problem.L)
+    return _bound("Corollary 2", form, problem, step, _Run(N, K, T, K * T, "KT"), alpha, restart=True)
+
+
+def theorem2(
+    problem: Problem,
+    *,
+    N: int,
+    intervals: Sequence[int] | np.ndarray,
+    alpha: float | None = None,
+    form: Literal["proof", "constants"] = "proof",
+) -> Bound:
+    """Theorem 2: K_0 ≤ K_1 ≤ … ≤ K_{T−1} local steps. The theorem states an order; this is what its proof ends in.
+
+    "proof" computes from α and K_{T−1}; "constants" from C1, C2,1 … C4,2, which assume that the cap on α does not bind.
+    """
+    checks.choice("form", form, ("proof", "constants"))
+    K = checks.intervals(intervals)
+    step = adaptive_step_size(N=N, intervals=K, eps=problem.eps, L=problem.L)
+    return _bound("Theorem 2", form, problem, step, _Run(N, int(K[-1]), len(K), int(K.sum()), "ΣK"), alpha)
+
+
+def rounds_to_speedup(problem: Problem, *, N: int, K: int, restart: bool = False) -> float:
+    """The T from which C1/√(NKT) is the largest of Corollary 1's four terms (of Corollary 2's with `restart`).
+
+    For large N it is the term N/(KT) that decides: it asks for KT ≥ N³ (C2/C1)².
+    """
+    checks.count("N", N)
+    checks.count("K", K)
+    parts = constants(problem, restart=restart)
+    if parts.C1 == 0:
+        raise ValueError("with gap = 0 and sigma = 0 the first term is 0 and never the largest; give one of them")
+    steps = (
+        N**3 * (parts.C2(K) / parts.C1) ** 2,
+        N * (parts.C3(K) / parts.C1) ** 2,
+        N**2 * parts.C4(K) / parts.C1,
+    )
+    return max(steps) / K
+
+
+class _Run(NamedTuple):
+    """What the formulas know of a run. K is the last and largest interval; `name` is how the sum of all is written."""
+
+    N: int
+    K: int
+    T: int
+    steps: int
+    name: str
+
+    @property
+    def below(self) -> str:
+        """The sum as it stands below a fraction bar."""
+        return f"({self.name})" if self.name == "KT" else self.name
+
+
+def _bound(
+    source: str,
+    form: str,
+    problem: Problem,
+    step: StepSize,
+    run: _Run,
+    alpha: float | None = None,
+    restart: bool = False,
+) -> Bound:
+    parts = constants(problem, restart=restart)
+    if alpha is not None:
+        if form == "constants":
+            raise ValueError(f'form="constants" has α = √(N/{run.below}) built in; leave alpha out or use form="proof"')
+        step = StepSize(alpha=checks.positive("alpha", alpha), uncapped=step.uncapped, cap=step.cap)
+    terms = _rates(parts, run) if form == "constants" else _terms(parts, step.alpha, run, form)
+    return Bound(source, form, step, terms, tuple(_remarks(problem, step, run, form)))
+
+
+def _terms(parts: Constants, alpha: float, run: _Run, form: str) -> tuple[Term, ...]:
+    """The five terms in α."""
+    below, divisor = ("T", run.T) if form == "statement" else (run.below, run.steps)
+    return (
+        Term("initial gap", parts.gap, 1 / (alpha * run.steps)),
+        Term("α²", parts.C2(run.K), alpha**2),
+        Term(f"1/{below}", parts.C3(run.K), 1 / divisor),
+        Term(f"αN/{below}", parts.C4(run.K), alpha * run.N / divisor),
+        Term("α/N", parts.noise, alpha / run.N),
+    )
+
+
+def _rates(parts: Constants, run: _Run) -> tuple[Term, ...]:
+    """The four terms that α = √(N/(KT)) turns them into."""
+    return (
+        Term(f"1/√(N{run.name})", parts.C1, 1 / math.sqrt(run.N * run.steps)),
+        Term(f"N/{run.below}", parts.C2(run.K), run.N / run.steps),
+        Term(f"1/{run.below}", parts.C3(run.K), 1 / run.steps),
+        Term(f"(N/{run.below})^1.5", parts.C4(run.K), (run.N / run.steps) ** 1.5),
+    )
+
+
+def _remarks(problem: Problem, step: StepSize, run: _Run, form: str) -> list[str]:
+    N, name, below = run.N, run.name, run.below
+    remarks = []
+    if step.alpha > step.cap:
+        largest = largest_smoothness(eps=problem.eps, alpha=step.alpha)
+        remarks.append(
+            f"The theorem asks for α ≤ 3ε/(20L) = {step.cap:.3g}, and α is {step.alpha:.3g}: the cap does not hold for"
+            f" L > {largest:.3g}, and L is {problem.L:.3g}."
+        )
+    if step.cap_binds:
+        binds = f"√(N/{below}) = {step.uncapped:.3g} is above the cap 3ε/(20L) = {step.cap:.3g}"
+        if form == "constants":
+            remarks.append(f"{binds}: these constants assume that it is not; read the terms in α instead.")
+        else:
+            remarks.append(f"{binds}: α may not follow it, and the rate 1/√(N{name}) is not derived here.")
+    if run.steps < N**3:
+        remarks.append(
+            f"{name} = {run.steps} is below N³ = {N**3}: 1/√(N{name}) is smaller than N/{below} even before constants."
+        )
+    if problem.eps > 1:
+        remarks.append(f"ε is {problem.eps:.3g}: the proof turns 1/ε into 1/ε², which needs ε ≤ 1.")
+    if problem.eps == problem.G_inf:
+        remarks.append("ε = G∞ leaves second moments no room to move: every client has the same constant rate.")
+    return remarks

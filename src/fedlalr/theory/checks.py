@@ -1,0 +1,66 @@
+"""Checks of the numbers a formula is asked about, each with a message for the person who typed them."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def positive(name: str, value: float) -> float:
+    """A finite number above zero."""
+    number = _number(name, value)
+    if not number > 0:
+        raise ValueError(f"{name} must be a finite number above 0, not {value!r}")
+    return number
+
+
+def not_negative(name: str, value: float) -> float:
+    """A finite number from zero on."""
+    number = _number(name, value)
+    if number < 0:
+        raise ValueError(f"{name} must be a finite number of at least 0, not {value!r}")
+    return number
+
+
+def count(name: str, value: int) -> int:
+    """A whole number from one on."""
+    try:
+        whole = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number of at least 1, not {value!r}") from None
+    if isinstance(value, bool) or whole < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+    return whole
+
+
+def choice(name: str, value: str, allowed: Sequence[str]) -> str:
+    """One of the allowed words."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+    return value
+
+
+def intervals(values: Sequence[int] | np.ndarray) -> NDArray[np.int64]:
+    """The local steps K_0 … K_{T−1} of every round: whole, at least 1, never falling."""
+    array = np.asarray(values)
+    if array.ndim != 1 or array.size == 0:
+        raise ValueError("intervals must be a non-empty list with the local steps of every round, such as [3, 3, 3, 4]")
+    if array.dtype.kind not in "iu" or array.min() < 1:
+        raise ValueError(f"intervals must hold whole numbers of at least 1, not {values!r}")
+    if (np.diff(array) < 0).any():
+        raise ValueError("intervals must never fall: Theorem 2 bounds every K_t by the last one, K_{T-1}")
+    return array.astype(np.int64)
+
+
+def _number(name: str, value: float) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number, not {value!r}") from None
+    if isinstance(value, bool | str) or not math.isfinite(number):
+        raise ValueError(f"{name} must be a finite number, not {value!r}")
+    return number
