@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 import pytest
@@ -163,6 +164,7 @@ def initial_model() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
 
 
+@cache
 def client_data() -> list[Batch]:
     """Unequal clients with shifted inputs, so that they disagree."""
     rng = np.random.default_rng(7)
@@ -173,6 +175,7 @@ def tensors() -> list[tuple[Tensor, Tensor]]:
     return [(torch.from_numpy(inputs), torch.from_numpy(targets)) for inputs, targets in client_data()]
 
 
+@cache
 def batches(setting: Setting, number: int, client: int) -> list[Batch]:
     """A client's mini-batches of a round, cut from its data by the library's exported plan."""
     ids, sizes = torch.tensor([client]), torch.tensor([SIZES[client]])
@@ -210,6 +213,7 @@ def played(case: Case, setting: Setting) -> list[ServerState]:
         algorithm=case.algorithm,
         loss=nn.functional.cross_entropy,
         local=setting.local,
+        device=torch.device("cpu"),
         batch_size=setting.batch_size,
         weight_decay=WEIGHT_DECAY,
         clip_norm=setting.clip_norm,
@@ -228,7 +232,7 @@ def played(case: Case, setting: Setting) -> list[ServerState]:
 def relative_error(got: Vector, wanted: Vector) -> float:
     """The largest deviation, entry by entry where a slot is positive throughout, else measured in its largest entry.
 
-    A signed slot has entries where larger numbers cancel; relative to such an entry alone, rounding looks like an error.
+    A signed slot has entries where larger numbers cancel; relative to such an entry alone, rounding looks large.
     """
     if (wanted > 0).all():
         return float((np.abs(got - wanted) / wanted).max())
@@ -250,9 +254,9 @@ def test_every_slot_follows_the_derivation_in_every_round(case: Case, setting: S
                 assert error <= TOLERANCE, f"client {client}'s {name} in round {state.round} is off by {error:.2e}"
 
 
-@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_a_run_ends_where_the_derivation_ends(case: Case, setting: Setting) -> None:
+def test_a_run_ends_where_the_derivation_ends(case: Case) -> None:
+    setting = SETTINGS["ragged_partial_clipped"]
     result = fl.run(
         initial_model(),
         tensors(),
