@@ -45,7 +45,7 @@ VECTORS = {  # model-sized vectors (down, up) of each method, from its paper
     "fedadagrad": (1, 1),
     "fedyogi": (1, 1),
     "fedavgm": (1, 1),
-    "fedlada": (3, 3),
+    "fedlada": (3, 2),
     "localadam": (1, 1),
 }
 
