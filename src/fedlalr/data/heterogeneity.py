@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -121,17 +122,18 @@ def draw(counts: Counts, path: str | Path, title: str | None = None) -> Path:
     return target
 
 
-def _bars(figure: object, axes: object, shown: Counts) -> None:
+def _bars(figure: Any, axes: Any, shown: Counts) -> None:
     from matplotlib import colormaps
 
     colours = colormaps["tab10" if shown.shape[1] <= 10 else "tab20"]
-    base = np.zeros(len(shown))
-    for label, height in enumerate(shown.T):
-        axes.bar(np.arange(len(shown)), height, bottom=base, width=1.0, color=colours(label), label=str(label))  # type: ignore[attr-defined]
-        base += height
-    axes.margins(x=0)  # type: ignore[attr-defined]
-    axes.set_ylabel("samples")  # type: ignore[attr-defined]
-    figure.legend(loc="outside right upper", title="class", fontsize="small", frameon=False)  # type: ignore[attr-defined]
+    edges = np.arange(len(shown) + 1) - 0.5
+    tops = np.cumsum(shown, axis=1).T
+    # One outline a class; a rectangle for each client and class would take seconds.
+    for label, (base, top) in enumerate(zip([np.zeros(len(shown)), *tops[:-1]], tops, strict=True)):
+        axes.stairs(top, edges, baseline=base, fill=True, color=colours(label), label=str(label))
+    axes.margins(x=0)
+    axes.set_ylabel("samples")
+    figure.legend(loc="outside right upper", title="class", fontsize="small", frameon=False)
 
 
 def _entropy(mix: NDArray[np.float64]) -> NDArray[np.float64]:

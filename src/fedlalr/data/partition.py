@@ -142,16 +142,17 @@ def partition(
     if scheme == "natural":
         return _natural(len(classes), clients, ids)
     clients = 100 if clients is None else _whole("clients", clients, least=1)
+    alpha = _number("alpha", alpha, least=1e-100)
     if clients > len(classes):
         raise ValueError(
             f"{clients} clients cannot share {len(classes)} samples: every client needs at least one; use fewer clients"
         )
     rng = np.random.default_rng(_whole("seed", seed, least=0))
     if scheme == "dirichlet":
-        owner = schemes.dirichlet(classes, clients, _positive("alpha", alpha), rng)
+        owner = schemes.dirichlet(classes, clients, alpha, rng)
     elif scheme == "dirichlet-classes":
         least = _min_size(min_size, clients, len(classes))
-        owner = schemes.dirichlet_classes(classes, clients, _positive("alpha", alpha), least, rng)
+        owner = schemes.dirichlet_classes(classes, clients, alpha, least, rng)
     elif scheme == "iid":
         owner = schemes.iid(classes, clients, rng)
     elif scheme == "shards":
@@ -159,7 +160,7 @@ def partition(
         owner = schemes.shards(classes, clients, k, rng)
     else:
         least = _min_size(min_size, clients, len(classes))
-        spread = 1.0 if sigma is None else _positive("sigma", sigma, zero=True)
+        spread = 1.0 if sigma is None else _number("sigma", sigma, least=0.0)
         owner = schemes.lognormal(classes, clients, spread, least, rng)
     return Partition.from_owners(owner, clients)
 
@@ -224,13 +225,12 @@ def _whole(name: str, value: Any, least: int) -> int:
     return number
 
 
-def _positive(name: str, value: Any, zero: bool = False) -> float:
-    allowed = "a finite number of at least 0" if zero else "a finite number above 0"
+def _number(name: str, value: Any, least: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise TypeError(f"{name} must be {allowed}, not {value!r}")
+        raise TypeError(f"{name} must be a number, not {value!r}")
     number = float(value)
-    if not math.isfinite(number) or number < 0 or (number == 0 and not zero):
-        raise ValueError(f"{name} must be {allowed}, not {value!r}")
+    if not math.isfinite(number) or number < least:
+        raise ValueError(f"{name} must be a finite number of at least {least:g}, not {value!r}")
     return number
 
 

@@ -34,7 +34,18 @@ def lognormal(classes: Indices, clients: int, sigma: float, min_size: int, rng: 
 
 
 def dirichlet(classes: Indices, clients: int, alpha: float, rng: np.random.Generator) -> Indices:
-    """Equal sizes, one class prior per client: FedDyn's partition.
+    """Equal sizes, one class prior per client drawn from Dir(alpha · 1): FedDyn's partition."""
+    labels = int(classes.max()) + 1
+    if clients * labels > _LARGEST_TABLE:
+        raise ValueError(
+            f"the scheme 'dirichlet' keeps a prior over {labels} classes for each of {clients} clients, "
+            f"more than {_LARGEST_TABLE:,} numbers; use fewer clients or coarser labels"
+        )
+    return deal_by_priors(classes, _log_dirichlet(alpha, (clients, labels), rng), rng)
+
+
+def deal_by_priors(classes: Indices, log_prior: Floats, rng: np.random.Generator) -> Indices:
+    """Deal equal sizes by the clients' class priors, whose logarithms are `[N, K]`.
 
     The rule: until all is dealt, take a random client that is not full, a class from its prior renormalised over the
     classes of which any sample is left, and a random unused sample of that class.
@@ -43,16 +54,9 @@ def dirichlet(classes: Indices, clients: int, alpha: float, rng: np.random.Gener
     so the next one is always uniform among those that are not. Every arrival draws a wish from its client's prior;
     a wish for a class that has run out by then is drawn again from the rest, which is what renormalising means.
     """
-    left = np.bincount(classes)
-    if clients * len(left) > _LARGEST_TABLE:
-        raise ValueError(
-            f"the scheme 'dirichlet' keeps a prior over {len(left)} classes for each of {clients} clients, "
-            f"more than {_LARGEST_TABLE} numbers; use fewer clients or coarser labels"
-        )
-    arrivals = _arrivals(equal_sizes(len(classes), clients), rng)
-    log_prior = _log_dirichlet(alpha, (clients, len(left)), rng)
+    arrivals = _arrivals(equal_sizes(len(classes), len(log_prior)), rng)
     wishes = _wishes(arrivals, log_prior, rng)
-    dealt = _settle(wishes, arrivals, log_prior, left, rng)
+    dealt = _settle(wishes, arrivals, log_prior, np.bincount(classes), rng)
     owner = np.empty(len(classes), np.int64)
     # The i-th arrival that is dealt class c takes the i-th sample of a shuffled class c.
     owner[_shuffled_by_class(classes, rng)] = arrivals[np.argsort(dealt, kind="stable")]
