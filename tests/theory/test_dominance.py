@@ -32,7 +32,7 @@ def test_map_shows_the_terms_that_occur_and_the_binding_cap():
     figure = plot_dominance(grid)
     axes = figure.axes[0]
     shown = {text.get_text() for text in axes.get_legend().get_texts()}
-    assert shown == {grid.names[index] for index in np.unique(grid.largest)} | {"cap binds"}
+    assert shown == {grid.names[index] for index in np.unique(grid.largest)} | {"cap binds below"}
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     image = io.BytesIO()
     figure.savefig(image, format="png")

@@ -13,10 +13,11 @@ from fedlalr.theory.bounds import theorem1
 from fedlalr.theory.problem import Problem
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette: told apart with any colour vision, and in grey by lightness.
+# Okabe and Ito's palette, told apart with any colour vision.
 COLOURS = ("#56B4E9", "#D55E00", "#F0E442", "#CC79A7", "#009E73")
 
 
@@ -30,6 +31,7 @@ class Dominance:
     names: tuple[str, ...]
     largest: NDArray[np.int64]
     total: NDArray[np.float64]
+    cap: float
     cap_binds: NDArray[np.bool_]
 
     def name(self, N: int, T: int) -> str:
@@ -57,29 +59,31 @@ def dominance(
         names=tuple(term.name for term in bounds[0][0].terms),
         largest=values.argmax(axis=-1),
         total=values.sum(axis=-1),
+        cap=bounds[0][0].step.cap,
         cap_binds=np.array([[bound.step.cap_binds for bound in row] for row in bounds]),
     )
 
 
 def plot_dominance(grid: Dominance, *, axes: Axes | None = None) -> Figure:
-    """Draw the map on logarithmic axes, hatched where the cap on α binds. Save it with `.savefig`."""
+    """Draw the map on logarithmic axes, with a line below which the cap on α binds. Save it with `.savefig`."""
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     if axes is None:
-        axes = Figure(figsize=(3.5, 3.1), layout="constrained").add_subplot()
+        axes = Figure(figsize=(3.5, 3.4), layout="constrained").add_subplot()
     axes.pcolormesh(
         _edges(grid.N), _edges(grid.T), grid.largest, cmap=ListedColormap(COLOURS), vmin=-0.5, vmax=4.5, rasterized=True
     )
     shown = [index for index in range(len(grid.names)) if (grid.largest == index).any()]
-    patches = [Patch(facecolor=COLOURS[index], label=grid.names[index]) for index in shown]
-    if grid.cap_binds.any():
-        hidden = np.ma.masked_where(~grid.cap_binds, np.ones_like(grid.total))
-        axes.pcolor(_edges(grid.N), _edges(grid.T), hidden, hatch="////", alpha=0, linewidth=0)
-        patches.append(Patch(facecolor="none", hatch="////", label="cap binds"))
     axes.set(xscale="log", yscale="log", xlabel="clients N", ylabel="rounds T", title=f"largest term, K = {grid.K}")
-    axes.legend(handles=patches, loc="upper left", bbox_to_anchor=(0, -0.2), ncols=3, frameon=False, fontsize="small")
+    handles: list[Artist] = [Patch(facecolor=COLOURS[index], label=grid.names[index]) for index in shown]
+    if grid.cap_binds.any():
+        bounds = axes.get_xlim(), axes.get_ylim()
+        binding = [clients / (grid.K * grid.cap**2) for clients in bounds[0]]
+        handles += axes.plot(bounds[0], binding, "k--", linewidth=1, label="cap binds below")
+        axes.set(xlim=bounds[0], ylim=bounds[1])
+    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, -0.2), ncols=2, frameon=False, fontsize="small")
     figure = axes.get_figure()
     assert isinstance(figure, Figure)  # axes that belong to no figure cannot be drawn on
     return figure
