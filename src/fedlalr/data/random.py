@@ -45,7 +45,9 @@ def bits(start: int, *counters: Tensor | int) -> Tensor:
     """
     state: Tensor | int = start
     for counter in counters:
-        state = _mix_tensor((state ^ counter) + _signed(_GOLDEN)) if _any_tensor(state, counter) else _fold(state, counter)
+        state = (
+            _mix_tensor((state ^ counter) + _signed(_GOLDEN)) if _any_tensor(state, counter) else _fold(state, counter)
+        )
     if not isinstance(state, Tensor):
         raise TypeError("bits needs at least one tensor of counters; use key() for plain integers")
     return (state >> 1) & ((1 << 63) - 1)
