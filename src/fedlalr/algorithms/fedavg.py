@@ -8,8 +8,8 @@
             send x_i                                                           # finish
         x = mean x_i  over S                                                   # update
 
-McMahan, Moore, Ramage, Hampson, Agüera y Arcas. "Communication-Efficient Learning of Deep Networks from Decentralized Data".
-AISTATS 2017.
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas. "Communication-Efficient Learning of Deep Networks from Decentralized
+Data". AISTATS 2017.
 """
 
 from __future__ import annotations

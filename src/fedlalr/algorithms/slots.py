@@ -1,11 +1,11 @@
 """Named slots: the vocabulary every algorithm is written in.
 
-A *slot* is a model-shaped quantity with a name (`x`, `m`, `v_hat`). A `Slots` value holds some of them; it is what the server
-keeps, what it broadcasts, what a client works on and what it sends back. Each slot is one tensor: a flat vector `[P]` for one
-client or the server, a stack `[C, P]` for a cohort. Algorithms are element-wise and never ask which.
+A *slot* is a model-shaped quantity with a name (`x`, `m`, `v_hat`). A `Slots` value holds some of them; it is what the
+server keeps, what it broadcasts, what a client works on and what it sends back. Each slot is one tensor: a flat vector
+`[P]` for one client or the server, a stack `[C, P]` for a cohort. Algorithms are element-wise and never ask which.
 
-A `SlotTable` says which slots travel, in which direction, how the server reduces them, and which a client keeps. Communication
-cost follows from it.
+A `SlotTable` says which slots travel, in which direction, how the server reduces them, and which a client keeps.
+Communication cost follows from it.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ def _from_dict(tensors: dict[str, Tensor]) -> Slots:
 class SlotTable:
     """Which slots travel and how: the communication contract of an algorithm.
 
-    `down` is broadcast by the server. `up` is sent by every client, with the reduction the server applies over the cohort; a
-    slot that also went down is reduced as *change from the broadcast*, so that equal replies reduce to themselves exactly.
-    `kept` stays on the client from one of its rounds to the next and starts at zero. `grows` names the slots that
-    can only grow from what was broadcast, so that a reply below it is refused.
+    `down` is broadcast by the server. `up` is sent by every client, with the reduction the server applies over the
+    cohort; a slot that also went down is reduced as *change from the broadcast*, so that a coordinate nobody touched
+    stays exactly as it was. `kept` stays on the client from one of its rounds to the next and starts at zero. `grows`
+    names the slots that can only grow from what was broadcast, so that a reply below it is refused.
     """
 
     down: tuple[str, ...]
@@ -109,8 +109,8 @@ class SlotTable:
 class Context:
     """What an algorithm may know beside tensors.
 
-    On a client `steps` is its own number of local steps K (a tensor `[C, 1]` where clients of a stack differ) and `step` counts
-    them from 1. On the server `steps` is the mean of K over the accepted replies, weighted like the reduction.
+    On a client `steps` is its own number of local steps K (a tensor `[C, 1]` where clients of a stack differ) and `step`
+    counts them from 1. On the server `steps` is the mean of K over the accepted replies, weighted like the reduction.
     """
 
     round: int
