@@ -1,0 +1,192 @@
+"""Getting a file onto this machine whole or not at all: where it goes, who may write, and the download itself."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import shutil
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from filelock import FileLock, Timeout
+from platformdirs import user_cache_path
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with what is under way, the bytes done and the bytes in total (None: unknown)."""
+
+CONNECT_SECONDS = 5.0
+"""A host that does not answer within this time counts as unreachable."""
+LOCK_SECONDS = 3600.0
+_CHUNK = 1 << 20
+
+
+class DataNotFound(FileNotFoundError):
+    """A data set is nowhere to be had. The message lists what was tried and what to do."""
+
+
+class DataCorrupt(ValueError):
+    """A file is not what it should be. The message names it."""
+
+
+class RouteFailed(Exception):
+    """One way to a data set did not work; there may be others."""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What is known of a file: its size in bytes (None: unknown) and a checksum, as `Fact(60_008, "md5", "a25b…")`."""
+
+    size: int | None
+    algorithm: str
+    digest: str
+
+    def check(self, content: bytes, where: str) -> None:
+        """Refuse content that is not the file's."""
+        self._compare_size(len(content), where)
+        self._compare_digest(hashlib.new(self.algorithm, content, usedforsecurity=False).hexdigest(), where)
+
+    def check_file(self, path: Path) -> None:
+        """Refuse a file that is not the expected one, without reading it into memory."""
+        self._compare_size(path.stat().st_size, str(path))
+        with path.open("rb") as file:
+            self._compare_digest(hashlib.file_digest(file, self.algorithm).hexdigest(), str(path))
+
+    def _compare_size(self, size: int, where: str) -> None:
+        if self.size is not None and size != self.size:
+            raise DataCorrupt(
+                f"{where} has {size:,} bytes, but {self.size:,} are expected; it is cut short or another file"
+            )
+
+    def _compare_digest(self, found: str, where: str) -> None:
+        if found != self.digest:
+            raise DataCorrupt(f"{where} is wrong: its {self.algorithm} checksum is {found}, not {self.digest}")
+
+
+def data_folder() -> Path:
+    """Where data sets are kept: `FEDLALR_DATA`, or the platform's cache folder."""
+    chosen = os.environ.get("FEDLALR_DATA")
+    return Path(chosen).expanduser() if chosen else user_cache_path("fedlalr") / "data"
+
+
+def make_folder(folder: Path) -> Path:
+    """Create a folder, or say why it cannot be had."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise type(error)(
+            f"the data folder {folder} cannot be made ({error.strerror}); set FEDLALR_DATA to a folder you may write to"
+        ) from error
+    return folder
+
+
+@contextmanager
+def locked(folder: Path, name: str, progress: Progress | None = None) -> Iterator[None]:
+    """Hold the right to write one data set of a folder, across processes. A killed holder lets go by itself."""
+    lock = FileLock(make_folder(folder) / f".{name}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        if progress is not None:
+            progress(f"waiting for another process that fetches {name}", 0, None)
+        try:
+            lock.acquire(timeout=LOCK_SECONDS)
+        except Timeout as error:
+            raise TimeoutError(
+                f"another process has held {lock.lock_file} for {LOCK_SECONDS / 3600:.0f} hour; end it, then try again"
+            ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def workspace(folder: Path, name: str) -> Iterator[Path]:
+    """An empty folder for a download, gone afterwards. The caller holds the lock, so older ones are left by a crash."""
+    for leftover in folder.glob(f".{name}-*.tmp"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    place = Path(tempfile.mkdtemp(dir=folder, prefix=f".{name}-", suffix=".tmp"))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` make a file beside `path`, flush it to the disk and rename it: `path` is old or new, never half."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def download(url: str, path: Path, fact: Fact | None = None, progress: Progress | None = None) -> Path:
+    """Fetch a URL to `path` and verify it. An interrupted download leaves nothing behind and starts anew."""
+    description = f"downloading {url.rsplit('/', 1)[-1]}"
+
+    def write(temporary: Path) -> None:
+        request = urllib.request.Request(url, headers={"User-Agent": "fedlalr"})
+        with urllib.request.urlopen(request, timeout=CONNECT_SECONDS) as answer, temporary.open("wb") as file:
+            stated = answer.headers.get("Content-Length")
+            total = int(stated) if stated else (fact.size if fact else None)
+            done = _copy(answer, file, description, total, progress)
+        if total is not None and done != total:
+            raise RouteFailed(f"{url} broke off after {done:,} of {total:,} bytes")
+        if fact is not None:
+            fact.check_file(temporary)
+
+    try:
+        write_atomically(path, write)
+    except DataCorrupt as error:
+        raise RouteFailed(f"{url} gave a wrong file: {error}") from error
+    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+        raise RouteFailed(f"{url} cannot be read ({getattr(error, 'reason', None) or error})") from error
+    return path
+
+
+def reachable(url: str) -> bool:
+    """Whether a web server answers at all, through the proxies of the environment, within a few seconds."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=CONNECT_SECONDS):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError):
+        return False
+
+
+def _copy(source: BinaryIO, target: BinaryIO, description: str, total: int | None, progress: Progress | None) -> int:
+    done = 0
+    while chunk := source.read(_CHUNK):
+        target.write(chunk)
+        done += len(chunk)
+        if progress is not None:
+            progress(description, done, total)
+        if total is not None and done > total:
+            break
+    return done
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power cut, where the platform can open folders."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,77 @@
+"""Reading named files out of a folder or an archive, into memory, never onto the disk."""
+
+from __future__ import annotations
+
+import gzip
+import tarfile
+import zlib
+from collections.abc import Collection
+from pathlib import Path
+from typing import IO
+
+from fedlalr.data.fetch import DataCorrupt
+
+LARGEST = 256 << 20
+"""No file of a data set is larger; an archive that claims otherwise is refused before its content takes memory."""
+
+
+def from_folder(folder: Path, names: Collection[str]) -> dict[str, bytes]:
+    """The content of every named file of a folder; all must be there."""
+    _refuse_missing(folder, [name for name in names if not (folder / name).is_file()])
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+def from_tar(archive: Path, names: Collection[str]) -> dict[str, bytes]:
+    """The content of every named file of a tar archive, whatever folder it lies in there; all must be there."""
+    try:
+        with tarfile.open(archive, "r:*") as tar:
+            found = _members(tar, names, str(archive))
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataCorrupt(f"{archive} is not a whole archive ({error})") from error
+    _refuse_missing(archive, [name for name in names if name not in found])
+    return found
+
+
+def from_tar_stream(stream: IO[bytes], names: Collection[str], where: str) -> dict[str, bytes]:
+    """The same for an uncompressed archive that is piped in."""
+    try:
+        with tarfile.open(fileobj=stream, mode="r|") as tar:
+            found = _members(tar, names, where)
+    except (tarfile.TarError, EOFError) as error:
+        raise DataCorrupt(f"{where} is not a whole archive ({error})") from error
+    _refuse_missing(where, [name for name in names if name not in found])
+    return found
+
+
+def gunzip(content: bytes, where: str, limit: int) -> bytes:
+    """Decompress, but never to more than `limit` bytes."""
+    unpack = zlib.decompressobj(wbits=31)
+    try:
+        plain = unpack.decompress(content, limit + 1)
+    except zlib.error as error:
+        raise DataCorrupt(f"{where} is not a whole gzip file ({error})") from error
+    if len(plain) > limit:
+        raise DataCorrupt(f"{where} unpacks to more than the {limit:,} bytes that are expected")
+    if not unpack.eof:
+        raise DataCorrupt(f"{where} is cut short: the gzip stream does not end")
+    return plain
+
+
+def _members(tar: tarfile.TarFile, names: Collection[str], where: str) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for member in tar:
+        name = member.name.rsplit("/", 1)[-1]
+        if name not in names or not member.isfile():
+            continue
+        if member.size > LARGEST:
+            raise DataCorrupt(
+                f"{where} holds a {name} of {member.size:,} bytes, more than any file of the data set has"
+            )
+        file = tar.extractfile(member)
+        found[name] = file.read() if file is not None else b""
+    return found
+
+
+def _refuse_missing(where: Path | str, missing: list[str]) -> None:
+    if missing:
+        raise DataCorrupt(f"{where} is incomplete: it lacks {', '.join(missing)}")

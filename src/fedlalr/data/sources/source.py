@@ -1,0 +1,173 @@
+"""How a data set is found: a local folder, the cache, then one route after another, each verified before it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedlalr.data.fetch import DataCorrupt, DataNotFound, Progress, RouteFailed, data_folder, locked, workspace
+from fedlalr.data.sources import cache
+from fedlalr.data.sources.rawdata import Arrays, RawData
+
+
+@dataclass(frozen=True)
+class Route:
+    """A way to get a data set that is not on this machine: `get` fetches it into a folder of its own and reads it."""
+
+    title: str
+    get: Callable[[Path, Progress | None], Arrays]
+    cached_as: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set: how to read it in its original formats, where else it can be had, and how to check and build it."""
+
+    name: str
+    description: str
+    classes: int
+    train: int
+    test: int
+    formats: str
+    holds: Callable[[Path], bool]
+    read: Callable[[Path], Arrays]
+    check: Callable[[Arrays, str], None]
+    build: Callable[..., RawData]
+    routes: Sequence[Route] = ()
+    subfolders: Sequence[str] = ()
+    system_folders: Sequence[Path] = ()
+    embedded: Callable[[], Arrays] | None = None
+
+    @property
+    def cache_names(self) -> list[str]:
+        return list(dict.fromkeys(route.cached_as for route in self.routes))
+
+
+@dataclass(frozen=True)
+class Found:
+    """Arrays that passed their checks, and where they came from."""
+
+    arrays: Arrays
+    where: str
+
+
+def obtain(
+    source: Source, folder: Path | str | None = None, download: bool = True, progress: Progress | None = None
+) -> Found:
+    """Find a data set in the order that the documentation states, or say everything that was tried."""
+    if folder is not None:
+        return _from_given(source, Path(folder).expanduser())
+    if source.embedded is not None:
+        arrays = source.embedded()
+        source.check(arrays, "scikit-learn")
+        return Found(arrays, "scikit-learn")
+    tried: list[str] = []
+    for place in _places(source):
+        if source.holds(place):
+            return _read(source, place)
+        tried.append(f"folder {place}: no {source.name} there")
+    cached = _from_cache(source, tried)
+    if cached is not None:
+        return cached
+    if not download:
+        tried.append("download: not allowed by this call")
+        raise DataNotFound(_not_found(source, tried))
+    return _from_routes(source, tried, progress)
+
+
+def fetch(source: Source, progress: Progress | None = None, force: bool = False) -> Found:
+    """Make sure that the cache holds a data set, downloading it if it is missing, damaged or to be renewed."""
+    if source.embedded is not None:
+        return obtain(source)
+    tried: list[str] = []
+    if not force:
+        try:
+            cached = _from_cache(source, tried)
+        except DataCorrupt as error:
+            tried.append(f"cache: {error}")
+            cached = None
+            force = True
+        if cached is not None:
+            return cached
+    return _from_routes(source, tried, progress, force)
+
+
+def whereabouts(source: Source) -> str | None:
+    """Where a data set would be read from on this machine, without reading it; None if it would have to be fetched."""
+    if source.embedded is not None:
+        return "in scikit-learn"
+    files = [cache.path(data_folder(), name) for name in source.cache_names]
+    places = [place for place in _places(source) if source.holds(place)]
+    return next((str(place) for place in (*places, *files) if place.exists()), None)
+
+
+def _places(source: Source) -> list[Path]:
+    return [*(data_folder() / sub for sub in source.subfolders), *source.system_folders]
+
+
+def _from_given(source: Source, folder: Path) -> Found:
+    """A folder that the user named is the only place to look."""
+    if not folder.exists():
+        raise DataNotFound(f"{folder} does not exist; give the folder that holds {source.formats}")
+    for place in (folder, *(folder / sub for sub in source.subfolders if sub)):
+        if source.holds(place):
+            return _read(source, place)
+    raise DataNotFound(f"{folder} does not hold {source.name}; it must hold {source.formats}")
+
+
+def _read(source: Source, place: Path) -> Found:
+    arrays = source.read(place)
+    source.check(arrays, str(place))
+    return Found(arrays, str(place))
+
+
+def _from_cache(source: Source, tried: list[str]) -> Found | None:
+    for name in source.cache_names:
+        file = cache.path(data_folder(), name)
+        if file.is_file():
+            arrays, origin = cache.load(file, name)
+            return Found(arrays, f"{file} (from {origin})")
+        tried.append(f"cache {file}: not there")
+    return None
+
+
+def _from_routes(source: Source, tried: list[str], progress: Progress | None, force: bool = False) -> Found:
+    with locked(data_folder(), source.name, progress):
+        if not force:
+            cached = _from_cache(source, [])  # another process may have fetched it meanwhile
+            if cached is not None:
+                return cached
+        for route in source.routes:
+            try:
+                return _by_route(source, route, progress)
+            except (RouteFailed, DataCorrupt) as error:
+                tried.append(f"{route.title}: {error}")
+            except OSError as error:
+                reason = f"{source.name} cannot be stored in {data_folder()}: {error.strerror or error}"
+                raise OSError(
+                    error.errno, f"{reason}; free some space, or set FEDLALR_DATA to another folder"
+                ) from error
+    raise DataNotFound(_not_found(source, tried))
+
+
+def _by_route(source: Source, route: Route, progress: Progress | None) -> Found:
+    """Fetch, check, and only then cache."""
+    with workspace(data_folder(), source.name) as place:
+        arrays = route.get(place, progress)
+        source.check(arrays, route.title)
+    file = cache.path(data_folder(), route.cached_as)
+    cache.save(file, route.cached_as, arrays, route.title)
+    return Found(arrays, f"{file} (from {route.title})")
+
+
+def _not_found(source: Source, tried: list[str]) -> str:
+    attempts = "\n".join(f"  - {attempt}" for attempt in tried)
+    file = f"{(source.cache_names or [source.name])[0]}.safetensors"
+    return (
+        f"{source.name} was not found. Tried, in this order:\n{attempts}\nWhat you can do:\n"
+        f"  - connect to the internet and run: fedlalr data fetch {source.name}\n"
+        f"  - put {source.formats} into a folder and pass it as folder=…\n"
+        f"  - copy {file} from the data folder of a machine that has it to {data_folder()}\n"
+        f"  - set FEDLALR_DATA to a folder that holds one of these"
+    )

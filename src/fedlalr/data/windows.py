@@ -1,0 +1,65 @@
+"""Overlapping windows of a long text as a view: no window is stored, each is cut out when it is asked for."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Windows:
+    """Windows of `length` consecutive characters, as something to index like a tensor `[n, length]`.
+
+    The characters are held once, with one start per window: memory grows with the text, not with `length` times it.
+
+    >>> windows = Windows(torch.arange(10, dtype=torch.uint8), torch.tensor([0, 1, 5]), length=3)
+    >>> windows[torch.tensor([2, 0])].tolist(), windows.following().tolist()
+    ([[5, 6, 7], [0, 1, 2]], [3, 4, 8])
+    """
+
+    def __init__(self, characters: Tensor, starts: Tensor, length: int = 80) -> None:
+        if characters.ndim != 1 or starts.ndim != 1:
+            raise ValueError(
+                f"characters and starts must be vectors, not of shape {list(characters.shape)} and {list(starts.shape)}"
+            )
+        if length < 1:
+            raise ValueError(f"a window needs a length of at least 1, not {length}")
+        if len(starts) and (int(starts.min()) < 0 or int(starts.max()) + length > len(characters)):
+            raise ValueError(
+                f"windows of {length} that start from {int(starts.min())} to {int(starts.max())} "
+                f"do not lie within {len(characters)} characters"
+            )
+        self.characters, self.starts, self.length = characters, starts, length
+        self._span = torch.arange(length, device=characters.device)
+
+    @property
+    def device(self) -> torch.device:
+        return self.characters.device
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((len(self.starts), self.length))
+
+    @property
+    def nbytes(self) -> int:
+        """What is really held in memory."""
+        return self.characters.nbytes + self.starts.nbytes
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, index: Tensor | int | slice) -> Tensor:
+        """The windows at some places, as int64: `[b, length]` for a vector or slice, `[length]` for one place."""
+        return self.characters[self.starts[index].unsqueeze(-1) + self._span].long()
+
+    def following(self) -> Tensor:
+        """The character after every window, int64 `[n]`: what a language model is to predict."""
+        after = self.starts + self.length
+        if len(after) and int(after.max()) >= len(self.characters):
+            raise ValueError("the last window ends with the text: no character follows it")
+        return self.characters[after].long()
+
+    def to(self, device: torch.device | str) -> Windows:
+        return Windows(self.characters.to(device), self.starts.to(device), self.length)
+
+    def __repr__(self) -> str:
+        return f"Windows({len(self):,} of {self.length} characters, in {self.nbytes / 1e6:.1f} MB)"
