@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from fedlalr.algorithms.checks import check_choice
 from fedlalr.training.reference import ReferenceEngine
+from fedlalr.training.stacked import StackedEngine
 from fedlalr.training.work import Engine, Training
 
-ENGINES: dict[str, Callable[[Training], Engine]] = {"reference": ReferenceEngine}
+ENGINES: dict[str, Callable[[Training], Engine]] = {"reference": ReferenceEngine, "stacked": StackedEngine}
 """Engines by name."""
 
 

@@ -1,0 +1,106 @@
+"""BatchNorm over the real samples of a padded batch.
+
+A stack of clients whose batches differ in length is padded to one length. torch's BatchNorm would let the padding into
+its statistics; this one weighs it with zero and gives what torch's layer gives on the unpadded batch, running
+statistics included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+STOCK = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+"""The layers that can be replaced: what a subclass changes is not known here."""
+
+
+class MaskedBatchNorm(_BatchNorm):
+    """Stands in for one stock layer, whose parameters and buffers it takes over. Without a mask it is that layer."""
+
+    _check: Callable[[Tensor], None]
+    mask: Tensor | None
+    """Which samples of the batch are real, bool `[B]`; None where all are."""
+    lone: bool
+    """Whether some client of the stack has a batch of one sample, which torch's layer may refuse."""
+
+    def __init__(self, stock: _BatchNorm) -> None:
+        super().__init__(stock.num_features, stock.eps, stock.momentum, affine=False, track_running_stats=False)
+        self.weight, self.bias, self.affine = stock.weight, stock.bias, stock.affine
+        for name, buffer in stock._buffers.items():
+            self.register_buffer(name, buffer)
+        self.track_running_stats = stock.track_running_stats
+        self.training = stock.training
+        self._check = stock._check_input_dim
+        self.mask, self.lone = None, False
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        self._check(input)
+
+    def forward(self, input: Tensor) -> Tensor:
+        by_batch = self.training or self.running_mean is None
+        cumulative = self.training and self.track_running_stats and self.momentum is None
+        if not by_batch or (self.mask is None and not cumulative):
+            return super().forward(input)
+        self._check(input)
+        places = input[0, 0].numel()
+        if places == 1 and (self.lone or len(input) == 1):
+            raise ValueError(
+                f"Expected more than 1 value per channel when training, got input size {tuple(input.shape)}"
+            )
+        mask = input.new_ones(len(input), dtype=torch.bool) if self.mask is None else self.mask
+        return self._normalise(input, mask.view(-1, *[1] * (input.dim() - 1)), places)
+
+    def _normalise(self, input: Tensor, mask: Tensor, places: int) -> Tensor:
+        wide = torch.promote_types(input.dtype, torch.float32)  # statistics are never in half precision
+        x, weight = input.to(wide), mask.to(wide)
+        over = (0, *range(2, input.dim()))
+        count = weight.sum().clamp(min=1) * places
+        mean = (x * weight).sum(over) / count
+        centred = x - self._across(mean, x)
+        variance = (centred.square() * weight).sum(over) / count
+        if self.training and self.track_running_stats:
+            self._remember(mean.detach(), variance.detach() * count / (count - 1).clamp(min=1))
+        out = centred * self._across((variance + self.eps).rsqrt(), x)
+        if self.weight is not None:
+            out = out * self._across(self.weight.to(wide), x) + self._across(self.bias.to(wide), x)
+        return out.to(input.dtype)
+
+    def _remember(self, mean: Tensor, variance: Tensor) -> None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked.add_(1)
+        momentum = 1 / self.num_batches_tracked.double() if self.momentum is None else self.momentum
+        for running, new in ((self.running_mean, mean), (self.running_var, variance)):
+            running.copy_((1 - momentum) * running + momentum * new)
+
+    @staticmethod
+    def _across(channels: Tensor, like: Tensor) -> Tensor:
+        return channels.view(1, -1, *[1] * (like.dim() - 2))
+
+
+def replace_norms(model: nn.Module) -> list[MaskedBatchNorm]:
+    """Put a masked layer in the place of every stock BatchNorm of a module, in place; a layer used twice stays one."""
+    made: dict[_BatchNorm, MaskedBatchNorm] = {}
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if type(child) in STOCK:
+                assert isinstance(child, _BatchNorm)
+                made.setdefault(child, MaskedBatchNorm(child))
+                setattr(parent, name, made[child])
+    return list(made.values())
+
+
+@contextmanager
+def masked(layers: list[MaskedBatchNorm], mask: Tensor | None, lone: bool = False) -> Iterator[None]:
+    """Let the layers know which samples are real while a batch goes through."""
+    for layer in layers:
+        layer.mask, layer.lone = mask, lone
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.mask, layer.lone = None, False
