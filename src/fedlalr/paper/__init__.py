@@ -1,0 +1,1 @@
+"""Every figure of the paper as a preset and a plot."""

@@ -1,0 +1,117 @@
+"""The figure of the linear speed-up, for one column of a paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.lines import Line2D
+
+from fedlalr.paper.speedup_results import REGIME, Point, Speedup
+
+# Okabe and Ito's palette, told apart with any colour vision; markers tell apart what colours do not.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
+MARKERS = ("o", "s", "^", "D", "v")
+CLAIM: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 0.9}
+
+
+def draw(result: Speedup, folder: Path) -> list[Path]:
+    """Write `speedup.png`, `speedup.pdf` and `speedup.svg`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"speedup.{kind}" for kind in ("png", "pdf", "svg")]
+    with mpl.rc_context():
+        mpl.rcParams.update({"font.size": 8, "xtick.labelsize": 7, "ytick.labelsize": 7, "legend.fontsize": 7})
+        figure = speedup_figure(result)
+        for path in paths:
+            figure.savefig(path, dpi=300)
+    return paths
+
+
+def speedup_figure(result: Speedup) -> Figure:
+    """Small panels with the rate of each variant, above one with the speed-up of all."""
+    figure = Figure(figsize=(3.5, 6.0), layout="constrained")
+    rows = -(-len(result.variants) // 2)
+    grid = figure.add_gridspec(2, 1, height_ratios=(rows * 1.1, 1.4))
+    above, below = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
+    panels = above.subplots(rows, 2, sharex=True, sharey=True, squeeze=False)
+    for axes, variant in zip(panels.flat, result.variants, strict=False):
+        _rate(axes, result, variant)
+    for axes in panels.flat[len(result.variants) :]:
+        axes.set_visible(False)
+    top = max(point.mean for point in result.points if not point.cap_binds)
+    panels.flat[0].set_ylim(top=top * 9)  # room for the slopes; the panels share the axis
+    above.supxlabel("N·K·T", fontsize=8)
+    above.supylabel("mean of ‖∇f(x̄)‖² over all local steps", fontsize=8)
+    _legend(above, result)
+    _gain(below.subplots(), result)
+    return figure
+
+
+def _rate(axes: Axes, result: Speedup, variant: str) -> None:
+    """One variant: every run in its own colour, hollow outside the regime, with the slope that is claimed."""
+    points = [point for point in result.of(variant) if not point.cap_binds]
+    for steps, style in _styles(result, variant).items():
+        for point in points:
+            if point.steps == steps:
+                _mark(axes, point, point.N * point.steps, point.mean, *style)
+    size = np.array([point.N * point.steps for point in points])
+    ends = np.array([size.min(), size.max()])
+    height = min(point.mean * np.sqrt(point.N * point.steps) for point in points) * 0.75
+    axes.plot(ends, height / np.sqrt(ends), **CLAIM)
+    axes.set(xscale="log", yscale="log")
+    fits = [fit for fit in result.fits if (fit.variant, fit.against) == (variant, "NKT")]
+    slope = "".join(f"\n{fit.slope:.3f} [{fit.low:.3f}, {fit.high:.3f}]" for fit in fits).replace("-", "−")
+    axes.text(0.97, 0.96, variant + slope, transform=axes.transAxes, ha="right", va="top", fontsize=7)
+
+
+def _legend(figure: SubFigure, result: Speedup) -> None:
+    handles = [
+        Line2D([], [], linestyle="none", marker=marker, markersize=3.5, color=colour, label=_thousands(steps))
+        for steps, (colour, marker) in _styles(result, result.variants[0]).items()
+    ]
+    handles.append(Line2D([], [], label="slope −1/2", **CLAIM))
+    title = f"local steps KT of a run (hollow: KT < {REGIME} N³)"
+    legend = figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, title=title)
+    legend.get_title().set_fontsize(7)
+
+
+def _gain(axes: Axes, result: Speedup) -> None:
+    """How many times fewer local steps N clients need, by the rate 1/√(KT): the squared ratio to one client."""
+    sizes: set[int] = set()
+    for variant, colour, marker in zip(result.variants, COLOURS, MARKERS, strict=False):
+        points = result.longest(variant)
+        alone = next(point for point in points if point.N == 1)
+        sizes |= {point.N for point in points}
+        gains = [(alone.mean / point.mean) ** 2 for point in points]
+        axes.plot([point.N for point in points], gains, color=colour, linewidth=0.8)
+        axes.plot([], [], color=colour, linewidth=0.8, marker=marker, markersize=3.5, label=variant)
+        for point, gain in zip(points, gains, strict=True):
+            _mark(axes, point, point.N, gain, colour, marker)
+    ticks = sorted(sizes)
+    axes.plot(ticks, ticks, label="linear", **CLAIM)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.set_yticks(ticks, [str(tick) for tick in ticks])
+    axes.set(xlabel="clients N", ylabel="speed-up over one client")
+    axes.legend(loc="upper left", frameon=False, title="longest run", alignment="left", title_fontsize=7)
+
+
+def _styles(result: Speedup, variant: str) -> dict[int, tuple[str, str]]:
+    """A colour and a marker for each length of run."""
+    lengths: Sequence[int] = sorted({point.steps for point in result.of(variant)})
+    return dict(zip(lengths, zip(COLOURS, MARKERS, strict=True), strict=False))
+
+
+def _mark(axes: Axes, point: Point, x: float, y: float, colour: str, marker: str) -> None:
+    face = colour if point.in_regime else "white"
+    axes.plot(x, y, marker=marker, markersize=3.5, markeredgewidth=0.7, color=colour, markerfacecolor=face)
+
+
+def _thousands(number: int) -> str:
+    return f"{number:,}".replace(",", " ")

@@ -1,0 +1,154 @@
+"""What a measurement of the speed-up comes to: its points, the slopes through them, and the files they are kept in."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from operator import itemgetter
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import t as student
+
+REGIME = 8
+"""KT ≥ REGIME · N³ is taken for KT ≫ N³."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """N clients in one run: the mean of ‖∇f(x̄)‖² over its local steps, in every repeat."""
+
+    variant: str
+    N: int
+    rounds: int
+    last_interval: int
+    steps: int
+    """KT, or ΣK_t."""
+    alpha: float
+    cap_binds: bool
+    seed: int
+    values: tuple[float, ...]
+
+    @property
+    def in_regime(self) -> bool:
+        """Whether KT ≫ N³ and the step size is the corollary's, so that the claim is about this point."""
+        return self.steps >= REGIME * self.N**3 and not self.cap_binds
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.values))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A straight line on logarithmic axes: its slope, with the 95 % confidence interval of the regression."""
+
+    variant: str
+    against: str
+    points: int
+    slope: float
+    low: float
+    high: float
+    spread: float
+    """Standard deviation of the slope over the repeats: how much of the interval is chance."""
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """All points of a measurement."""
+
+    points: tuple[Point, ...]
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(point.variant for point in self.points))
+
+    def of(self, variant: str) -> tuple[Point, ...]:
+        """The points of one variant."""
+        return tuple(point for point in self.points if point.variant == variant)
+
+    def longest(self, variant: str) -> tuple[Point, ...]:
+        """The points of a variant's longest run, one for every N."""
+        steps = max(point.steps for point in self.of(variant))
+        return tuple(point for point in self.of(variant) if point.steps == steps)
+
+    @property
+    def fits(self) -> tuple[Fit, ...]:
+        """For each variant three slopes: against N·K·T in the regime, against N·K·T wherever the step size is not
+        capped, and against N alone in the longest run, in the regime. A slope of fewer than three points is left out.
+        """
+        groups = [
+            (group, against)
+            for variant in self.variants
+            for against, group in (
+                ("NKT", [point for point in self.of(variant) if point.in_regime]),
+                ("NKT, also outside the regime", [point for point in self.of(variant) if not point.cap_binds]),
+                ("N, longest run", [point for point in self.longest(variant) if point.in_regime]),
+            )
+        ]
+        return tuple(fit(group, against) for group, against in groups if len(group) > 2)
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write `speedup.csv`, a line per point and repeat, and `speedup-fits.csv`, a line per slope."""
+        folder.mkdir(parents=True, exist_ok=True)
+        points, fits = folder / "speedup.csv", folder / "speedup-fits.csv"
+        _write(points, [line for point in self.points for line in _lines(point)])
+        _write(fits, [asdict(line) for line in self.fits])
+        return [points, fits]
+
+    @classmethod
+    def read(cls, folder: Path) -> Speedup:
+        """What `write` wrote; nothing where there is no file."""
+        path = folder / "speedup.csv"
+        if not path.exists():
+            return cls(())
+        with path.open(newline="", encoding="utf-8") as file:
+            groups = itertools.groupby(csv.DictReader(file), key=itemgetter("variant", "steps", "N"))
+            return cls(tuple(_point(list(lines)) for _, lines in groups))
+
+
+def fit(points: Sequence[Point], against: str) -> Fit:
+    """Fit a line through the logarithms of the means against those of N·K·T."""
+    if len(points) < 3:
+        raise ValueError(f"a slope with a confidence interval needs at least 3 points, not {len(points)}")
+    size = np.log([point.N * point.steps for point in points])
+    means = np.log([point.mean for point in points])
+    slope, height = np.polyfit(size, means, deg=1)
+    repeated = np.polyfit(size, np.log([point.values for point in points]), deg=1)[0]
+    off = means - (slope * size + height)
+    free = len(points) - 2
+    error = np.sqrt((off @ off) / free / ((size - size.mean()) ** 2).sum())
+    half = float(student.ppf(0.975, free) * error)
+    spread = float(repeated.std(ddof=1)) if len(repeated) > 1 else float("nan")
+    return Fit(points[0].variant, against, len(points), float(slope), float(slope) - half, float(slope) + half, spread)
+
+
+def _lines(point: Point) -> list[dict[str, object]]:
+    shared = {name: value for name, value in asdict(point).items() if name != "values"}
+    shared |= {"N_steps": point.N * point.steps, "in_regime": point.in_regime}
+    return [{**shared, "repeat": repeat, "mean_squared_gradient": value} for repeat, value in enumerate(point.values)]
+
+
+def _point(lines: list[dict[str, str]]) -> Point:
+    first = lines[0]
+    return Point(
+        variant=first["variant"],
+        N=int(first["N"]),
+        rounds=int(first["rounds"]),
+        last_interval=int(first["last_interval"]),
+        steps=int(first["steps"]),
+        alpha=float(first["alpha"]),
+        cap_binds=first["cap_binds"] == "True",
+        seed=int(first["seed"]),
+        values=tuple(float(line["mean_squared_gradient"]) for line in lines),
+    )
+
+
+def _write(path: Path, lines: list[dict[str, object]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        if lines:
+            writer = csv.DictWriter(file, fieldnames=list(lines[0]))
+            writer.writeheader()
+            writer.writerows(lines)

@@ -1,0 +1,35 @@
+from dataclasses import replace
+
+import pytest
+
+from fedlalr.paper.speedup import SCALES, VARIANTS, measure
+from fedlalr.paper.speedup_figure import draw, speedup_figure
+
+
+@pytest.fixture(scope="module")
+def result():
+    return measure(replace(SCALES["smoke"], steps=(64, 2048), clients=(1, 2, 4, 8), repeats=2))
+
+
+def test_figure_is_written_as_image_and_as_vectors(result, tmp_path):
+    paths = draw(result, tmp_path / "figures")
+    assert [path.name for path in paths] == ["speedup.png", "speedup.pdf", "speedup.svg"]
+    starts = [path.read_bytes()[:5] for path in paths]
+    assert starts == [b"\x89PNG\r", b"%PDF-", b"<?xml"]
+
+
+def test_every_variant_has_a_panel_with_its_slope(result):
+    figure = speedup_figure(result)
+    texts = [axes.texts[0].get_text() for axes in figure.get_axes()[:4]]
+    for variant, text in zip(VARIANTS, texts, strict=True):
+        line = next(fit for fit in result.fits if (fit.variant, fit.against) == (variant.name, "NKT"))
+        assert text.startswith(variant.name)
+        assert f"{line.slope:.3f}".replace("-", "−") in text
+
+
+def test_points_outside_the_regime_are_hollow(result):
+    axes = speedup_figure(result).get_axes()[-1]
+    marks = [line for line in axes.get_lines() if line.get_marker() != "None" and len(line.get_xdata())]
+    hollow = {int(line.get_xdata()[0]) for line in marks if line.get_markerfacecolor() == "white"}
+    filled = {int(line.get_xdata()[0]) for line in marks if line.get_markerfacecolor() != "white"}
+    assert (filled, hollow) == ({1, 2, 4}, {8})
