@@ -11,6 +11,7 @@ from typing import IO
 
 from fedlalr.data.fetch import DataCorrupt
 
+_CHUNK = 1 << 20
 LARGEST = 256 << 20
 """No file of a data set is larger; an archive that claims otherwise is refused before its content takes memory."""
 
@@ -22,10 +23,13 @@ def from_folder(folder: Path, names: Collection[str]) -> dict[str, bytes]:
 
 
 def from_tar(archive: Path, names: Collection[str]) -> dict[str, bytes]:
-    """The content of every named file of a tar archive, whatever folder it lies in there; all must be there."""
+    """The content of every named file of a .tar.gz archive, whatever folder it lies in there; all must be there."""
     try:
-        with tarfile.open(archive, "r:*") as tar:
-            found = _members(tar, names, str(archive))
+        with gzip.open(archive) as stream:
+            with tarfile.open(fileobj=stream, mode="r:") as tar:
+                found = _members(tar, names, str(archive))
+            while stream.read(_CHUNK):
+                pass  # to the end, where the checksum of the whole stands
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataCorrupt(f"{archive} is not a whole archive ({error})") from error
     _refuse_missing(archive, [name for name in names if name not in found])

@@ -142,13 +142,6 @@ SOURCES: Final[dict[str, Source]] = {
     )
 }
 
-_ALIASES: Final = {
-    "cifar-10": "cifar10",
-    "cifar-100": "cifar100",
-    "fashion-mnist": "fashion",
-    "fashionmnist": "fashion",
-}
-
 
 @dataclass(frozen=True)
 class Available:
@@ -174,10 +167,9 @@ class Description:
 
 def source_of(name: str) -> Source:
     """The data set of a name, or an error that lists the names."""
-    known = _ALIASES.get(name.lower(), name.lower())
-    if known not in SOURCES:
+    if name not in SOURCES:
         raise ValueError(f"there is no data set {name!r}; there are {', '.join(SOURCES)}")
-    return SOURCES[known]
+    return SOURCES[name]
 
 
 def raw(

@@ -55,10 +55,11 @@ def from_archive(path: Path) -> Script:
 
 
 def from_plays(contents: Mapping[str, tuple[str, bytes]]) -> Script:
-    """The 37 plays, each verified by its checksum."""
-    for name, (where, content) in contents.items():
-        PLAYS[name].check(content, where)
-    return Script(GUTENBERG, _parse({name.removesuffix("_gut.txt"): found for name, found in contents.items()}))
+    """The 37 plays, each verified by its checksum, always in the same order."""
+    for name, fact in PLAYS.items():
+        where, content = contents[name]
+        fact.check(content, where)
+    return Script(GUTENBERG, _parse({name.removesuffix("_gut.txt"): contents[name] for name in PLAYS}))
 
 
 def from_leaf(files: Iterable[Path]) -> Roles:
