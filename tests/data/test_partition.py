@@ -220,9 +220,20 @@ def test_a_million_clients_are_two_arrays():
     assert parts[999_999].shape == (1,)
 
 
+def test_a_partition_says_what_it_holds():
+    assert repr(partition(np.zeros(10, int), 4, "iid")) == "Partition(10 samples, 4 clients of 2 to 3)"
+    assert repr(Partition.from_lists([])) == "Partition(0 samples, 0 clients)"
+
+
+def test_owners_that_are_no_clients_are_refused():
+    with pytest.raises(ValueError, match="clients 0 to 2"):
+        Partition.from_owners([0, 3], clients=3)
+
+
 def test_a_partition_survives_pickling():
     parts = partition(np.arange(30) % 3, 5)
     assert pickle.loads(pickle.dumps(parts)) == parts
+    assert parts != list(parts)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.datasets import load_digits
 from torch import Tensor
 
 from fedlalr.data.transforms import CIFAR10, STATISTICS, FlipCrop, Normalize
@@ -109,8 +110,7 @@ def test_constants_made_in_inference_mode_serve_training():
 
 
 def test_the_statistics_of_the_digits_are_those_of_the_data():
-    datasets = pytest.importorskip("sklearn.datasets")
-    pixels = datasets.load_digits().images / 16
+    pixels = load_digits().images / 16
     mean, std = STATISTICS["digits"]
     assert (pixels.mean(), pixels.std()) == (pytest.approx(mean[0], abs=1e-4), pytest.approx(std[0], abs=1e-4))
 
@@ -134,3 +134,17 @@ def test_the_statistics_of_the_digits_are_those_of_the_data():
 def test_wrong_input_is_refused(make, message):
     with pytest.raises((ValueError, TypeError), match=message):
         make()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_augmentation_never_waits_and_equals_the_cpu():
+    transform, batch, random = FlipCrop(*CIFAR10), images(64), integers(64)
+    resident, drawn = batch.cuda(), random.cuda()
+    transform.train(resident, drawn)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        result = transform.train(resident, drawn)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(result.cpu(), transform.train(batch, random))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -26,6 +25,8 @@ STATISTICS: Final = MappingProxyType(
     {"cifar10": CIFAR10, "cifar100": CIFAR100, "mnist": MNIST, "fashion": FASHION, "digits": DIGITS}
 )
 """The same by the name of the data set."""
+
+_constants: dict[tuple[tuple[float, ...], torch.dtype, torch.device], Tensor] = {}
 
 
 class Transform(Protocol):
@@ -126,11 +127,14 @@ def _normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> T
     return (images.to(dtype) - centre) * scale
 
 
-@lru_cache(maxsize=64)
 def _per_channel(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     # Kept, because building it copies from the host: once per device and not once per batch.
-    with torch.inference_mode(False):
-        return torch.tensor(values, dtype=dtype, device=device).view(-1, 1, 1)
+    kept = _constants.get((values, dtype, device))
+    if kept is None:
+        with torch.inference_mode(False):
+            kept = torch.tensor(values, dtype=dtype, device=device).view(-1, 1, 1)
+        _constants[values, dtype, device] = kept
+    return kept
 
 
 def _settle_statistics(transform: Normalize | FlipCrop) -> None:
