@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 from fedlalr.data.sources.rawdata import Arrays, Images
 
@@ -21,6 +20,8 @@ _EVERY: Final = 5
 
 def read() -> Arrays:
     """All digits. Each fifth image of a class, in order, is for testing; the 17 grey levels are spread over 0…255."""
+    from sklearn.datasets import load_digits  # here, because it takes a second to import
+
     found = load_digits()
     labels = found.target.astype(np.uint8)
     images = np.rint(found.images * (255 / 16)).astype(np.uint8)[:, None]
