@@ -24,7 +24,7 @@ _UPPER: Final = re.compile(
     r"(?:\d\.? |A |M\. |MRS\. )?[A-Z][A-Z'-]+(?:(?:,? and |,? & |,? |\. )(?:[A-Z][A-Z'-]*|&[cC])\.?)*"
 )
 _MIXED: Final = re.compile(r"(?:\d |P\. )?[A-Z][a-z]+\.?(?: (?:and|[A-Z][a-z]+\.?))*")
-_LONGEST_NAME: Final = 40
+_LONGEST_LINE: Final = 60  # of a heading with a direction
 
 
 @dataclass(frozen=True)
@@ -158,13 +158,14 @@ def _names(lines: list[str], first: int) -> frozenset[str]:
     mixed: Counter[str] = Counter()
     for i in range(first, len(lines)):
         line, above = lines[i], lines[i - 1] if i > first else ""
-        if len(line) > _LONGEST_NAME or not (not above or above.endswith("]") or _PART.match(above)):
+        if len(line) > _LONGEST_LINE or not (not above or above.endswith("]") or _PART.match(above)):
             continue
         below = lines[i + 1] if i + 1 < len(lines) else ""
-        name = line.rstrip(".")
+        heading = re.sub(r"\s*\[.*", "", line)
+        name = heading.rstrip(".")
         if _PART.match(line) and name not in _PERSON:
             continue
-        if _UPPER.fullmatch(name) and (line.endswith(".") or below):
+        if _UPPER.fullmatch(name) and (heading.endswith(".") or below):
             upper[name] += 1
         elif _MIXED.fullmatch(line) and line.endswith(".") and below:
             mixed[name] += 1
