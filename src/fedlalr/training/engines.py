@@ -8,8 +8,13 @@ from fedlalr.algorithms.checks import check_choice
 from fedlalr.training.reference import ReferenceEngine
 from fedlalr.training.stacked import StackedEngine
 from fedlalr.training.work import Engine, Training
+from fedlalr.training.workers import WorkersEngine
 
-ENGINES: dict[str, Callable[[Training], Engine]] = {"reference": ReferenceEngine, "stacked": StackedEngine}
+ENGINES: dict[str, Callable[[Training], Engine]] = {
+    "reference": ReferenceEngine,
+    "stacked": StackedEngine,
+    "workers": WorkersEngine,
+}
 """Engines by name."""
 
 

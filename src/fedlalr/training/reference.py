@@ -82,10 +82,11 @@ class ReferenceEngine:
     @torch.no_grad()
     def recalibrate(self, x: Tensor, buffers: Buffers, clients: Tensor, round: int) -> Buffers:
         self.training.layout.load(self.training.model, x)
-        each = [self._statistics(buffers, client) for client in clients.tolist()]
+        each = [self.statistics(buffers, client) for client in clients.tolist()]
         return {name: torch.stack([one[name] for one in each]) for name in buffers}
 
-    def _statistics(self, buffers: Buffers, client: int) -> Buffers:
+    @torch.no_grad()
+    def statistics(self, buffers: Buffers, client: int) -> Buffers:
         """The buffers after one pass over a client's data with every normalisation layer averaging over the batches."""
         training, model = self.training, self.training.model
         set_buffers(model, buffers)

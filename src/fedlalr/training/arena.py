@@ -1,0 +1,157 @@
+"""Memory that several processes share, and objects shipped through it once.
+
+An arena is an anonymous file: it has no name that could be left behind, and goes away with the last process that holds
+it, however that process ends.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import mmap
+import os
+import pickle
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import cloudpickle
+import torch
+from torch import Tensor, nn
+
+_ALIGNMENT = 64
+
+
+class Place(NamedTuple):
+    """Where a tensor lies in an arena."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Plan:
+    """Lays tensors out one behind the other."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, Place] = {}
+        self.size = 0
+
+    def add(self, name: str, shape: Iterable[int], dtype: torch.dtype) -> None:
+        shape = tuple(shape)
+        self.places[name] = Place(self.size, shape, dtype)
+        count = torch.Size(shape).numel() * torch.empty((), dtype=dtype).element_size()
+        self.size += -(-max(count, 1) // _ALIGNMENT) * _ALIGNMENT
+
+
+class Arena:
+    """A piece of shared memory, by file descriptor."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self.descriptor, self.size = descriptor, size
+        self.memory = mmap.mmap(descriptor, size)
+
+    @classmethod
+    def create(cls, size: int) -> Arena:
+        """New zeroed memory."""
+        size = max(size, _ALIGNMENT)
+        descriptor = _anonymous_file()
+        os.ftruncate(descriptor, size)
+        return cls(descriptor, size)
+
+    def tensors(self, places: Mapping[str, Place]) -> dict[str, Tensor]:
+        """Views of the arena, in place: what one process writes the others see."""
+        return {name: self._view(place) for name, place in places.items()}
+
+    def _view(self, place: Place) -> Tensor:
+        count = torch.Size(place.shape).numel()
+        if not count:
+            return torch.empty(place.shape, dtype=place.dtype)
+        return torch.frombuffer(self.memory, dtype=place.dtype, count=count, offset=place.offset).view(place.shape)
+
+    def close(self) -> None:
+        """Give the descriptor back; the memory itself goes when its last view does."""
+        os.close(self.descriptor)
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("fedlalr")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def ship(value: object, by_value: Iterable[ModuleType] = ()) -> tuple[Arena, list[int]]:
+    """Write an object into a new arena, its tensors and arrays as raw memory; returns where its pieces end."""
+    buffers: list[pickle.PickleBuffer] = []
+    modules = list(by_value)
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        stream = io.BytesIO()
+        _Shipper(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
+    pieces = [memoryview(stream.getvalue()), *(buffer.raw() for buffer in buffers)]
+    ends, size = [], 0
+    for piece in pieces:
+        size = -(-size // _ALIGNMENT) * _ALIGNMENT + piece.nbytes
+        ends.append(size)
+    arena = Arena.create(size)
+    for piece, end in zip(pieces, ends, strict=True):
+        arena.memory[end - piece.nbytes : end] = piece
+    return arena, [bound for piece, end in zip(pieces, ends, strict=True) for bound in (end - piece.nbytes, end)]
+
+
+def unship(arena: Arena, bounds: list[int]) -> Any:
+    """Read an object that `ship` wrote. Its tensors are views of the arena: nothing is copied."""
+    view = memoryview(arena.memory)
+    pieces = [view[start:end] for start, end in zip(bounds[::2], bounds[1::2], strict=True)]
+    return pickle.loads(pieces[0], buffers=pieces[1:])
+
+
+class _Shipper(cloudpickle.Pickler):  # type: ignore[misc]
+    """Cloudpickle with the memory of plain tensors kept out of the stream."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is Tensor and not obj.requires_grad and obj.device.type == "cpu" and obj.numel():
+            raw = obj.contiguous().view(-1).view(torch.uint8).numpy()
+            return _tensor_from, (pickle.PickleBuffer(raw.data), obj.dtype, tuple(obj.shape))
+        return super().reducer_override(obj)
+
+
+def _tensor_from(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    return torch.frombuffer(buffer, dtype=dtype).view(shape)
+
+
+def unimportable_modules(values: Iterable[object]) -> Iterator[ModuleType]:
+    """Modules that define the values' classes or functions but that another interpreter would not find by name."""
+    seen: set[str] = set()
+    for value in values:
+        owners = [value, *value.modules()] if isinstance(value, nn.Module) else [value]
+        for owner in owners:
+            name = getattr(owner, "__module__", None) or type(owner).__module__
+            if name in seen or name == "__main__" or name not in sys.modules:
+                continue
+            seen.add(name)
+            if not _is_importable(name):
+                yield sys.modules[name]
+
+
+def _is_importable(name: str) -> bool:
+    module = sys.modules[name]
+    origin = getattr(module, "__file__", None)
+    if origin is None:
+        return name in sys.builtin_module_names
+    parts = name.split(".")
+    relative = os.path.join(*parts) + ".py", os.path.join(*parts, "__init__.py")
+    if not origin.endswith(".py"):
+        return importlib.util.find_spec(name) is not None
+    return any(
+        os.path.realpath(os.path.join(root or ".", tail)) == os.path.realpath(origin)
+        for root in sys.path
+        for tail in relative
+    )

@@ -1,0 +1,227 @@
+"""The workers engine: the reference's bits from several processes, and what happens when one dies."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+import fedlalr as fl
+from conftest import make_clients, make_model
+from fedlalr.data.population import as_clients
+from fedlalr.federation.run import initial_state
+from fedlalr.federation.server import Rules, play_round
+from fedlalr.training.layout import Layout
+from fedlalr.training.reference import ReferenceEngine
+from fedlalr.training.work import Training
+from fedlalr.training.workers import WorkerDied, WorkersEngine
+
+
+class Own(Dataset):
+    """A data set that only this test module defines."""
+
+    def __init__(self, pair):
+        self.pair = pair
+
+    def __len__(self):
+        return len(self.pair[1])
+
+    def __getitem__(self, index):
+        return self.pair[0][index], self.pair[1][index]
+
+
+class Norm(nn.Module):
+    """A module that only this test module defines, with buffers and a convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.norm, self.head = nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.Linear(3, 3)
+
+    def forward(self, inputs):
+        maps = self.norm(self.convolution(inputs.view(-1, 1, 2, 2)))
+        return self.head(maps.flatten(1))
+
+
+class Deadly(nn.Module):
+    """Kills its own process when it meets client 3's mark."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3).double()
+
+    def forward(self, inputs):
+        if self.training and (inputs == 99).any():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.layer(inputs)
+
+
+class Squares:
+    clients = frozenset({1, 4})
+
+    def measure(self, state, context):
+        return {"v_hat": float((state.v_hat**2).sum())}
+
+
+def training(model=None, clients=None, algorithm=None, **options) -> Training:
+    model = model or make_model()
+    settings = {"local": fl.Steps(3), "batch_size": 4, "weight_decay": 1e-3} | options
+    return Training(
+        model=model,
+        layout=Layout.of(model),
+        clients=as_clients(clients or make_clients()),
+        algorithm=algorithm or fl.FedLALR(),
+        loss=nn.functional.cross_entropy,
+        device=torch.device("cpu"),
+        **settings,
+    )
+
+
+def two_rounds(engine, setting: Training, probe=None):
+    state, traces = initial_state(setting), []
+    for cohort in (torch.arange(5), torch.tensor([0, 2, 3])):
+        outcome = play_round(state, cohort, 0.01, engine, setting, Rules(buffers="recalibrate"), probe)
+        state, traces = outcome.state, [*traces, *outcome.traces]
+        probe = None
+    return state, traces
+
+
+def assert_equal_states(mine, theirs, **tolerance):
+    for ours, reference in ((mine.slots, theirs.slots), (mine.buffers, theirs.buffers)):
+        assert list(ours) == list(reference)
+        for name in ours:
+            torch.testing.assert_close(ours[name], reference[name], **(tolerance or {"rtol": 0, "atol": 0}))
+    assert set(mine.kept) == set(theirs.kept)
+    for client, slots in mine.kept.items():
+        assert all(torch.equal(tensor, theirs.kept[client][name]) for name, tensor in slots.items())
+
+
+@pytest.mark.parametrize("algorithm", [fl.FedLALR(), fl.SCAFFOLD()], ids=["fedlalr", "scaffold"])
+def test_the_bits_are_the_references_whatever_the_number_of_workers(algorithm):
+    setting = training(algorithm=algorithm)
+    probe = Squares() if isinstance(algorithm, fl.FedLALR) else None
+    expected, traces = two_rounds(ReferenceEngine(setting), setting, probe)
+    for count in (1, 3):
+        setting = training(algorithm=algorithm)
+        engine = WorkersEngine(setting, count)
+        try:
+            state, seen = two_rounds(engine, setting, probe)
+        finally:
+            engine.close()
+        assert_equal_states(state, expected)
+        assert seen == traces
+
+
+def test_modules_and_data_sets_of_a_test_module_and_statistics_travel():
+    clients = [Own(pair) for pair in make_clients((8, 12, 4, 8, 12))]
+    torch.manual_seed(0)
+    model = Norm().double()
+    setting = training(copy.deepcopy(model), clients)
+    expected, _ = two_rounds(ReferenceEngine(setting), setting)
+    setting = training(model, clients)
+    engine = WorkersEngine(setting, 2)
+    try:
+        state, _ = two_rounds(engine, setting)
+    finally:
+        engine.close()
+    assert_equal_states(state, expected, rtol=1e-10, atol=1e-14)
+
+
+def test_a_client_that_raises_is_named_and_the_others_go_on():
+    pairs = make_clients()
+    pairs[2] = (pairs[2][0], pairs[2][1] + 7)
+    setting = training(clients=pairs)
+    engine = WorkersEngine(setting, 2)
+    try:
+        outcome = play_round(initial_state(setting), torch.arange(5), 0.01, engine, setting, Rules())
+    finally:
+        engine.close()
+    assert [rejection.client for rejection in outcome.rejected] == [2]
+    assert "IndexError" in outcome.rejected[0].reason
+    assert outcome.accepted == 4
+
+
+def test_a_worker_that_dies_is_reported_with_its_client_and_nothing_is_left():
+    pairs = make_clients()
+    pairs[3] = (torch.full_like(pairs[3][0], 99), pairs[3][1])
+    setting = training(Deadly(), pairs)
+    engine = WorkersEngine(setting, 2)
+    pids = [process.popen.pid for process in engine._processes]
+    try:
+        with pytest.raises(WorkerDied, match=r"was killed by signal 9 while it trained client 3"):
+            play_round(initial_state(setting), torch.arange(5), 0.01, engine, setting, Rules())
+    finally:
+        engine.close()
+    assert all(not _alive(pid) for pid in pids)
+
+
+def test_it_refuses_another_device():
+    setting = training()
+    object.__setattr__(setting, "device", torch.device("cuda"))
+    with pytest.raises(ValueError, match="trains on the CPU"):
+        WorkersEngine(setting)
+
+
+SCRIPT = """
+import torch, fedlalr as fl
+class Mine(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+    def forward(self, inputs):
+        return self.layer(inputs)
+torch.manual_seed(0)
+clients = [(torch.randn(6, 4), torch.randint(0, 2, (6,))) for _ in range(3)]
+result = fl.run(Mine(), clients, fl.FedLALR(), rounds=2, engine="workers")
+print(result.info.engine, result.metrics[-1].round)
+"""
+
+
+@pytest.mark.parametrize("how", ["script", "standard input"])
+def test_it_runs_without_a_main_guard(how, tmp_path: Path):
+    path = tmp_path / "mine.py"
+    path.write_text(SCRIPT)
+    arguments, given = ([str(path)], None) if how == "script" else (["-"], SCRIPT)
+    done = subprocess.run([sys.executable, *arguments], input=given, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["workers", "2"], done.stderr
+
+
+def test_workers_go_away_when_the_run_is_killed(tmp_path: Path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        SCRIPT.split("result =")[0]
+        + textwrap.dedent("""
+        class Tell(fl.Observer):
+            def on_round(self, record):
+                print(record.round, flush=True)
+        fl.run(Mine(), clients, fl.FedLALR(), rounds=10**6, engine="workers", observers=[Tell()])
+        """)
+    )
+    run = subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    run.stdout.readline()
+    children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    assert children
+    run.kill()
+    run.wait()
+    run.stdout.close()
+    deadline = time.monotonic() + 30
+    while any(_alive(int(pid)) for pid in children) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(_alive(int(pid)) for pid in children)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
