@@ -1,6 +1,6 @@
 """Federated optimisation with client-specific adaptive learning rates."""
 
-from fedlalr import data, models
+from fedlalr import data, models, theory
 from fedlalr.algorithms import (
     SCAFFOLD,
     Algorithm,
@@ -62,4 +62,5 @@ __all__ = [
     "data",
     "models",
     "run",
+    "theory",
 ]
