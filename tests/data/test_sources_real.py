@@ -14,6 +14,7 @@ from fedlalr.data.sources import vocabulary
 from fedlalr.data.sources.cifar_facts import CIFAR10
 from fedlalr.data.sources.idx import FASHION, FILES, MNIST, IdxSet
 from fedlalr.data.sources.registry import SOURCES
+from fedlalr.data.sources.script import Script
 from fedlalr.data.sources.source import fetch, obtain
 from fedlalr.data.windows import Windows
 
@@ -93,19 +94,17 @@ def test_the_counts_of_the_plays_are_those_of_the_documentation() -> None:
 
 
 def test_famous_lines_are_spoken_by_their_roles() -> None:
-    whole = raw("shakespeare", edition="gutenberg", roles=None, train=None, test=None)
-    assert isinstance(whole.inputs, Windows)
-    text = vocabulary.decode(whole.inputs.characters.numpy())
-    places = {name: i for i, name in enumerate(whole.group_names)}
-    assert whole.groups is not None
+    raw("shakespeare", edition="gutenberg")
+    routes = [route for route in SOURCES["shakespeare"].routes if "gutenberg" in route.cached_as]
+    roles = Script.from_arrays(obtain(dataclasses.replace(SOURCES["shakespeare"], routes=routes)).arrays).roles
     for role, line in (
         ("hamlet: HAM", "To be, or not to be,--that is the question:--"),
         ("julius_caesar: ANTONY", "Friends, Romans, countrymen, lend me your ears;"),
         ("macbeth: LADY MACBETH", "Out, damned spot! out, I say!"),
         ("romeo_and_juliet: JULIET", "O Romeo, Romeo! wherefore art thou Romeo?"),
     ):
-        starts = whole.inputs.starts[whole.groups == places[role]]
-        assert line in text[int(starts[0]) : int(starts[-1]) + 1000]
+        (piece,) = np.flatnonzero(roles.owners == roles.names.index(role))
+        assert line in vocabulary.decode(roles.characters[roles.pieces[piece] : roles.pieces[piece + 1]])
 
 
 def test_the_federation_is_the_papers_and_small_in_memory() -> None:
