@@ -1,9 +1,34 @@
-"""The round and the run: sample, train, check, reduce, step, evaluate, record."""
+"""The round and the run: sample, train, check, reduce, step, evaluate, record, checkpoint."""
 
+from fedlalr.federation.checkpoint import CheckpointError
+from fedlalr.federation.inbox import Inbox
 from fedlalr.federation.metrics import Record
 from fedlalr.federation.observers import Observer, RunInfo
+from fedlalr.federation.payload import Expected, Reply
+from fedlalr.federation.robust import Bounded, Max, Mean, Median, Trimmed
 from fedlalr.federation.run import Result, run
-from fedlalr.federation.screening import Rejection
+from fedlalr.federation.rundir import RunDirectoryError
+from fedlalr.federation.screening import Rejection, screen, screen_reply
 from fedlalr.federation.server import RoundFailed
 
-__all__ = ["Observer", "Record", "Rejection", "Result", "RoundFailed", "RunInfo", "run"]
+__all__ = [
+    "Bounded",
+    "CheckpointError",
+    "Expected",
+    "Inbox",
+    "Max",
+    "Mean",
+    "Median",
+    "Observer",
+    "Record",
+    "Rejection",
+    "Reply",
+    "Result",
+    "RoundFailed",
+    "RunDirectoryError",
+    "RunInfo",
+    "Trimmed",
+    "run",
+    "screen",
+    "screen_reply",
+]

@@ -1,7 +1,8 @@
 """From the cohort's replies to one value per slot.
 
-A slot that went down is reduced as its change from the broadcast: b + Σ wᵢ (uᵢ − b). In exact arithmetic that is the mean;
-in floating point it is also exact for a coordinate that nobody touched and never falls below b where no reply does.
+A slot that went down is reduced as its change from the broadcast: b + Σ wᵢ (uᵢ − b). In exact arithmetic that is the
+mean; in floating point it is also exact for a coordinate that nobody touched and never falls below b where no reply
+does. The robust reductions of `robust.py` keep both properties.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots, SlotTable
+from fedlalr.federation.robust import REDUCTIONS, SlotReduction, mean_change
 from fedlalr.training.work import Buffers
+
+__all__ = ["mean_change", "reduce_buffers", "reduce_slots", "weights"]
 
 
 def weights(samples: Tensor, weighting: str, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -25,14 +29,16 @@ def weights(samples: Tensor, weighting: str, dtype: torch.dtype, device: torch.d
     return (share / share.sum()).to(dtype).to(device)
 
 
-def reduce_slots(uploads: Slots, broadcast: Slots, share: Tensor, table: SlotTable) -> Slots:
-    """Every uploaded slot `[R, P]` reduced to `[P]` as the table says."""
-    return Slots(
-        **{
-            name: _maximum(uploads[name]) if how == "max" else mean_change(uploads[name], broadcast.get(name), share)
-            for name, how in table.up.items()
-        }
-    )
+def reduce_slots(
+    uploads: Slots,
+    broadcast: Slots,
+    share: Tensor,
+    table: SlotTable,
+    how: Mapping[str, SlotReduction] | None = None,
+) -> Slots:
+    """Every uploaded slot `[R, P]` reduced to `[P]`: as `how` says, else as the table does."""
+    chosen = {name: REDUCTIONS[default]() for name, default in table.up.items()} | dict(how or {})
+    return Slots(**{name: chosen[name].reduce(uploads[name], broadcast.get(name), share) for name in table.up})
 
 
 def reduce_buffers(stacked: Buffers, broadcast: Mapping[str, Tensor], share: Tensor) -> Buffers:
@@ -41,15 +47,3 @@ def reduce_buffers(stacked: Buffers, broadcast: Mapping[str, Tensor], share: Ten
         name: mean_change(values, broadcast[name], share.to(values.dtype)) if values.is_floating_point() else values[0]
         for name, values in stacked.items()
     }
-
-
-def mean_change(values: Tensor, reference: Tensor | None, share: Tensor) -> Tensor:
-    """The weighted mean over the first dimension, taken as change from a reference where there is one."""
-    share = share.view(-1, *[1] * (values.dim() - 1))
-    if reference is None:
-        return (values * share).sum(0)
-    return reference + ((values - reference) * share).sum(0)
-
-
-def _maximum(values: Tensor) -> Tensor:
-    return values.amax(0)

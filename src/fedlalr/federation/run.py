@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,15 +17,19 @@ from fedlalr.algorithms.slots import Algorithm
 from fedlalr.data.population import Clients, Population, Samples, as_clients
 from fedlalr.data.transforms import Transform
 from fedlalr.federation.evaluation import Evaluation, evaluate
+from fedlalr.federation.fingerprint import facts_of
 from fedlalr.federation.metrics import Record
 from fedlalr.federation.observers import Observer, RunInfo
+from fedlalr.federation.robust import SlotReduction, as_reductions
+from fedlalr.federation.rundir import Journal
 from fedlalr.federation.sampling import sample
+from fedlalr.federation.screening import MAX_NORM_RATIO
 from fedlalr.federation.server import Outcome, Rules, ServerState, play_round
-from fedlalr.federation.validation import check_cohort, check_options, check_problem
+from fedlalr.federation.validation import check_cohort, check_options, check_problem, check_rounds
 from fedlalr.training import Epochs, Interval, Training, create_engine
 from fedlalr.training.layout import Layout
 from fedlalr.training.reference import get_buffers, set_buffers
-from fedlalr.training.work import Loss, Probe
+from fedlalr.training.work import Engine, Loss, Probe
 
 State = dict[str, dict[str, Tensor]]
 
@@ -69,6 +74,8 @@ def run(
     clip_norm: float | None = None,
     weighting: Literal["uniform", "samples"] = "uniform",
     buffers: Literal["average", "recalibrate"] = "average",
+    reduce: Mapping[str, str | SlotReduction | Mapping[str, object]] | None = None,
+    max_norm_ratio: float | None = MAX_NORM_RATIO,
     min_clients: int = 1,
     observers: Sequence[Observer] = (),
     test: tuple[Samples, Tensor] | None = None,
@@ -79,11 +86,15 @@ def run(
     dtype: torch.dtype | None = None,
     run_dir: str | Path | None = None,
     resume: bool = False,
+    checkpoint_every: int = 1,
 ) -> Result:
     """Train a module over a federation of clients.
 
     The module passed in is never changed. Only parameters with `requires_grad` are federated. See the documentation for
     every option; `result.metrics[-1].accuracy` is the usual first thing to look at.
+
+    With `run_dir`, metrics are written as the run goes, and the whole state every `checkpoint_every` rounds; with
+    `resume` as well, a run that broke off there goes on, bit for bit on a CPU, and one that has not begun starts.
     """
     check_options(
         algorithm=algorithm,
@@ -98,8 +109,10 @@ def run(
         weighting=weighting,
         buffers=buffers,
         min_clients=min_clients,
+        max_norm_ratio=max_norm_ratio,
         resume=resume,
         run_dir=run_dir,
+        checkpoint_every=checkpoint_every,
     )
     population = as_clients(clients)
     cohort_size = check_cohort(clients_per_round, len(population), min_clients)
@@ -125,43 +138,67 @@ def run(
     test = test if test is not None else getattr(population, "test", None)
     check_problem(training, test)
 
-    chosen, reason = create_engine(engine, training, cohort_size)
-    state = initial_state(training)
-    info = RunInfo(
-        algorithm=type(algorithm).__name__,
-        engine=chosen.name,
-        reason=reason,
-        device=str(where),
-        rounds=rounds,
-        first_round=state.round + 1,
-        population=len(population),
-        clients_per_round=cohort_size,
-        parameters=training.layout.size,
-    )
-    rules = Rules(weighting=weighting, buffers=buffers, min_clients=min_clients)
-    metrics: list[Record] = []
-    try:
-        for observer in observers:
-            observer.on_start(info)
-        while state.round < rounds:
-            began, t = time.perf_counter(), state.round + 1
-            cohort = with_included(sample(len(population), cohort_size, seed, t), observers, t, len(population))
-            lr = algorithm.lr * lr_decay ** ((t - 1) // lr_decay_every)
-            outcome = play_round(state, cohort, lr, chosen, training, rules, _probe(observers, t))
-            state = outcome.state
-            evaluation = _evaluate(state, training, test, transform)
-            record = _record(outcome, evaluation, lr, len(cohort), training, time.perf_counter() - began)
-            metrics.append(record)
+    rules = Rules(weighting, buffers, min_clients, as_reductions(reduce, algorithm.slots), max_norm_ratio)
+    options = {"clients_per_round": cohort_size, "lr_decay": lr_decay, "lr_decay_every": lr_decay_every}
+    facts = facts_of(training, population, test, {**options, "rules": rules}) if run_dir is not None else {}
+    with Journal(run_dir, resume=resume, every=checkpoint_every) as journal:
+        state = journal.restore(initial_state(training), facts, algorithm.slots.kept, engine)
+        check_rounds(rounds, state.round)
+        chosen, info = _choose(engine, training, cohort_size, journal, state, rounds)
+        with closing(chosen), _threads(journal.choices["threads"]):
             for observer in observers:
-                if outcome.traces:
-                    observer.on_traces(t, lr, outcome.traces)
-                observer.on_round(record)
-    finally:
-        chosen.close()
-    result = Result(metrics, named_state(state, training), trained_model(model, state, training), info)
+                observer.on_start(info)
+            while state.round < rounds:
+                began, t = time.perf_counter(), state.round + 1
+                cohort = with_included(sample(len(population), cohort_size, seed, t), observers, t, len(population))
+                lr = algorithm.lr * lr_decay ** ((t - 1) // lr_decay_every)
+                outcome = play_round(state, cohort, lr, chosen, training, rules, _probe(observers, t))
+                state = outcome.state
+                evaluation = _evaluate(state, training, test, transform)
+                record = _record(outcome, evaluation, lr, len(cohort), training, time.perf_counter() - began)
+                record = journal.add(state, record, last=t == rounds)
+                for observer in observers:
+                    if outcome.traces:
+                        observer.on_traces(t, lr, outcome.traces)
+                    observer.on_round(record)
+    result = Result(journal.records, named_state(state, training), trained_model(model, state, training), info)
     for observer in observers:
         observer.on_end(result)
     return result
+
+
+def _choose(
+    engine: str, training: Training, cohort: int, journal: Journal, state: ServerState, rounds: int
+) -> tuple[Engine, RunInfo]:
+    """The engine, as asked for or as the run began with, and what is known at the start."""
+    before = journal.choices
+    chosen, reason = create_engine(before.get("engine", engine), training, cohort)
+    journal.start(state, before or {"engine": chosen.name, "threads": torch.get_num_threads()})
+    info = RunInfo(
+        algorithm=type(training.algorithm).__name__,
+        engine=chosen.name,
+        reason="the run began with it" if before else reason,
+        device=str(training.device),
+        rounds=rounds,
+        first_round=state.round + 1,
+        population=len(training.clients),
+        clients_per_round=cohort,
+        parameters=training.layout.size,
+    )
+    return chosen, info
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Compute with this many threads for a while: sums may round differently with another number of them."""
+    before = torch.get_num_threads()
+    if before != count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if before != count:
+            torch.set_num_threads(before)
 
 
 def initial_state(training: Training) -> ServerState:

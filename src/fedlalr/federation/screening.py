@@ -1,17 +1,29 @@
 """Which replies may be reduced. One place for the simulator and for deployments.
 
-A reply is refused as a whole, with its client and the reason, and the server's state never sees it.
+`screen` looks at a whole cohort's replies, stacked; `screen_reply` at one reply as it came in from a remote client, and
+turns it into a stack of one. Both apply the same rules to the numbers. A reply is refused as a whole, with its client
+and the reason, and the server's state never sees it.
+
+The bound on a slot's change is relative to the cohort: a multiple of the median, over the replies, of the norm of the
+change from the broadcast. It is never taken per coordinate, where honest clients differ by orders of magnitude. A slot
+that can only grow (v̂) may stand still for most of the cohort, so its own broadcast norm counts as a scale too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots, SlotTable
-from fedlalr.training.work import Replies
+from fedlalr.federation.payload import Expected, Refused, Reply, unpack
+from fedlalr.federation.robust import change_norms
+from fedlalr.training.work import Buffers, Replies
+
+MAX_NORM_RATIO = 1000.0
+"""A reply whose change is longer than this many times the cohort's median is refused, where the user says nothing."""
 
 
 class Rejection(NamedTuple):
@@ -21,37 +33,116 @@ class Rejection(NamedTuple):
     reason: str
 
 
-def screen(replies: Replies, broadcast: Slots, table: SlotTable) -> tuple[Replies, tuple[Rejection, ...]]:
+def screen(
+    replies: Replies,
+    broadcast: Slots,
+    table: SlotTable,
+    *,
+    buffers: Mapping[str, Tensor] | None = None,
+    max_norm_ratio: float | None = MAX_NORM_RATIO,
+) -> tuple[Replies, tuple[Rejection, ...]]:
     """The replies that may be reduced, and the refused ones with their reasons, both in client order."""
     rejected = [Rejection(client, reason) for client, reason in replies.failures.items()]
     if not len(replies.clients):
         return replies, tuple(sorted(rejected))
-    checks = _checks(replies, broadcast, table)
-    passed = torch.stack(list(checks.values())).cpu()  # the only synchronisation with the device
-    reasons = list(checks)
-    for row in torch.nonzero(~passed.all(0)).flatten().tolist():
-        reason = reasons[int(torch.nonzero(~passed[:, row])[0])]
-        rejected.append(Rejection(int(replies.clients[row]), reason))
-    good = torch.nonzero(passed.all(0)).flatten()
-    accepted = replies if len(good) == len(replies.clients) else replies.rows(good)
-    return accepted, tuple(sorted(rejected))
+    measured = Measured.of(replies, broadcast, table, buffers or {})
+    reasons = measured.reasons(max_norm_ratio)
+    rejected += [Rejection(int(replies.clients[row]), reason) for row, reason in reasons.items()]
+    if not reasons:
+        return replies, tuple(sorted(rejected))
+    good = torch.tensor([row for row in range(len(replies.clients)) if row not in reasons], dtype=torch.int64)
+    return replies.rows(good), tuple(sorted(rejected))
 
 
-def _checks(replies: Replies, broadcast: Slots, table: SlotTable) -> dict[str, Tensor]:
-    """For each reason to refuse a reply, which replies pass, `[R]`."""
-    checks = {f"{name} is not finite": _finite(values) for name, values in replies.slots.items()}
-    checks |= {
-        f"buffer {name} is not finite": _finite(values)
-        for name, values in replies.buffers.items()
+def screen_reply(reply: Reply, expected: Expected) -> Replies | Rejection:
+    """One remote reply as a stack of one, or why it is refused. The bound relative to the cohort waits for `screen`."""
+    try:
+        replies = unpack(reply, expected)
+    except Refused as refusal:
+        return Rejection(reply.client, str(refusal))
+    measured = Measured.of(replies, expected.broadcast, expected.table, expected.buffers)
+    reasons = measured.reasons(None)
+    return Rejection(reply.client, reasons[0]) if reasons else replies
+
+
+class Measured(NamedTuple):
+    """What the rules need to know of a stack of replies, on the host."""
+
+    finite: dict[str, Tensor]
+    """Whether every number is finite, of each slot, of the buffers together and of each kept slot, bool `[R]`."""
+    fell: dict[str, Tensor]
+    """Whether a slot that can only grow is below its broadcast anywhere, bool `[R]`."""
+    norms: dict[str, Tensor]
+    """Norm of the change of each slot and of the buffers together, float64 `[R]`."""
+    scales: dict[str, float]
+    """Norm of the broadcast of the slots that grow."""
+
+    @classmethod
+    def of(cls, replies: Replies, broadcast: Slots, table: SlotTable, buffers: Mapping[str, Tensor]) -> Measured:
+        """Measure on the device; unless something is not finite, one copy to the host is the only synchronisation."""
+        count = len(replies.clients)
+        values = dict(replies.slots.items()) | {f"kept {name}": kept for name, kept in replies.kept.items()}
+        changes = {name: value - broadcast[name] if name in broadcast else value for name, value in values.items()}
+        floats = _float_buffers(replies.buffers, buffers)
+        if floats is not None:
+            values["buffers"] = changes["buffers"] = floats
+        rows: dict[tuple[str, str], Tensor] = {("norm", name): change_norms(change) for name, change in changes.items()}
+        for name in table.grows:
+            rows["fell", name] = (replies.slots[name] < broadcast[name]).any(1).double()
+            rows["scale", name] = change_norms(broadcast[name][None]).expand(count)
+        host = dict(zip(rows, torch.stack(list(rows.values())).cpu(), strict=True))
+        norms = {name: host["norm", name] for name in changes}
+        return cls(
+            finite={name: _finite(norms[name], value) for name, value in values.items()},
+            fell={name: host["fell", name] > 0 for name in table.grows},
+            norms={name: norm for name, norm in norms.items() if not name.startswith("kept ")},
+            scales={name: float(host["scale", name][0]) for name in table.grows},
+        )
+
+    def reasons(self, max_norm_ratio: float | None) -> dict[int, str]:
+        """Why a reply is refused, for each row that is."""
+        found: dict[int, str] = {}
+        for name, finite in self.finite.items():
+            for row in _where(~finite):
+                found.setdefault(row, f"{name} {'are' if name == 'buffers' else 'is'} not finite")
+        usable = torch.stack(list(self.finite.values())).all(0)
+        for name, fell in self.fell.items():
+            for row in _where(fell):
+                found.setdefault(row, f"{name} fell below the broadcast {name}")
+        if max_norm_ratio is None or not usable.any():
+            return found
+        for name, norms in self.norms.items():
+            scale = max(float(norms[usable].median()), self.scales.get(name, 0.0))
+            if scale == 0:
+                continue  # a cohort that did not move gives nothing to compare with
+            for row in _where(norms > max_norm_ratio * scale):
+                found.setdefault(
+                    row,
+                    f"the change of {name} has norm {float(norms[row]):.3g}, more than {max_norm_ratio:g} times "
+                    f"the cohort's {scale:.3g}",
+                )
+        return found
+
+
+def _finite(norms: Tensor, values: Tensor) -> Tensor:
+    """Which rows hold finite numbers alone. A finite norm proves it; another may be an overflow and is looked into."""
+    finite = torch.isfinite(norms)
+    if not finite.all():
+        suspects = _where(~finite)
+        finite[suspects] = torch.isfinite(values[suspects]).all(1).cpu()
+    return finite
+
+
+def _float_buffers(stacked: Buffers, broadcast: Mapping[str, Tensor]) -> Tensor | None:
+    """The change of all floating-point buffers of every reply side by side, `[R, …]`."""
+    parts = [
+        (values - broadcast[name] if name in broadcast else values).flatten(1)
+        for name, values in stacked.items()
         if values.is_floating_point()
-    }
-    checks |= {f"kept {name} is not finite": _finite(values) for name, values in replies.kept.items()}
-    checks |= {
-        f"{name} fell below the broadcast {name}": (replies.slots[name] >= broadcast[name]).flatten(1).all(1)
-        for name in table.grows
-    }
-    return checks
+    ]
+    return torch.cat(parts, 1) if parts else None
 
 
-def _finite(values: Tensor) -> Tensor:
-    return torch.isfinite(values).flatten(1).all(1)
+def _where(flags: Tensor) -> list[int]:
+    found: list[int] = torch.nonzero(flags).flatten().tolist()
+    return found

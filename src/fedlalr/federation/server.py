@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Context, Slots
+from fedlalr.data.random import MODULES, key
 from fedlalr.federation.reducing import reduce_buffers, reduce_slots, weights
-from fedlalr.federation.screening import Rejection, screen
+from fedlalr.federation.robust import SlotReduction
+from fedlalr.federation.screening import MAX_NORM_RATIO, Rejection, screen
 from fedlalr.training.work import Buffers, Engine, Probe, Replies, Trace, Training, Work
 
 
@@ -38,6 +41,9 @@ class Rules:
     weighting: str = "uniform"
     buffers: str = "average"
     min_clients: int = 1
+    reduce: Mapping[str, SlotReduction] = field(default_factory=dict)
+    """For each slot that is not reduced as the algorithm says."""
+    max_norm_ratio: float | None = MAX_NORM_RATIO
 
 
 @dataclass(frozen=True)
@@ -76,10 +82,13 @@ def play_round(
         population=len(training.clients),
         probe=probe,
     )
-    replies = engine.train(work)
+    with module_randomness(training, work.round):
+        replies = engine.train(work)
     clock.lap("train")
 
-    accepted, rejected = screen(replies, broadcast, algorithm.slots)
+    accepted, rejected = screen(
+        replies, broadcast, algorithm.slots, buffers=state.buffers, max_norm_ratio=rules.max_norm_ratio
+    )
     if len(accepted.clients) < rules.min_clients:
         raise RoundFailed(_too_few(work.round, len(accepted.clients), rules.min_clients, rejected))
     clock.lap("screen")
@@ -94,7 +103,7 @@ def play_round(
         replied=len(replies.clients),
         accepted=len(accepted.clients),
         rejected=rejected,
-        train_loss=float(accepted.losses.double().mean()),
+        train_loss=float(accepted.losses.double().nanmean()),
         traces=replies.traces,
         timing=clock.laps,
     )
@@ -105,7 +114,7 @@ def _reduce(state: ServerState, work: Work, accepted: Replies, training: Trainin
     algorithm = training.algorithm
     share = _share(accepted, training, rules)
     with torch.no_grad():
-        reduced = reduce_slots(accepted.slots, work.broadcast, share, algorithm.slots)
+        reduced = reduce_slots(accepted.slots, work.broadcast, share, algorithm.slots, rules.reduce)
         context = Context(
             round=work.round,
             lr=work.lr,
@@ -126,6 +135,15 @@ def _reduce(state: ServerState, work: Work, accepted: Replies, training: Trainin
         if len(accepted.kept):
             kept[client] = accepted.kept.map(lambda tensor, row=row: tensor[row].clone())  # type: ignore[misc]
     return ServerState(round=work.round, slots=slots, buffers=buffers, kept=kept)
+
+
+@contextmanager
+def module_randomness(training: Training, round: int) -> Iterator[None]:
+    """Seed torch's generator, from which dropout draws, by (seed, round); the caller's own is as before afterwards."""
+    devices = [training.device] if training.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(key(training.seed, MODULES, round))
+        yield
 
 
 def _share(accepted: Replies, training: Training, rules: Rules) -> Tensor:

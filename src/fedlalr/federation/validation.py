@@ -45,6 +45,9 @@ def check_options(**options: Any) -> None:
     check_choice("weighting", options["weighting"], ("uniform", "samples"))
     check_choice("buffers", options["buffers"], ("average", "recalibrate"))
     check_count("min_clients", options["min_clients"])
+    if options["max_norm_ratio"] is not None:
+        check_positive("max_norm_ratio", options["max_norm_ratio"])
+    check_count("checkpoint_every", options["checkpoint_every"])
     if options["resume"] and options["run_dir"] is None:
         raise ValueError("resume=True needs run_dir, the directory of the run to go on with")
 
@@ -68,6 +71,12 @@ def check_cohort(clients_per_round: int | None, population: int, min_clients: in
     if min_clients > clients_per_round:
         raise ValueError(f"min_clients is {min_clients} but only {clients_per_round} clients take part in a round")
     return clients_per_round
+
+
+def check_rounds(rounds: int, done: int) -> None:
+    """Refuse to stop before where a resumed run already is."""
+    if rounds < done:
+        raise ValueError(f"rounds is {rounds}, but {done} rounds of the run are done; ask for at least {done}")
 
 
 def check_problem(training: Training, test: tuple[Samples, Tensor] | None) -> None:

@@ -1,0 +1,183 @@
+"""What determines the result of a run, as plain facts that can be written down, compared and hashed.
+
+Two runs with the same facts, on the same machine, give the same bits. A checkpoint carries the facts of its run, so
+that going on with other ones can be refused by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedlalr.data.population import Clients, Population, Samples
+from fedlalr.training.work import Training
+
+Facts = dict[str, Any]
+"""Name → JSON value; nested things are flattened to dotted names."""
+
+SAMPLED_ROWS = 64
+"""Samples of the pool whose inputs are hashed. Targets and the partition are hashed whole."""
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def facts_of(
+    training: Training, population: Clients, test: tuple[Samples, Tensor] | None, options: Mapping[str, Any]
+) -> Facts:
+    """Everything the result depends on: the method, the options, the module, the data and the seed."""
+    facts: Facts = {
+        "algorithm": plain(training.algorithm),
+        "local": plain(training.local),
+        "loss": plain(training.loss),
+        "compute": plain(training.compute),
+        "device": training.device.type,
+        **{name: plain(getattr(training, name)) for name in _TRAINING_OPTIONS},
+        **{name: plain(value) for name, value in options.items()},
+        "model": _model_facts(training),
+        "data": _data_facts(population),
+        "test": None if test is None else {"inputs": _sampled(test[0]), "targets": hash_tensor(test[1])},
+    }
+    return flat(facts)
+
+
+def contract(training: Training) -> str:
+    """The digest of what a client must share with the server: method, interval, options, the shape of the module."""
+    facts = {
+        "algorithm": plain(training.algorithm),
+        "local": plain(training.local),
+        "parameters": {
+            name: list(shape) for name, shape in zip(training.layout.names, training.layout.shapes, strict=True)
+        },
+        "dtype": str(training.layout.dtype),
+        **{name: plain(getattr(training, name)) for name in _TRAINING_OPTIONS if name != "seed"},
+    }
+    return digest(facts)
+
+
+_TRAINING_OPTIONS = ("batch_size", "drop_last", "weight_decay", "decoupled_weight_decay", "clip_norm", "seed")
+
+
+def digest(facts: Mapping[str, Any]) -> str:
+    """A short name of the facts, the same wherever they are the same.
+
+    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+    True
+    """
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What is not the same, in words.
+
+    >>> differences({"seed": 0, "lr": 0.1}, {"seed": 1, "lr": 0.1})
+    ['seed was 0 and is now 1']
+    """
+    return [
+        f"{name} was {_shown(before, name)} and is now {_shown(now, name)}"
+        for name in dict.fromkeys([*before, *now])
+        if name not in before or name not in now or before[name] != now[name]
+    ]
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Facts:
+    """Nested tables as one table with dotted names; the key `kind` of a table goes by the table's own name."""
+    facts: Facts = {}
+    for key, value in tree.items():
+        name = prefix.rstrip(".") if key == "kind" and prefix else f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            facts |= flat(value, f"{name}.")
+        else:
+            facts[name] = value
+    return facts
+
+
+def plain(value: object) -> Any:
+    """A value as JSON can hold it: numbers and texts as they are, arrays as hashes, objects by kind and fields."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if np.isfinite(value) else repr(value)
+        case Tensor() | np.ndarray():
+            return hash_tensor(torch.as_tensor(value))
+        case torch.dtype() | torch.device():
+            return str(value)
+        case Mapping():
+            return {str(key): plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [plain(item) for item in value]
+        case functools.partial():
+            return {"kind": _name(value.func), "args": plain(value.args), **plain(value.keywords)}
+        case nn.Module():
+            return {"kind": _described(value), **{k: hash_tensor(v) for k, v in value.state_dict().items()}}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"kind": _name(type(value)), **fields}
+    if callable(value) and hasattr(value, "__qualname__"):
+        return _name(value)
+    return {"kind": _name(type(value)), **{k: plain(v) for k, v in getattr(value, "__dict__", {}).items()}}
+
+
+def hash_tensor(tensor: Tensor) -> str:
+    """A hash of a tensor's shape, dtype and bits."""
+    array = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    whole = hashlib.sha256(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+    whole.update(array.data)
+    return whole.hexdigest()[:16]
+
+
+def _model_facts(training: Training) -> Facts:
+    """The module's build, the parameters that are trained, and the values of those that are not."""
+    layout, model = training.layout, training.model
+    shapes = {name: list(shape) for name, shape in zip(layout.names, layout.shapes, strict=True)}
+    frozen = {name: hash_tensor(p) for name, p in model.named_parameters() if not p.requires_grad}
+    return {
+        "kind": _described(model),
+        "parameters": f"{layout.size} in {len(layout.names)} tensors, {digest(shapes)[:16]}",
+        "dtype": str(layout.dtype),
+        "frozen": digest(frozen)[:16] if frozen else None,
+    }
+
+
+def _data_facts(population: Clients) -> Facts:
+    sizes = population.sizes
+    facts: Facts = {"clients": len(population), "samples": int(sizes.sum()), "sizes": hash_tensor(sizes)}
+    if isinstance(population, Population):
+        facts |= {
+            "partition": hash_tensor(torch.as_tensor(population.partition.indices)),
+            "inputs": _sampled(population.inputs),
+            "targets": hash_tensor(population.targets),
+            "transform": plain(population.transform),
+        }
+    return facts
+
+
+def _sampled(samples: Samples) -> str:
+    """A hash of the number of samples and of some of them, evenly spread."""
+    count = len(samples)
+    rows = torch.linspace(0, count - 1, min(count, SAMPLED_ROWS), dtype=torch.float64).long()
+    return f"{count} samples, {hash_tensor(samples[rows.to(samples.device)])}"
+
+
+def _described(module: nn.Module) -> str:
+    """The module's printed structure, hashed; a memory address in it is not a difference."""
+    structure = _ADDRESS.sub("", repr(module))
+    return f"{type(module).__name__} {hashlib.sha256(structure.encode()).hexdigest()[:16]}"
+
+
+def _name(thing: Any) -> str:
+    return f"{getattr(thing, '__module__', '?')}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
+
+
+def _shown(facts: Mapping[str, Any], name: str) -> str:
+    value: object = facts.get(name, "not set")
+    return repr(value) if isinstance(value, str | Sequence) else str(value)

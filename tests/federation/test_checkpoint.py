@@ -1,0 +1,313 @@
+"""Checkpoints: a run that breaks off goes on to the same bits, and nothing good is ever lost."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fedlalr as fl
+from conftest import make_clients, make_model
+from fedlalr.federation.checkpoint import canonical
+from fedlalr.federation.rundir import RunDirectoryError, versions
+from test_contract import VARIANTS
+
+SETTINGS = {"local": fl.Steps(2), "batch_size": 4, "clients_per_round": 3, "lr_decay": 0.9, "engine": "reference"}
+
+
+def run(algorithm=None, **options):
+    model, clients = options.pop("model", None) or make_model(), options.pop("clients", None) or make_clients()
+    return fl.run(model, clients, algorithm or fl.FedLALR(), **{**SETTINGS, "rounds": 6, **options})
+
+
+def same(first: fl.Result, second: fl.Result) -> bool:
+    return all(torch.equal(value, second.state[s][n]) for s, slot in first.state.items() for n, value in slot.items())
+
+
+def numbers(result: fl.Result) -> list[tuple[object, ...]]:
+    """What of the metrics does not depend on the clock."""
+    return [
+        (r.round, r.loss, r.accuracy, r.train_loss, r.lr, r.clients, r.bytes_up, r.rejected) for r in result.metrics
+    ]
+
+
+class StopAt(fl.Observer):
+    """Breaks a run off after some round, as an error in somebody's display would."""
+
+    def __init__(self, round: int, error: type[BaseException] = KeyboardInterrupt) -> None:
+        self.round, self.error = round, error
+
+    def on_round(self, record):
+        if record.round == self.round:
+            raise self.error("stop")
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_algorithm_goes_on_to_the_same_bits(name, tmp_path):
+    whole = run(VARIANTS[name])
+    with pytest.raises(KeyboardInterrupt):
+        run(VARIANTS[name], run_dir=tmp_path, observers=[StopAt(3)])
+    resumed = run(VARIANTS[name], run_dir=tmp_path, resume=True)
+    assert resumed.info.first_round == 4
+    assert same(whole, resumed)
+    assert numbers(whole) == numbers(resumed)
+
+
+@pytest.mark.parametrize("every", [1, 2, 4, 100])
+def test_ctrl_c_saves_the_last_finished_round_however_seldom_checkpoints_are(every, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(run_dir=tmp_path, checkpoint_every=every, observers=[StopAt(3)])
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2, 3]
+    resumed = run(run_dir=tmp_path, resume=True, checkpoint_every=every)
+    assert resumed.info.first_round == 4
+    assert same(run(), resumed)
+
+
+def test_the_metrics_file_has_every_round_once_after_any_number_of_breaks(tmp_path):
+    for stop in (1, 2, 5):
+        with pytest.raises(KeyboardInterrupt):
+            run(run_dir=tmp_path, resume=True, checkpoint_every=2, observers=[StopAt(stop)])
+    result = run(run_dir=tmp_path, resume=True)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [fl.Record.from_json(line).round for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert numbers(result) == numbers(run())
+
+
+def test_the_last_two_checkpoints_are_kept_and_nothing_lies_about(tmp_path):
+    run(run_dir=tmp_path)
+    assert sorted(os.listdir(tmp_path / "checkpoint")) == ["round-000005", "round-000006"]
+    assert sorted(os.listdir(tmp_path / "checkpoint/round-000006")) == ["checkpoint.json", "state.safetensors"]
+
+
+def test_the_cost_of_checkpoints_is_in_the_records(tmp_path):
+    record = run(run_dir=tmp_path).metrics[-1]
+    assert 0 < record.timing["checkpoint"] < record.seconds
+    assert "checkpoint" not in run().metrics[-1].timing
+
+
+def test_buffers_and_dropout_go_on_too(tmp_path):
+    def build():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 3)).double()
+
+    options = {"batch_size": None}
+    whole = run(model=build(), **options)
+    with pytest.raises(KeyboardInterrupt):
+        run(model=build(), run_dir=tmp_path, observers=[StopAt(3)], **options)
+    torch.manual_seed(99)
+    resumed = run(model=build(), run_dir=tmp_path, resume=True, **options)
+    assert same(whole, resumed)
+    assert all(torch.equal(value, resumed.model.state_dict()[n]) for n, value in whole.model.state_dict().items())
+
+
+def test_the_callers_generator_is_not_disturbed():
+    model, clients = make_model(), make_clients()
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    run(model=model, clients=clients, rounds=1)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_more_rounds_than_before_are_a_legal_change(tmp_path):
+    run(run_dir=tmp_path, rounds=3)
+    assert same(run(rounds=6), run(run_dir=tmp_path, resume=True, rounds=6))
+    assert len(run(run_dir=tmp_path, resume=True, rounds=6).metrics) == 6  # a finished run is given back as it is
+    with pytest.raises(ValueError, match="rounds is 4, but 6 rounds of the run are done"):
+        run(run_dir=tmp_path, resume=True, rounds=4)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"algorithm": fl.FedLALR(lr=0.5)}, r"algorithm\.lr was 0\.002 and is now 0\.5"),
+        ({"algorithm": fl.FedAvg(0.1)}, r"algorithm was 'fedlalr\.algorithms\.fedlalr\.FedLALR' and is now"),
+        ({"seed": 7}, "seed was 0 and is now 7"),
+        ({"local": fl.Steps(3)}, r"local\.count was 2 and is now 3"),
+        ({"batch_size": 5}, "batch_size was 4 and is now 5"),
+        ({"lr_decay": 1.0}, "lr_decay was 0.9 and is now 1.0"),
+        ({"weight_decay": 0.1}, "weight_decay was 0.0 and is now 0.1"),
+        ({"clip_norm": 1.0}, "clip_norm was None and is now 1.0"),
+        ({"clients_per_round": 2}, "clients_per_round was 3 and is now 2"),
+        ({"weighting": "samples"}, r"rules\.weighting was 'uniform' and is now 'samples'"),
+        ({"reduce": {"x": "median"}}, r"rules\.reduce\.x was 'not set' and is now"),
+        ({"max_norm_ratio": 5.0}, r"rules\.max_norm_ratio was 1000\.0 and is now 5\.0"),
+        ({"min_clients": 2}, r"rules\.min_clients was 1 and is now 2"),
+        ({"clients": make_clients(seed=1)}, r"data\.inputs was"),
+        ({"clients": make_clients(sizes=(7, 12, 5, 10, 9))}, r"data\.sizes was"),
+        ({"test": make_clients()[0]}, r"test was None and is now 'not set'|test\.inputs was"),
+        ({"loss": nn.functional.nll_loss}, "loss was"),
+        ({"dtype": torch.float32, "clients": [(x.float(), y) for x, y in make_clients()]}, r"model\.dtype was"),
+        ({"model": nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()}, "model was"),
+        ({"engine": "stacked"}, "began with engine 'reference' and cannot go on with 'stacked'"),
+    ],
+)
+def test_another_run_is_refused_and_says_what_differs(change, said, tmp_path):
+    run(run_dir=tmp_path, rounds=2)
+    before = contents(tmp_path)
+    with pytest.raises(RunDirectoryError, match=said):
+        run(change.pop("algorithm", None), run_dir=tmp_path, resume=True, **change)
+    assert contents(tmp_path) == before
+
+
+def test_other_values_of_frozen_parameters_are_another_run(tmp_path):
+    def partly(seed):
+        model = make_model(seed)
+        model[0].requires_grad_(False)
+        return model
+
+    run(model=partly(0), run_dir=tmp_path, rounds=2)
+    with pytest.raises(RunDirectoryError, match=r"model\.frozen was"):
+        run(model=partly(1), run_dir=tmp_path, resume=True)
+
+
+def test_a_directory_that_holds_a_run_is_not_overwritten(tmp_path):
+    run(run_dir=tmp_path, rounds=2)
+    before = contents(tmp_path)
+    with pytest.raises(RunDirectoryError, match="already holds a run; pass resume=True"):
+        run(run_dir=tmp_path)
+    assert contents(tmp_path) == before
+
+
+def test_records_without_a_checkpoint_are_not_overwritten(tmp_path):
+    run(run_dir=tmp_path, rounds=2)
+    shutil.rmtree(tmp_path / "checkpoint")
+    with pytest.raises(RunDirectoryError, match="has records but there is no checkpoint"):
+        run(run_dir=tmp_path, resume=True)
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def rewrite(folder: Path, **changes: object) -> None:
+    """Change the descriptions of all checkpoints, with hashes that match."""
+    for path in folder.glob("checkpoint/*/checkpoint.json"):
+        content = json.loads(path.read_text())["content"] | changes
+        stated = hashlib.sha256(canonical(content)).hexdigest()
+        path.write_text(json.dumps({"content": content, "sha256": stated}))
+
+
+def damage(path: Path, kind: str) -> None:
+    content = path.read_bytes()
+    match kind:
+        case "truncated":
+            path.write_bytes(content[: len(content) // 2])
+        case "empty":
+            path.write_bytes(b"")
+        case "missing":
+            path.unlink()
+        case "flipped":
+            middle = len(content) // 2
+            path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+        case "longer":
+            path.write_bytes(content + b"\0")
+        case "foreign":
+            path.write_bytes(b'{"hello": "world"}')
+
+
+@pytest.mark.parametrize("kind", ["truncated", "empty", "missing", "flipped", "longer", "foreign"])
+@pytest.mark.parametrize("file", ["checkpoint.json", "state.safetensors"])
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning_and_two_are_an_error(file, kind, tmp_path):
+    run(run_dir=tmp_path, rounds=4)
+    damage(tmp_path / "checkpoint/round-000004" / file, kind)
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path, copy, ignore=shutil.ignore_patterns("copy"))
+    with pytest.warns(RuntimeWarning, match=r"round-000004.*going on from round 3 instead"):
+        resumed = run(run_dir=tmp_path, resume=True)
+    assert same(run(), resumed)
+    assert [record.round for record in resumed.metrics] == [1, 2, 3, 4, 5, 6]
+    damage(copy / "checkpoint/round-000003" / file, kind)
+    before = contents(copy)
+    with pytest.raises(RunDirectoryError, match=r"no checkpoint in .* can be used: .*round-000004.*round-000003"):
+        run(run_dir=copy, resume=True)
+    assert contents(copy) == before
+
+
+def test_a_newer_format_is_refused_by_its_number(tmp_path):
+    run(run_dir=tmp_path, rounds=1)
+    rewrite(tmp_path, format=99)
+    with pytest.raises(RunDirectoryError, match="has format 99, and this version of fedlalr reads format 1"):
+        run(run_dir=tmp_path, resume=True)
+
+
+def test_a_metrics_file_that_lost_lines_is_an_error(tmp_path):
+    run(run_dir=tmp_path, rounds=3)
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(RunDirectoryError, match=r"metrics.jsonl has 0 bytes, and at round 3 it had"):
+        run(run_dir=tmp_path, resume=True)
+
+
+def test_two_processes_in_one_directory_are_refused(tmp_path):
+    class Again(fl.Observer):
+        def on_round(self, record):
+            with pytest.raises(RunDirectoryError, match="another process is working in"):
+                run(run_dir=tmp_path, resume=True)
+            Again.tried = True
+
+    run(run_dir=tmp_path, rounds=1, observers=[Again()])
+    assert Again.tried
+    run(run_dir=tmp_path, rounds=2, resume=True)
+
+
+@contextmanager
+def ordinary_user():
+    """Root may write anywhere: be nobody for a while."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions as POSIX has them")
+def test_a_read_only_directory_is_a_clear_error(tmp_path):
+    folder = tmp_path / "closed"
+    folder.mkdir()
+    tmp_path.chmod(0o755)
+    folder.chmod(0o555)
+    with ordinary_user(), pytest.raises(RunDirectoryError, match="run cannot be written: Permission denied"):
+        run(run_dir=folder / "run")
+    (tmp_path / "file").touch()
+    with pytest.raises(RunDirectoryError, match="cannot be written: Not a directory"):
+        run(run_dir=tmp_path / "file" / "run")
+
+
+def test_threads_and_engine_are_those_the_run_began_with(tmp_path):
+    assert torch.get_num_threads() == 1
+    run(run_dir=tmp_path, rounds=2, engine="reference")
+    seen = []
+
+    class Look(fl.Observer):
+        def on_start(self, info):
+            seen.append((torch.get_num_threads(), info.engine, info.reason))
+
+    torch.set_num_threads(2)
+    try:
+        run(run_dir=tmp_path, resume=True, engine="auto", rounds=3, observers=[Look()])
+        assert seen == [(1, "reference", "the run began with it")]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_another_version_of_a_library_is_a_warning(tmp_path):
+    run(run_dir=tmp_path, rounds=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(run_dir=tmp_path, resume=True, rounds=3)
+    rewrite(tmp_path, versions=versions() | {"torch": "1.0"})
+    with pytest.warns(RuntimeWarning, match=r"torch was '1.0' and is now .*; the last bits may differ"):
+        run(run_dir=tmp_path, resume=True, rounds=4)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
