@@ -138,7 +138,7 @@ def test_dealing_by_priors_has_the_exact_law_of_the_sequential_rule():
 
 
 def test_blocks_that_end_early_deal_out_every_class(monkeypatch):
-    monkeypatch.setattr(schemes, "_BLOCK", 7)
+    monkeypatch.setattr(schemes, "_BLOCKS", (7, 7))
     labels = np.arange(600) % 6
     parts = partition(labels, 5, "dirichlet", alpha=0.05, seed=3)
     assert np.array_equal(count_labels(labels, parts).sum(axis=0), [100] * 6)

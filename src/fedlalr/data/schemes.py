@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-_BLOCK = 4096
+_BLOCKS = (256, 4096)
 _LARGEST_TABLE = 200_000_000
 _TRIES = 10
 
@@ -146,13 +146,15 @@ def _wishes(arrivals: Indices, log_prior: Floats, rng: np.random.Generator) -> I
 def _settle(wishes: Indices, arrivals: Indices, log_prior: Floats, left: Indices, rng: np.random.Generator) -> Indices:
     """The class that every arrival is dealt, when `left[c]` samples of class c are there at first.
 
-    Goes in blocks; a block ends early where a class runs out, so there are at most n / block + K of them.
+    Goes in blocks. A block ends early where a class runs out, so there are at most n / block + K of them; a block of at
+    most n / 4K keeps what is drawn in vain behind such an end small.
     """
+    size = int(np.clip(len(wishes) // (4 * len(left)), *_BLOCKS))
     left = left.copy()
     dealt = np.empty_like(wishes)
     start = 0
     while start < len(wishes):
-        block = wishes[start : start + _BLOCK].copy()
+        block = wishes[start : start + size].copy()
         gone = np.flatnonzero(left[block] == 0)
         if len(gone):
             open_classes = np.flatnonzero(left)
