@@ -24,7 +24,7 @@ from fedlalr.federation.server import Rules, play_round
 from fedlalr.training.layout import Layout
 from fedlalr.training.reference import ReferenceEngine
 from fedlalr.training.work import Training
-from fedlalr.training.workers import WorkerDied, WorkersEngine
+from fedlalr.training.workers import WorkerDied, WorkersEngine, end_idle_workers
 
 
 class Own(Dataset):
@@ -161,7 +161,19 @@ def test_a_worker_that_dies_is_reported_with_its_client_and_nothing_is_left():
             play_round(initial_state(setting), torch.arange(5), 0.01, engine, setting, Rules())
     finally:
         engine.close()
+        end_idle_workers()
     assert all(not _alive(pid) for pid in pids)
+
+
+def test_the_processes_of_a_finished_run_serve_the_next():
+    first = WorkersEngine(training(), 1)
+    pid = first._processes[0].popen.pid
+    first.close()
+    second = WorkersEngine(training(algorithm=fl.FedAvg(0.1)), 1)
+    assert second._processes[0].popen.pid == pid
+    second.close()
+    end_idle_workers()
+    assert not _alive(pid)
 
 
 def test_it_refuses_another_device():

@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import socket
+import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +20,20 @@ from fedlalr.training.reference import ReferenceEngine
 from fedlalr.training.work import Buffers, Trace, Training, Work
 
 _LENGTH = 8
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker is told at the beginning of a run."""
+
+    bounds: list[int]
+    """Where the pieces of the shipped `Training` lie in the arena that comes along."""
+    path: list[str]
+    """Where to find modules."""
+
+
+class Rest:
+    """The run is over: let go of it and wait for the next."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +83,9 @@ class Channel:
 class Worker:
     """Answers the orders of one run."""
 
-    def __init__(self, channel: Channel, training: Training) -> None:
+    def __init__(self, training: Training) -> None:
         training = replace(training, model=copy.deepcopy(training.model))  # its buffers must not be the shared ones
-        self.channel, self.training = channel, training
+        self.training = training
         if any(isinstance(module, nn.Conv2d) for module in training.model.modules()):
             training.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.engine = ReferenceEngine(training)
@@ -79,16 +94,7 @@ class Worker:
         self.memory: dict[str, Tensor] = {}
         self.work: Work | None = None
 
-    def serve(self) -> None:
-        """Work until the run goes away."""
-        while True:
-            message, descriptor = self.channel.receive()
-            if isinstance(message, Orders):
-                self._take(message, descriptor)
-            else:
-                self.channel.send(self._answer(message))
-
-    def _take(self, orders: Orders, descriptor: int | None) -> None:
+    def take(self, orders: Orders, descriptor: int | None) -> None:
         if descriptor is not None:
             self.arena = Arena(descriptor, os.fstat(descriptor).st_size)
         assert self.arena is not None
@@ -102,7 +108,7 @@ class Worker:
         if orders.recalibrate:
             self.training.layout.load(self.training.model, self.work.broadcast.x)
 
-    def _answer(self, row: int) -> tuple[int, str | None, list[Trace]]:
+    def answer(self, row: int) -> tuple[int, str | None, list[Trace]]:
         """Train the client at one place of the cohort; its error, if it raised, and its traces."""
         assert self.work is not None
         assert self.orders is not None
@@ -136,11 +142,27 @@ def main(descriptor: int) -> None:
     torch.set_num_threads(1)
     channel = Channel(socket.socket(fileno=descriptor))
     try:
-        bounds, shipped = channel.receive()
-        assert shipped is not None
-        training = unship(Arena(shipped, os.fstat(shipped).st_size), bounds)
-        worker = Worker(channel, training)
-        channel.send("ready")
-        worker.serve()
+        serve(channel)
     except (EOFError, ConnectionError):
         return
+
+
+def serve(channel: Channel) -> None:
+    """One run after another, until the process that started this one goes away."""
+    worker: Worker | None = None
+    while True:
+        message, descriptor = channel.receive()
+        if isinstance(message, Setup):
+            assert descriptor is not None
+            sys.path[:] = message.path
+            worker = Worker(unship(Arena(descriptor, os.fstat(descriptor).st_size), message.bounds))
+            os.close(descriptor)
+            channel.send("ready")
+        elif isinstance(message, Rest):
+            worker = None
+        else:
+            assert worker is not None
+            if isinstance(message, Orders):
+                worker.take(message, descriptor)
+            else:
+                channel.send(worker.answer(message))

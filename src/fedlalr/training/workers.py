@@ -9,6 +9,7 @@ Started by plain `subprocess`, so it works from a script without a main guard, a
 
 from __future__ import annotations
 
+import atexit
 import os
 import selectors
 import socket
@@ -26,7 +27,7 @@ from torch import Tensor
 from fedlalr.algorithms.slots import Slots
 from fedlalr.training.arena import Arena, Plan, ship, unimportable_modules
 from fedlalr.training.work import Buffers, Replies, Trace, Training, Work
-from fedlalr.training.worker import Channel, Orders, part
+from fedlalr.training.worker import Channel, Orders, Rest, Setup, part
 
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": "33554432",
@@ -50,6 +51,22 @@ class Process:
     popen: subprocess.Popen[bytes]
     channel: Channel
     in_hand: deque[int] = field(default_factory=deque)
+
+    def end(self) -> None:
+        self.channel.endpoint.close()
+        self.popen.terminate()
+        self.popen.wait()
+
+
+_idle: list[Process] = []
+"""Processes of finished runs, ready for the next one of this interpreter."""
+
+
+@atexit.register
+def end_idle_workers() -> None:
+    """End the processes that wait for another run."""
+    while _idle:
+        _idle.pop().end()
 
 
 class WorkersEngine:
@@ -97,11 +114,13 @@ class WorkersEngine:
         return {name: buffer.clone() for name, buffer in part(memory, "out_buffer").items()}
 
     def close(self) -> None:
+        """Let the processes rest for the next run; end those that died or are in the middle of something."""
         for process in self._processes:
-            process.channel.endpoint.close()
-            process.popen.terminate()
-        for process in self._processes:
-            process.popen.wait()
+            if process.in_hand or process.popen.poll() is not None:
+                process.end()
+            else:
+                process.channel.send(Rest())
+                _idle.append(process)
         self._processes = []
         if self._arena is not None:
             self._arena.close()
@@ -116,7 +135,7 @@ class WorkersEngine:
             for _ in range(self.count):
                 self._processes.append(_launch())
             for process in self._processes:
-                process.channel.send(bounds, arena.descriptor)
+                process.channel.send(Setup(bounds, [path or os.getcwd() for path in sys.path]), arena.descriptor)
             for process in self._processes:
                 self._receive(process)
         except BaseException:
@@ -197,6 +216,12 @@ class WorkersEngine:
 
 
 def _launch() -> Process:
+    """A resting process, or a new one."""
+    while _idle:
+        process = _idle.pop()
+        if process.popen.poll() is None:
+            return process
+        process.end()
     ours, theirs = socket.socketpair()
     environment = os.environ | ALLOCATOR | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
