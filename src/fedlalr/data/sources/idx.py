@@ -59,6 +59,12 @@ class IdxSet:
             arrays[key] = arrays[key].reshape(-1, channels, height, width)
         return arrays
 
+    def check_checksums(self, arrays: Arrays, where: str) -> None:
+        """Refuse arrays that, written as idx files, are not the original files."""
+        for key, name in FILES.items():
+            values = arrays[key].reshape(-1, *self.images.shape[1:]) if "images" in name else arrays[key]
+            self.facts[name].check(encode(values), f"{name} of {where}, as an idx file,")
+
     def _read(self, name: str, where: str, content: bytes) -> NDArray[np.uint8]:
         fact = self.facts[name]
         if content[:2] == b"\x1f\x8b":
@@ -66,6 +72,12 @@ class IdxSet:
         values = parse(content, where, dimensions=3 if "images" in name else 1)
         fact.check(content, where)
         return values
+
+
+def encode(values: NDArray[np.uint8]) -> bytes:
+    """Unsigned bytes as an idx file: what `parse` reads."""
+    header = bytes([0, 0, _BYTES, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape)
+    return header + values.tobytes()
 
 
 def _located(folder: Path, name: str) -> Path | None:

@@ -26,7 +26,6 @@ def npm(package: str, fact: Fact, folder: Path, progress: Progress | None) -> Pa
     command = [_tool("npm"), "pack", package, "--pack-destination", str(folder), "--cache", str(folder / "npm")]
     command += [
         "--fetch-retries=0",
-        "--prefer-online=false",
         "--loglevel=error",
         "--no-update-notifier",
         "--logs-max=0",

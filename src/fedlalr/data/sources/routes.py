@@ -86,7 +86,9 @@ def idx_huggingface(data: IdxSet, repository: str) -> Route:
         splits = huggingface.load(repository, progress)
         inputs, targets = huggingface.images(splits["train"], "image", "label")
         test_inputs, test_targets = huggingface.images(splits["test"], "image", "label")
-        return {"inputs": inputs, "targets": targets, "test_inputs": test_inputs, "test_targets": test_targets}
+        arrays = {"inputs": inputs, "targets": targets, "test_inputs": test_inputs, "test_targets": test_targets}
+        data.check_checksums(arrays, repository)
+        return arrays
 
     return Route(f"Hugging Face {repository}", get, data.images.name)
 
