@@ -148,6 +148,7 @@ def run(
         with closing(chosen), _threads(journal.choices["threads"]):
             for observer in observers:
                 observer.on_start(info)
+            journal.start(state)
             while state.round < rounds:
                 began, t = time.perf_counter(), state.round + 1
                 cohort = with_included(sample(len(population), cohort_size, seed, t), observers, t, len(population))
@@ -173,7 +174,7 @@ def _choose(
     """The engine, as asked for or as the run began with, and what is known at the start."""
     before = journal.choices
     chosen, reason = create_engine(before.get("engine", engine), training, cohort)
-    journal.start(state, before or {"engine": chosen.name, "threads": torch.get_num_threads()})
+    journal.choices = before or {"engine": chosen.name, "threads": torch.get_num_threads()}
     info = RunInfo(
         algorithm=type(training.algorithm).__name__,
         engine=chosen.name,

@@ -71,6 +71,7 @@ class Journal:
         self.resume, self.every = resume, every
         self.records: list[Record] = []
         self.choices: dict[str, Any] = {}
+        """What was left to the library when the run began; filled in by `restore` or, in a new run, by the caller."""
         self._facts: Facts = {}
         self._file: FileIO | None = None
         self._lock: FileLock | None = None
@@ -122,9 +123,8 @@ class Journal:
             self._append()
         return fresh if found is None else found.state
 
-    def start(self, state: ServerState, choices: Mapping[str, Any]) -> None:
-        """Note what was chosen; a new run saves its first state before any round."""
-        self.choices = dict(choices)
+    def start(self, state: ServerState) -> None:
+        """Save the first state of a new run, before any round."""
         if state.round == 0 and self.path is not None:
             self._progress = self._progress._replace(unsaved=state)
             self._save()

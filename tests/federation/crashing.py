@@ -1,0 +1,172 @@
+"""Runs a federation in processes that die, again and again, until it is through. Started as a script by the tests.
+
+One host process imports everything once; every attempt is a child forked from it. A child is killed
+
+- at the n-th operation on files below its run directory, for every n in turn (`operations`), or
+- after a random time (`times`), so that it also dies in the middle of writing a file or of training.
+
+After every death another child resumes. The bits of the end result are compared with an undisturbed run's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import fedlalr as fl
+from fedlalr.algorithms import create
+
+torch.set_num_threads(1)
+
+
+def problem(width: int) -> tuple[nn.Module, list[tuple[torch.Tensor, torch.Tensor]]]:
+    torch.manual_seed(0)
+    clients = [(torch.randn(n, 8), torch.randint(0, 3, (n,))) for n in (7, 12, 5, 9)]
+    return nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 3)), clients
+
+
+def train(options: dict, run_dir: Path | None, end: Path) -> None:
+    model, clients = problem(options["width"])
+    result = fl.run(
+        model, clients, create(options["algorithm"], **options["hyperparameters"]), rounds=options["rounds"],
+        local=fl.Steps(2), batch_size=4, clients_per_round=3, engine=options["engine"], run_dir=run_dir,
+        resume=run_dir is not None, checkpoint_every=options["every"], test=clients[0],
+    )  # fmt: skip
+    tensors = {f"{slot}/{n}": value for slot, values in result.state.items() for n, value in values.items()}
+    tensors |= {f"buffer/{n}": value for n, value in result.model.named_buffers()}
+    tensors["losses"] = torch.tensor([[r.loss, r.train_loss, r.accuracy] for r in result.metrics], dtype=torch.float64)
+    aside = end.with_suffix(".aside")
+    save_file(tensors, aside)
+    aside.rename(end)
+
+
+def child(options: dict, run_dir: Path | None, end: Path, die_at: int | None = None) -> int:
+    """Fork an attempt; the child dies by SIGKILL at its `die_at`-th operation on files of the run directory."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        if die_at is not None:
+            count = 0
+
+            def hook(event: str, arguments: tuple) -> None:
+                nonlocal count
+                if event in EVENTS and any(str(run_dir) in str(a) for a in arguments):
+                    count += 1
+                    if count == die_at:
+                        os.kill(os.getpid(), signal.SIGKILL)
+
+            sys.addaudithook(hook)
+        train(options, run_dir, end)
+    except KeyboardInterrupt:
+        os._exit(130)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+EVENTS = (
+    "open",
+    "os.rename",
+    "os.mkdir",
+    "os.remove",
+    "os.rmdir",
+    "os.truncate",
+    "os.listdir",
+    "os.scandir",
+    "shutil.rmtree",
+)
+
+
+def status(pid: int) -> int:
+    """0 when the child got through, minus the signal that killed it, or its exit code."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def same(first: Path, second: Path) -> bool:
+    one, two = load_file(first), load_file(second)
+    return one.keys() == two.keys() and all(torch.equal(value, two[name]) for name, value in one.items())
+
+
+def finish(options: dict, run_dir: Path, end: Path, undisturbed: Path) -> None:
+    code = status(child(options, run_dir, end))
+    if code:
+        raise SystemExit(f"the resumed run ended with {code}")
+    if not same(end, undisturbed):
+        raise SystemExit("the resumed run gave other bits")
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    if [json.loads(line)["round"] for line in lines] != list(range(1, options["rounds"] + 1)):
+        raise SystemExit("metrics.jsonl does not have every round once")
+
+
+def operations(options: dict, root: Path, undisturbed: Path) -> dict[str, int]:
+    """Die at every operation on files in turn."""
+    n, tally = options["first"], {"kills": 0, "half_written": 0}
+    while True:
+        run_dir, end = root / f"at-{n}", root / f"at-{n}.end"
+        code = status(child(options, run_dir, end, die_at=n))
+        if code == 0:
+            return tally
+        if code != -signal.SIGKILL:
+            raise SystemExit(f"the run that should die at operation {n} ended with {code}")
+        tally["kills"] += 1
+        tally["half_written"] += any((run_dir / "checkpoint").glob(".writing-*"))
+        finish(options, run_dir, end, undisturbed)
+        shutil.rmtree(run_dir)
+        n += options["stride"]
+
+
+def times(options: dict, root: Path, undisturbed: Path) -> dict[str, int]:
+    """Die after random times, again and again, until enough deaths are counted. Some are interrupts instead."""
+    chance = random.Random(options["seed"])
+    began = time.perf_counter()
+    status(child(options, root / "clock", root / "clock.end"))
+    longest = time.perf_counter() - began
+    tally = {"kills": 0, "interrupts": 0, "half_written": 0, "runs": 0}
+    while tally["kills"] + tally["interrupts"] < options["deaths"]:
+        run_dir, end = root / f"run-{tally['runs']}", root / f"run-{tally['runs']}.end"
+        tally["runs"] += 1
+        for _ in range(4):
+            pid = child(options, run_dir, end)
+            time.sleep(chance.uniform(0, 0.8 * longest))
+            death = chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGINT])
+            os.kill(pid, death)
+            code = status(pid)
+            if code == 0:
+                break
+            if code not in (-signal.SIGKILL, -signal.SIGINT, 130):
+                raise SystemExit(f"the killed run ended with {code}")
+            tally["kills" if death == signal.SIGKILL else "interrupts"] += 1
+            tally["half_written"] += any((run_dir / "checkpoint").glob(".writing-*"))
+        finish(options, run_dir, end, undisturbed)
+        shutil.rmtree(run_dir)
+    return tally
+
+
+DEFAULTS = {
+    "algorithm": "fedlalr", "hyperparameters": {}, "width": 16, "rounds": 3, "engine": "reference", "every": 1,
+    "seed": 0, "first": 1, "stride": 1, "deaths": 10,
+}  # fmt: skip
+
+
+if __name__ == "__main__":
+    kind, root, given = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
+    options = DEFAULTS | given
+    undisturbed = root / "undisturbed.end"
+    code = status(child(options, None, undisturbed))
+    if code:
+        raise SystemExit(f"the undisturbed run ended with {code}")
+    print(json.dumps({"operations": operations, "times": times}[kind](options, root, undisturbed)))
