@@ -24,8 +24,8 @@ class MaskedBatchNorm(_BatchNorm):
     _check: Callable[[Tensor], None]
     mask: Tensor | None
     """Which samples of the batch are real, bool `[B]`; None where all are."""
-    lone: bool
-    """Whether some client of the stack has a batch of one sample, which torch's layer may refuse."""
+    over_samples_alone: bool
+    """Whether an input without further dimensions was seen: then torch's layer refuses a batch of one sample."""
 
     def __init__(self, stock: _BatchNorm) -> None:
         super().__init__(stock.num_features, stock.eps, stock.momentum, affine=False, track_running_stats=False)
@@ -35,22 +35,22 @@ class MaskedBatchNorm(_BatchNorm):
         self.track_running_stats = stock.track_running_stats
         self.training = stock.training
         self._check = stock._check_input_dim
-        self.mask, self.lone = None, False
+        self.mask, self.over_samples_alone = None, False
 
     def _check_input_dim(self, input: Tensor) -> None:
         self._check(input)
 
     def forward(self, input: Tensor) -> Tensor:
-        by_batch = self.training or self.running_mean is None
+        if not (self.training or self.running_mean is None):
+            return super().forward(input)
+        places = input[0, 0].numel()
+        self.over_samples_alone |= places == 1
         cumulative = self.training and self.track_running_stats and self.momentum is None
-        if not by_batch or (self.mask is None and not cumulative):
+        if self.mask is None and not cumulative:
             return super().forward(input)
         self._check(input)
-        places = input[0, 0].numel()
-        if places == 1 and (self.lone or len(input) == 1):
-            raise ValueError(
-                f"Expected more than 1 value per channel when training, got input size {tuple(input.shape)}"
-            )
+        if places == len(input) == 1:
+            raise ValueError(f"Expected more than 1 value per channel when training, got input size {input.shape}")
         mask = input.new_ones(len(input), dtype=torch.bool) if self.mask is None else self.mask
         return self._normalise(input, mask.view(-1, *[1] * (input.dim() - 1)), places)
 
@@ -95,12 +95,12 @@ def replace_norms(model: nn.Module) -> list[MaskedBatchNorm]:
 
 
 @contextmanager
-def masked(layers: list[MaskedBatchNorm], mask: Tensor | None, lone: bool = False) -> Iterator[None]:
+def masked(layers: list[MaskedBatchNorm], mask: Tensor | None) -> Iterator[None]:
     """Let the layers know which samples are real while a batch goes through."""
     for layer in layers:
-        layer.mask, layer.lone = mask, lone
+        layer.mask = mask
     try:
         yield
     finally:
         for layer in layers:
-            layer.mask, layer.lone = None, False
+            layer.mask = None

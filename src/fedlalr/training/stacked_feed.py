@@ -1,12 +1,12 @@
 """The batches of a stack of clients: which samples, in which local step, padded to one shape.
 
 Clients are put in order of their number of local steps, the longest first, so that those still training are always the
-first rows of the stack and nothing is computed for the others.
+first rows of the stack and nothing is computed for the others. The whole round is planned before its first step.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,9 +16,11 @@ from fedlalr.data.population import Population
 from fedlalr.training.stacked_gradient import Batch
 from fedlalr.training.work import Training
 
+LARGE_PLAN = 20_000
+"""Places from which on a plan is made on the data's own device instead of on the CPU; its numbers are the same."""
 
-@dataclass(frozen=True)
-class Shape:
+
+class Shape(NamedTuple):
     """How one local step of a stack is laid out."""
 
     active: int
@@ -27,12 +29,10 @@ class Shape:
     """Samples in the longest batch."""
     padded: bool
     """Whether some client's batch is shorter."""
-    lone: bool
-    """Whether some client of a padded step has one sample."""
 
 
 class Feed:
-    """The whole round's batches for a stack of clients, planned up front."""
+    """The whole round's batches for a stack of clients."""
 
     def __init__(self, training: Training, round: int, clients: Tensor) -> None:
         self.training, self.round = training, round
@@ -40,68 +40,94 @@ class Feed:
         self.order = steps.argsort(descending=True, stable=True)
         """The rows of the caller's clients, in the order of the stack."""
         self.clients, self.steps = clients[self.order], steps[self.order]
-        pool = training.clients if isinstance(training.clients, Population) else None
-        where = training.device if pool is not None else torch.device("cpu")
-        self._ids = self.clients.to(where)
-        sizes = training.clients.sizes[self.clients]
-        self._positions = plan(
+        self.longest = int(self.steps[0])
+        """K of the client with the most steps."""
+        self.positions = self._plan().transpose(0, 1).contiguous()
+        """Places in each client's own samples, `[K, C, B]`, −1 for padding."""
+        self.counts = (self.positions >= 0).sum(-1).cpu()
+        """Real samples of every batch, `[K, C]`."""
+
+    def _plan(self) -> Tensor:
+        training, sizes = self.training, self.training.clients.sizes[self.clients]
+        small = len(sizes) * self.longest * int(sizes.max()) < LARGE_PLAN
+        where = torch.device("cpu") if small or not isinstance(training.clients, Population) else training.device
+        return plan(
             training.seed,
-            round,
-            self._ids,
+            self.round,
+            self.clients.to(where),
             sizes.to(where),
             self.steps.to(where),
             training.batch_size,
             training.drop_last,
         )
-        real = self._positions >= 0
-        self.counts = real.sum(-1).cpu()
-        """Real samples of every client and step, `[C, K]`."""
-        self._real = real
-        if pool is not None:
-            # Padding repeats the client's own first sample: it can be computed with, and no other client's data comes
-            # near.
-            filled = torch.where(real, self._positions, self._positions[:, :1, :1])
-            self._rows = pool.rows(self.clients, filled)
-
-    @property
-    def longest(self) -> int:
-        """K of the client with the most steps."""
-        return int(self.steps[0])
 
     def shapes(self) -> list[Shape]:
         """The layout of every local step."""
-        shapes = []
-        for k in range(self.longest):
-            active = int((self.steps > k).sum())
-            counts = self.counts[:active, k]
-            least, most = int(counts.min()), int(counts.max())
-            shapes.append(Shape(active, most, least < most, least == 1 and least < most))
-        return shapes
+        training_now = self.steps > torch.arange(self.longest)[:, None]  # [K, C]
+        active = training_now.sum(1).tolist()
+        most = self.counts.amax(1).tolist()
+        least = self.counts.masked_fill(~training_now, torch.iinfo(torch.int64).max).amin(1).tolist()
+        return [Shape(a, high, low < high) for a, high, low in zip(active, most, least, strict=True)]
+
+    def tables(self) -> Tables | None:
+        """What to gather in every step, for clients that share a pool of samples."""
+        pool = self.training.clients
+        if not isinstance(pool, Population):
+            return None
+        positions = self.positions.to(self.training.device)
+        real = positions >= 0
+        # Padding repeats the client's own first sample: it can be computed with, and no other client's data comes near.
+        filled = torch.where(real, positions, positions[:1, :, :1])
+        rows = pool.rows(self.clients, filled.transpose(0, 1)).transpose(0, 1).contiguous()
+        random = None
+        if pool.transform is not None:
+            step = torch.arange(1, self.longest + 1, device=rows.device).view(-1, 1, 1, 1)
+            ids = self.clients.to(rows.device)
+            random = pool.draws(self.training.seed, self.round, ids, step, rows.shape[2])
+            random = random.expand(*rows.shape, -1)  # without draws nothing in it depends on the step
+        return Tables(pool, rows, real, random)
+
+    def collate(self, step: int, shape: Shape) -> Batch:
+        """The batch of local step `step` (from 1) of every active client, from data sets that are read one by one."""
+        training, inputs, targets = self.training, [], []
+        for client, positions in zip(self.clients.tolist(), self.positions[step - 1, : shape.active], strict=False):
+            mine = positions[positions >= 0]
+            one = training.clients.training_batch(client, mine, training.seed, self.round, step)
+            place = torch.arange(shape.width, device=one[1].device)
+            place = torch.where(place < len(mine), place, 0)
+            inputs.append(one[0][place])
+            targets.append(one[1][place])
+        mask = (self.positions[step - 1, : shape.active, : shape.width] >= 0).to(training.device)
+        return Batch(torch.stack(inputs), torch.stack(targets), mask if shape.padded else None)
+
+
+class Tables(NamedTuple):
+    """The round's batches as indices into a pool of samples, step by step."""
+
+    pool: Population
+    rows: Tensor
+    """Indices, `[K, C, B]`."""
+    real: Tensor
+    """Which of them are no padding, `[K, C, B]`."""
+    random: Tensor | None
+    """The augmentation's integers, `[K, C, B, draws]`; None without a transform."""
 
     def batch(self, step: int, shape: Shape) -> Batch:
         """The batch of local step `step` (from 1) of every active client, augmented."""
-        mask = self._real[: shape.active, step - 1, : shape.width] if shape.padded else None
-        pool = self.training.clients
-        if not isinstance(pool, Population):
-            return self._collated(step, shape, mask)
-        rows = self._rows[: shape.active, step - 1, : shape.width]
-        flat = rows.reshape(-1)
-        inputs, targets = pool.inputs[flat], pool.targets[flat]
-        if pool.transform is not None:
-            random = pool.draws(self.training.seed, self.round, self._ids[: shape.active], step, shape.width)
-            inputs = pool.transform.train(inputs, random.flatten(0, 1))
-        inputs, targets = (part.view(*rows.shape, *part.shape[1:]) for part in (inputs, targets))
-        return Batch(inputs, targets, mask, shape.lone)
+        k, active, width = step - 1, shape.active, shape.width
+        return gather(
+            self.pool,
+            self.rows[k, :active, :width],
+            None if self.random is None else self.random[k, :active, :width],
+            self.real[k, :active, :width] if shape.padded else None,
+        )
 
-    def _collated(self, step: int, shape: Shape, mask: Tensor | None) -> Batch:
-        """The same from data sets that are read client by client."""
-        training, inputs, targets = self.training, [], []
-        for row, client in enumerate(self.clients[: shape.active].tolist()):
-            positions = self._positions[row, step - 1]
-            one = training.clients.training_batch(client, positions[positions >= 0], training.seed, self.round, step)
-            repeat = torch.arange(shape.width, device=one[1].device)
-            repeat = torch.where(repeat < len(one[1]), repeat, 0)
-            inputs.append(one[0][repeat])
-            targets.append(one[1][repeat])
-        stacked = torch.stack(inputs), torch.stack(targets)
-        return Batch(*stacked, None if mask is None else mask.to(training.device), shape.lone)
+
+def gather(pool: Population, rows: Tensor, random: Tensor | None, mask: Tensor | None) -> Batch:
+    """The samples at indices `[C, B]` of a pool, as training sees them."""
+    flat = rows.reshape(-1)
+    inputs = pool.inputs.index_select(0, flat) if isinstance(pool.inputs, Tensor) else pool.inputs[flat]
+    if pool.transform is not None and random is not None:
+        inputs = pool.transform.train(inputs, random.reshape(len(flat), random.shape[-1]))
+    targets = pool.targets.index_select(0, flat)
+    return Batch(inputs.view(*rows.shape, *inputs.shape[1:]), targets.view(*rows.shape, *targets.shape[1:]), mask)

@@ -1,0 +1,35 @@
+"""An embedding that cannot read another client's rows.
+
+Under vmap the tables of a stack of clients become one long table, and an index beyond a client's own table would land
+in its neighbour's instead of raising. Here such an index gives NaN, so that the client's reply is refused and nobody
+else is touched.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class CheckedEmbedding(nn.Embedding):
+    """Stands in for an `nn.Embedding`, whose weight it takes over."""
+
+    def __init__(self, stock: nn.Embedding) -> None:
+        super().__init__(1, 1, device="meta")
+        self.num_embeddings, self.embedding_dim = stock.num_embeddings, stock.embedding_dim
+        self.padding_idx, self.weight, self.training = stock.padding_idx, stock.weight, stock.training
+
+    def forward(self, input: Tensor) -> Tensor:
+        inside = (input >= 0) & (input < self.num_embeddings)
+        rows = nn.functional.embedding(input.where(inside, 0), self.weight, self.padding_idx)
+        return torch.where(inside.unsqueeze(-1), rows, float("nan"))
+
+
+def replace_embeddings(model: nn.Module) -> None:
+    """Put a checked embedding in the place of every stock one of a module; others are left to vmap as they are."""
+    made: dict[nn.Embedding, CheckedEmbedding] = {}
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if type(child) is nn.Embedding and child.max_norm is None and not child.scale_grad_by_freq:
+                made.setdefault(child, CheckedEmbedding(child))
+                setattr(parent, name, made[child])

@@ -1,0 +1,143 @@
+"""How many clients fit into memory at once: measured on a few, not guessed."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fedlalr.training.work import Training, Work
+
+SHARE = {"cuda": 0.7, "cpu": 0.5}
+"""How much of the free memory is used: a GPU is ours alone, a CPU's memory is shared with others."""
+
+
+class Chunks:
+    """The number of clients that are trained at once, from the memory that one local step of a few clients takes."""
+
+    def __init__(self, training: Training, one_step: Callable[[Work], object]) -> None:
+        self.training, self._one_step = training, one_step
+        self._size: int | None = None
+
+    def size(self, work: Work) -> int:
+        """How many of a cohort's clients to train at once. Measured at the first call."""
+        if len(work.clients) <= 2:
+            return len(work.clients)
+        if self._size is None:
+            self._size = self._fitting(work)
+        return self._size
+
+    @property
+    def known(self) -> int | None:
+        """The number that was measured, if it was."""
+        return self._size
+
+    def halve(self, clients: int) -> None:
+        """Learn that so many clients did not fit."""
+        self._size = max(clients // 2, 1)
+
+    def _fitting(self, work: Work) -> int:
+        try:
+            few, more = (self._peak(work, count) for count in (2, 4))
+        except Exception:  # this client's data may be at fault; if it is memory, the round will find out and halve
+            return len(work.clients)
+        each = max((more - few) // 2, 1)
+        replies = len(work.clients) * len(self.training.algorithm.slots.up) * work.broadcast.x.nbytes
+        room = SHARE[self.training.device.type] * free_memory(self.training.device) - replies
+        return max(int(room // each), 1)
+
+    def _peak(self, work: Work, count: int) -> int:
+        """The bytes that one local step takes at its height: the largest client several times and the smallest once."""
+        sizes = self.training.clients.sizes
+        clients = torch.tensor([int(sizes.argmax())] * (count - 1) + [int(sizes.argmin())])
+        kept = work.kept.map(lambda tensor: tensor[:1].expand(count, -1))
+        few = replace(work, clients=clients, kept=kept, probe=None)
+        return peak_memory(lambda: self._one_step(few), self.training.device)
+
+
+def peak_memory(function: Callable[[], object], device: torch.device) -> int:
+    """The most bytes of tensors that a call holds at once beyond what was there before."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        function()
+        torch.cuda.synchronize(device)
+        return int(torch.cuda.max_memory_allocated(device) - before)
+    meter = _Meter()
+    with meter:
+        function()
+    return meter.peak
+
+
+class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of the storages that are made while it is on and still alive."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.peak = 0
+        self._seen: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        known = {_address(tensor) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)}
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and _address(tensor) not in known | self._seen:
+                self._add(tensor.untyped_storage())
+        return result
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        address, size = storage._cdata, storage.nbytes()
+        self._seen.add(address)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._remove, address, size)
+
+    def _remove(self, address: int, size: int) -> None:
+        self._seen.discard(address)
+        self.now -= size
+
+
+def _address(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can be taken on a device."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    limits = [_machine_memory()]
+    for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        for folder in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")):
+            try:
+                limits.append(int((folder / limit).read_text()) - int((folder / used).read_text()))
+            except (OSError, ValueError):  # no such control group, or one without a limit
+                continue
+    return max(min(limits), 0)
+
+
+def _machine_memory() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):  # not Linux: half of what is built in
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on a GPU or on the CPU."""
+    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and ("can't allocate memory" in text or "out of memory" in text)

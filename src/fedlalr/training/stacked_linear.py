@@ -1,0 +1,194 @@
+"""The gradients of many clients for a chain of linear layers: logistic regression and perceptrons.
+
+Such networks are so small that calling operators costs more than computing. Here a stack of them is one matrix product
+per layer forward and two backward, written out by hand, and the gradient of every layer lands in its place of the flat
+vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.func import grad_and_value, vmap
+
+from fedlalr.training.masked_loss import masked_loss
+from fedlalr.training.stacked_gradient import Batch
+from fedlalr.training.work import Buffers, Loss, Training
+
+IGNORED_LABEL = -100
+"""The label that torch's cross-entropy passes over."""
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A function between two layers, and its slope in terms of its own result."""
+
+    apply: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor], Tensor]
+
+
+RELU = Activation(torch.relu, lambda result: (result > 0).to(result.dtype))
+TANH = Activation(torch.tanh, lambda result: 1 - result.square())
+SIGMOID = Activation(torch.sigmoid, lambda result: result * (1 - result))
+
+MODULES: dict[type[nn.Module], Activation] = {nn.ReLU: RELU, nn.Tanh: TANH, nn.Sigmoid: SIGMOID}
+FUNCTIONS: dict[object, Activation] = {
+    torch.relu: RELU,
+    nn.functional.relu: RELU,
+    torch.tanh: TANH,
+    nn.functional.tanh: TANH,
+    torch.sigmoid: SIGMOID,
+    nn.functional.sigmoid: SIGMOID,
+    "relu": RELU,
+    "tanh": TANH,
+    "sigmoid": SIGMOID,
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One linear layer: the names of its parameters, and what follows it."""
+
+    weight: str
+    bias: str | None
+    activation: Activation | None = None
+
+
+class LinearGradient:
+    """`StackedGradient` for a chain of linear layers on flattened samples."""
+
+    def __init__(self, training: Training, layers: list[Layer]) -> None:
+        self.training, self.layers = training, layers
+        self._plain_loss = is_plain_cross_entropy(training.loss)
+        each = grad_and_value(self._loss)
+        self._losses = vmap(each, in_dims=(0, 0, None), randomness="different")
+        self._masked_losses = vmap(each, in_dims=(0, 0, 0), randomness="different")
+
+    def __call__(self, x: Tensor, buffers: Buffers, batch: Batch) -> tuple[Tensor, Tensor, Buffers]:
+        parameters = self.training.layout.views(x)
+        results = [batch.inputs.flatten(2)]
+        for layer in self.layers:
+            weight = parameters[layer.weight].mT
+            if layer.bias is None:
+                result = torch.bmm(results[-1], weight)
+            else:
+                result = torch.baddbmm(parameters[layer.bias].unsqueeze(1), results[-1], weight)
+            results.append(result if layer.activation is None else layer.activation.apply(result))
+        last = results.pop()
+        losses, slope = self._loss_slope(last, batch)
+        if self.layers[-1].activation is not None:
+            slope = slope * self.layers[-1].activation.slope(last)
+        return losses, self._backward(x, parameters, results, slope), buffers
+
+    def _backward(self, x: Tensor, parameters: dict[str, Tensor], inputs: list[Tensor], slope: Tensor) -> Tensor:
+        """Gradients `[C, P]` from the slope of the loss in the last layer's result and every layer's input."""
+        gradient = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        parts = self.training.layout.views(gradient)
+        for depth in range(len(self.layers) - 1, -1, -1):
+            layer = self.layers[depth]
+            torch.bmm(slope.mT, inputs[depth], out=parts[layer.weight])
+            if layer.bias is not None:
+                torch.sum(slope, 1, out=parts[layer.bias])
+            if depth:
+                before = self.layers[depth - 1].activation
+                slope = torch.bmm(slope, parameters[layer.weight])
+                if before is not None:
+                    slope = slope * before.slope(inputs[depth])
+        return gradient
+
+    def _loss_slope(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Every client's loss `[C]` and its slope in the logits."""
+        if self._plain_loss and is_class_target(logits, batch.targets):
+            return cross_entropy(logits, batch.targets, batch.mask)
+        of = self._losses if batch.mask is None else self._masked_losses
+        slope, losses = of(logits, batch.targets, batch.mask)
+        return losses.detach(), slope
+
+    def _loss(self, logits: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
+        loss = self.training.loss
+        return loss(logits, targets) if mask is None else masked_loss(loss, logits, targets, mask)
+
+
+def is_plain_cross_entropy(loss: Loss) -> bool:
+    """Whether a loss is torch's cross-entropy with nothing but defaults."""
+    if type(loss) is nn.CrossEntropyLoss:
+        plain = loss.weight is None and not loss.label_smoothing and loss.ignore_index == IGNORED_LABEL
+        return plain and loss.reduction == "mean"
+    return loss is nn.functional.cross_entropy
+
+
+def is_class_target(logits: Tensor, targets: Tensor) -> bool:
+    return targets.dtype == torch.int64 and targets.dim() == 2 and logits.dim() == 3
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The mean cross-entropy of every client `[C]` and its slope in the logits `[C, B, classes]`.
+
+    Like torch's, it passes over the ignored label, and a client with nothing else has no number for a loss.
+    """
+    counts = targets != IGNORED_LABEL if mask is None else (targets != IGNORED_LABEL) & mask
+    share = counts.to(logits.dtype)
+    share = (share / share.sum(1, keepdim=True)).unsqueeze(2)
+    labels = targets.where(counts, 0).unsqueeze(2)
+    logs = torch.log_softmax(logits, 2)
+    losses = -(logs.gather(2, labels) * share).sum((1, 2))
+    slope = logs.exp_().mul_(share).scatter_add_(2, labels, -share)
+    return losses, slope
+
+
+def linear_chain(training: Training, sample: torch.Size) -> list[Layer] | None:
+    """The layers of a module that is a chain of linear layers on flat samples and nothing else, or None."""
+    model = training.model
+    if training.compute is not None or list(model.buffers()) or any(not p.requires_grad for p in model.parameters()):
+        return None
+    if any(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks for module in model.modules()):
+        return None
+    try:
+        graph = fx.symbolic_trace(model).graph
+    except Exception:  # whatever a module's own code makes of a symbolic input: it is no plain chain
+        return None
+    layers = _read_chain(list(graph.nodes), dict(model.named_modules()), flat=len(sample) == 1)
+    if not layers:
+        return None
+    names = [name for layer in layers for name in (layer.weight, layer.bias) if name is not None]
+    dtypes = {p.dtype for p in model.parameters()}
+    return layers if sorted(names) == sorted(training.layout.names) and len(dtypes) == 1 else None
+
+
+def _read_chain(nodes: list[fx.Node], modules: dict[str, nn.Module], flat: bool) -> list[Layer] | None:
+    if len(nodes) < 3 or nodes[0].op != "placeholder" or nodes[-1].op != "output" or nodes[-1].args != (nodes[-2],):
+        return None
+    layers: list[Layer] = []
+    for before, node in pairwise(nodes[:-1]):
+        if not node.args or node.args[0] is not before or len(before.users) != 1:
+            return None
+        module = modules[str(node.target)] if node.op == "call_module" else None
+        activation = MODULES.get(type(module)) if module is not None else _activation(node)
+        if _flattens(node, module) and not layers:
+            flat = True
+        elif type(module) is nn.Linear and flat:
+            name = str(node.target)
+            layers.append(Layer(f"{name}.weight", None if module.bias is None else f"{name}.bias"))
+        elif activation is not None and layers and layers[-1].activation is None:
+            layers[-1] = Layer(layers[-1].weight, layers[-1].bias, activation)
+        elif type(module) is not nn.Identity:
+            return None
+    return layers
+
+
+def _activation(node: fx.Node) -> Activation | None:
+    only_input = len(node.args) == 1 and not any(node.kwargs.values())
+    return FUNCTIONS.get(node.target) if only_input and node.op in ("call_function", "call_method") else None
+
+
+def _flattens(node: fx.Node, module: nn.Module | None) -> bool:
+    """Whether a node flattens everything but the batch dimension."""
+    if module is not None:
+        return type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
+    arguments: tuple[Any, ...] = (*node.args[1:], *node.kwargs.values())
+    return node.target in (torch.flatten, "flatten") and arguments in ((1,), (1, -1))

@@ -1,0 +1,49 @@
+"""Normalisation statistics of one model on every client's own data, many clients at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedlalr.data.population import Population
+from fedlalr.training.layout import Layout
+from fedlalr.training.vmap_forward import VmapForward
+from fedlalr.training.work import Buffers
+
+
+def stacked_statistics(
+    forward: VmapForward,
+    layout: Layout,
+    pool: Population,
+    x: Tensor,
+    buffers: Buffers,
+    clients: Tensor,
+    batch_size: int,
+) -> Buffers:
+    """The buffers `[C, …]` after one pass over each client's samples in order, averaged over its batches."""
+    sizes = pool.sizes[clients]
+    batches = (sizes + batch_size - 1) // batch_size
+    order = batches.argsort(descending=True, stable=True)
+    clients, sizes, batches = clients[order], sizes[order], batches[order]
+    fresh = forward.fresh_statistics()
+    state = {name: buffer.expand(len(clients), *buffer.shape).clone() for name, buffer in buffers.items()}
+    for name, start in fresh.items():
+        state[name].fill_(start)
+    parameters = layout.views(x)
+    finished: list[Buffers] = []
+    for k in range(int(batches[0])):
+        active = int((batches > k).sum())
+        if active < len(next(iter(state.values()))):
+            finished.append({name: buffer[active:] for name, buffer in state.items()})
+            state = {name: buffer[:active] for name, buffer in state.items()}
+        width = min(batch_size, int(sizes[:active].max()) - k * batch_size)
+        positions = k * batch_size + torch.arange(width).expand(active, -1)
+        real = positions < sizes[:active, None]
+        rows = pool.rows(clients[:active], torch.where(real, positions, 0))
+        inputs = pool.inputs[rows.reshape(-1)]
+        inputs = inputs if pool.transform is None else pool.transform.test(inputs)
+        mask = None if real.all() else real.to(inputs.device)
+        state = forward.statistics(parameters, state, inputs.view(active, width, *inputs.shape[1:]), mask)
+    whole = {name: torch.cat([part[name] for part in (state, *reversed(finished))]) for name in state}
+    back = order.argsort()
+    return {name: buffer[back.to(buffer.device)] for name, buffer in whole.items()}

@@ -1,0 +1,103 @@
+"""An ordinary module over a stack of clients, by `torch.func.vmap`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from fedlalr.training.checked_embedding import replace_embeddings
+from fedlalr.training.masked_norm import masked, replace_norms
+from fedlalr.training.work import Buffers
+
+STARTS = {"running_mean": 0.0, "running_var": 1.0, "num_batches_tracked": 0.0}
+"""What BatchNorm's running statistics are before any batch."""
+
+
+class VmapForward:
+    """A `StackedForward` of any module that vmap can batch. It works on a copy; parameters and buffers come in
+    stacked."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.model = copy.deepcopy(module)
+        if not self.model.training:
+            self.model.train()
+        self._norms = replace_norms(self.model)
+        replace_embeddings(self.model)
+        self._dtypes = {name: parameter.dtype for name, parameter in self.model.named_parameters()}
+        self._plain = vmap(self._run, in_dims=(0, 0, 0, None), randomness="different")
+        self._masked = vmap(self._run, in_dims=(0, 0, 0, 0), randomness="different")
+        self._shared = vmap(self._run, in_dims=(None, 0, 0, None), randomness="different")
+        self._shared_masked = vmap(self._run, in_dims=(None, 0, 0, 0), randomness="different")
+
+    def __call__(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        inputs: Tensor,
+        mask: Tensor | None = None,
+    ) -> tuple[Any, Buffers]:
+        run = self._plain if mask is None else self._masked
+        outputs, after = run(parameters, buffers, inputs, mask)
+        return outputs, after
+
+    @torch.no_grad()
+    def statistics(
+        self, parameters: Mapping[str, Tensor], buffers: Buffers, inputs: Tensor, mask: Tensor | None
+    ) -> Buffers:
+        """The buffers after one model, not stacked, has seen a batch of each client, averaged over batches."""
+        with self._cumulative():
+            run = self._shared if mask is None else self._shared_masked
+            after: Buffers = run(parameters, buffers, inputs, mask)[1]
+        return after
+
+    @property
+    def refuses_single_samples(self) -> bool:
+        """Whether a BatchNorm has been seen that takes its statistics over the samples alone and so needs two."""
+        return any(layer.over_samples_alone for layer in self._norms)
+
+    @property
+    def knows_every_norm(self) -> bool:
+        """Whether each BatchNorm of the module could be replaced."""
+        kinds = nn.modules.batchnorm._BatchNorm
+        return all(layer in self._norms for layer in self.model.modules() if isinstance(layer, kinds))
+
+    def fresh_statistics(self) -> dict[str, float]:
+        """The buffers that hold running statistics, by name, and what each starts from."""
+        return {
+            f"{path}.{name}" if path else name: STARTS[name]
+            for path, layer in self.model.named_modules()
+            if layer in self._norms
+            for name, _ in layer.named_buffers(recurse=False)
+            if name in STARTS
+        }
+
+    def _run(
+        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tensor, mask: Tensor | None
+    ) -> tuple[Any, Buffers]:
+        """One client's outputs and buffers."""
+        named = {name: value.to(self._dtypes[name]) for name, value in parameters.items()} | dict(buffers)
+        with masked(self._norms, mask):
+            outputs = functional_call(self.model, named, (inputs,))
+        return outputs, {name: named[name].detach() for name in buffers}  # written in place, or replaced in the dict
+
+    @contextmanager
+    def _cumulative(self) -> Iterator[None]:
+        """All layers in training mode, running statistics averaged over batches with equal weight."""
+        modes = {module: module.training for module in self.model.modules()}
+        momenta = [layer.momentum for layer in self._norms]
+        self.model.train()
+        try:
+            for layer in self._norms:
+                layer.momentum = None
+            yield
+        finally:
+            for layer, momentum in zip(self._norms, momenta, strict=True):
+                layer.momentum = momentum
+            for module, mode in modes.items():
+                module.training = mode
