@@ -1,0 +1,52 @@
+"""The command line: parses, calls, prints. Each command is a module here; add it to `COMMANDS` or `GROUPS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from fedlalr.cli import compare, data, resume, run
+from fedlalr.cli.errors import Commands
+
+COMMANDS: dict[str, Callable[..., None]] = {"run": run.run, "resume": resume.resume, "compare": compare.compare}
+GROUPS = {"data": data.app}
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from fedlalr import __version__
+
+        print(f"fedlalr {__version__}")
+        raise typer.Exit
+
+
+@app.callback(
+    epilog="Exit codes: 0 done, 1 a run failed, 2 a command or setting cannot be used, 3 data not found or damaged, "
+    "130 interrupted."
+)
+def _main(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Federated optimisation with client-specific adaptive learning rates."""
+
+
+for _name, _command in COMMANDS.items():
+    app.command(_name)(_command)
+for _name, _group in GROUPS.items():
+    app.add_typer(_group, name=_name)
+
+
+def main() -> None:
+    """The console script `fedlalr`."""
+    app()

@@ -1,0 +1,121 @@
+"""`fedlalr data`: what data sets there are, fetching them, and what a partition of one looks like."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedlalr.cli.options import Json, Quiet, progress_console
+
+app = typer.Typer(no_args_is_help=True, help="List, fetch and look at the data sets.")
+
+Name = Annotated[str, typer.Argument(help="A data set; see `fedlalr data list`.")]
+
+
+@app.command("list")
+def list_(as_json: Json = False) -> None:
+    """Every data set, and where it is on this machine."""
+    from dataclasses import asdict
+
+    from rich.table import Table
+
+    from fedlalr.cli.progress import standard_output
+    from fedlalr.data import sources
+
+    found = sources.available()
+    if as_json:
+        print(json.dumps([asdict(data) for data in found], ensure_ascii=False))
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "train", "test", "classes", "what", "where"):
+        table.add_column(column, justify="right" if column in ("train", "test", "classes") else "left", overflow="fold")
+    for data in found:
+        where = data.where or f"not here; fedlalr data fetch {data.name}"
+        table.add_row(data.name, f"{data.train:,}", f"{data.test:,}", str(data.classes), data.description, where)
+    standard_output().print(table)
+
+
+@app.command()
+def fetch(
+    name: Name,
+    force: Annotated[bool, typer.Option(help="Fetch again even if it is there.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Put a data set into the cache, verified.
+
+    [bold]Example[/]   fedlalr data fetch fashion
+    """
+    from fedlalr.cli.progress import fetch_progress, standard_output
+    from fedlalr.data import sources
+
+    check_name(name)
+    console = progress_console(as_json=False)
+    with fetch_progress(console, quiet) as progress:
+        where = sources.fetch(name, progress=progress, force=force)
+    standard_output().print(f"{name}: {where}")
+
+
+@app.command()
+def show(
+    name: Name,
+    partition: Annotated[str, typer.Option(help="How the samples are dealt to clients.")] = "dirichlet",
+    alpha: Annotated[float, typer.Option(help="Concentration of the Dirichlet schemes: smaller is more skewed.")] = 0.3,
+    clients: Annotated[int, typer.Option(help="How many clients.")] = 100,
+    seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
+    folder: Annotated[Path | None, typer.Option(help="Where the data set lies in its original format.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="The picture to draw (.png, .svg, .pdf).", show_default="NAME-PARTITION.png")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Describe a data set, deal it to clients, and draw how the labels fall.
+
+    [bold]Example[/]   fedlalr data show cifar10 --partition dirichlet --alpha 0.3
+    """
+    from dataclasses import asdict
+
+    from fedlalr.cli.progress import fetch_progress, standard_output
+    from fedlalr.config import ConfigError
+    from fedlalr.data import load, sources
+    from fedlalr.data.heterogeneity import count_labels, draw, summarise
+
+    check_name(name)
+    with fetch_progress(progress_console(as_json), quiet or as_json) as progress:
+        described = sources.describe(name, folder=folder, progress=progress)
+    try:
+        population = load(name, clients, partition, alpha, seed, folder=folder)
+    except sources.DataCorrupt:
+        raise
+    except (ValueError, TypeError) as error:
+        raise ConfigError(str(error)) from error
+    counts = count_labels(population.targets.numpy(), population.partition, population.classes)
+    summary = summarise(counts)
+    skew = f" {alpha:g}" if partition.startswith("dirichlet") else ""
+    picture = draw(
+        counts, output or Path(f"{name}-{partition}{skew.replace(' ', '-')}.png"), f"{name}, {partition}{skew}"
+    )
+    if as_json:
+        facts = {"name": name, "source": described.source, "partition": partition, "picture": str(picture)}
+        print(json.dumps(facts | asdict(summary), ensure_ascii=False))
+        return
+    console = standard_output()
+    console.print(f"{described.name}: {described.description}\nfrom {described.source}")
+    for title, value in described.facts:
+        console.print(f"  {title}: {value}")
+    console.print(f"{partition}{skew}, {len(population.partition)} clients, seed {seed}")
+    for line in summary.lines():
+        console.print(f"  {line}")
+    console.print(f"drawn to {picture}")
+
+
+def check_name(name: str) -> None:
+    from fedlalr.config import ConfigError
+    from fedlalr.config.errors import hint, listed
+    from fedlalr.data.sources import SOURCES
+
+    if name not in SOURCES:
+        raise ConfigError(f"there is no data set {name!r}; choose one of {listed(list(SOURCES))}.{hint(name, SOURCES)}")

@@ -1,0 +1,56 @@
+"""Errors as people should see them, and the exit code of each.
+
+0    done
+1    a run failed: too few usable replies, a state that is no longer finite, a disk that is full
+2    the command, a setting or a file cannot be used
+3    a data set is not there, or damaged
+130  interrupted with Ctrl-C
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+FAILED, USAGE, NO_DATA, INTERRUPTED = 1, 2, 3, 130
+
+
+class Commands(TyperGroup):
+    """The commands; turns the library's errors into a message and an exit code, and lets programming errors through."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            complain("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+        except Exception as error:
+            code = exit_code(error)
+            if code is None:
+                raise
+            complain(f"error: {error}")
+            raise typer.Exit(code) from error
+
+
+def exit_code(error: Exception) -> int | None:
+    """The exit code that an error of the library stands for; None for what should not have happened."""
+    from fedlalr.config import ConfigError
+    from fedlalr.data.sources import DataCorrupt, DataNotFound
+    from fedlalr.federation import RoundFailed
+    from fedlalr.federation.rundir import RunDirectoryError
+
+    if isinstance(error, DataNotFound | DataCorrupt):
+        return NO_DATA
+    if isinstance(error, ConfigError):
+        return USAGE
+    if isinstance(error, RoundFailed | RunDirectoryError):
+        return FAILED
+    return None
+
+
+def complain(message: str) -> None:
+    """A line on standard error, which carries nothing else."""
+    print(message, file=sys.stderr)

@@ -1,0 +1,57 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from fedlalr.config import Config
+
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[PRESET|FILE|RUN_DIR] [KEY=VALUE]...",
+        help="What to run (quickstart unless given), and the settings to change.",
+        show_default=False,
+    ),
+]
+RunDir = Annotated[Path | None, typer.Option(help="Where the run's files go.", show_default="a new folder under runs/")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, only the result.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON on standard output, and nothing else there.")
+]
+
+
+def split_arguments(arguments: list[str] | None) -> tuple[str, list[str]]:
+    """What to run, and the overrides."""
+    from fedlalr.config import ConfigError
+
+    sources = [argument for argument in arguments or [] if "=" not in argument]
+    if len(sources) > 1:
+        raise ConfigError(
+            f"{sources[1]!r} is neither the first argument (a preset, file or run directory) nor a setting; "
+            f"settings are written key=value"
+        )
+    return (sources or ["quickstart"])[0], [argument for argument in arguments or [] if "=" in argument]
+
+
+def progress_console(as_json: bool) -> Console:
+    """Where progress is shown: with the results, but beside them when those are JSON."""
+    from fedlalr.cli.progress import standard_output
+
+    return Console(stderr=True, highlight=False) if as_json else standard_output()
+
+
+def fetch_if_needed(config: Config, console: Console, quiet: bool) -> None:
+    """Download the data set now, with a bar, if it is nowhere on this machine."""
+    from fedlalr.cli.progress import fetch_progress
+    from fedlalr.data import sources
+
+    where = {data.name: data.where for data in sources.available()}
+    if config.data.folder is None and where[config.data.name] is None:
+        with fetch_progress(console, quiet) as progress:
+            sources.fetch(config.data.name, progress=progress)

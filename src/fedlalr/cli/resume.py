@@ -1,0 +1,43 @@
+"""`fedlalr resume`: go on with a run that broke off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedlalr.cli.options import Json, Quiet, progress_console
+from fedlalr.cli.run import run_shown
+
+
+def resume(
+    run_dir: Annotated[Path, typer.Argument(help="The directory of the run.", show_default=False)],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="rounds=N, to go further than planned.", show_default=False),
+    ] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Go on with a run from its last checkpoint; on a CPU bit for bit as if it had never stopped.
+
+    [bold]Examples[/]
+
+    fedlalr resume runs/cifar10
+
+    fedlalr resume runs/cifar10 rounds=200
+    """
+    from fedlalr import config as configuration
+    from fedlalr.config.loading import CONFIG_FILE
+
+    if not (run_dir / CONFIG_FILE).is_file():
+        raise configuration.ConfigError(f"{run_dir} holds no run: there is no {CONFIG_FILE} in it")
+    config = configuration.load(run_dir, overrides or [])
+    run_shown(
+        run_dir,
+        progress_console(as_json),
+        quiet,
+        as_json,
+        lambda progress: configuration.execute(config, run_dir, [progress], resume=True),
+    )

@@ -1,0 +1,115 @@
+"""`fedlalr run`: one configuration, once."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedlalr.cli.options import Arguments, Json, Quiet, RunDir, fetch_if_needed, progress_console, split_arguments
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedlalr.cli.progress import RunProgress
+    from fedlalr.config import Config
+
+
+def run(
+    arguments: Arguments = None,
+    run_dir: RunDir = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start anew in a directory that holds a run.")] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Train one method on one problem.
+
+    PRESET is a preset's name, a YAML file or a run directory; `quickstart` unless given. KEY=VALUE changes a setting.
+    The run directory gets [bold]config.yaml[/] (complete: `fedlalr run DIR/config.yaml` repeats the run),
+    [bold]metrics.jsonl[/] (a line a round), [bold]checkpoint/[/] and [bold]summary.json[/].
+
+    [bold]Examples[/]
+
+    fedlalr run
+
+    fedlalr run quickstart algorithm=fedadam algorithm.lr=0.03 partition.alpha=0.1 rounds=20
+
+    fedlalr run cifar10 partition.alpha=0.3 seed=1 --run-dir runs/cifar10
+
+    fedlalr run my.yaml --json > summary.json
+    """
+    from fedlalr import config as configuration
+
+    source, overrides = split_arguments(arguments)
+    config = configuration.load(source, overrides)
+    folder = run_dir or default_folder(config)
+    console = progress_console(as_json)
+    note_defaults(config, console, quiet or as_json)
+    fetch_if_needed(config, console, quiet)
+    run_shown(
+        folder,
+        console,
+        quiet,
+        as_json,
+        lambda progress: configuration.execute(config, folder, [progress], overwrite=overwrite),
+    )
+
+
+def run_shown(
+    folder: Path, console: Console, quiet: bool, as_json: bool, execute: Callable[[RunProgress], object]
+) -> None:
+    """Run with progress, then show the summary, also of a run that was interrupted."""
+    from fedlalr.cli.progress import RunProgress
+
+    try:
+        with RunProgress(console, quiet or (as_json and not console.is_terminal)) as progress:
+            execute(progress)
+    except KeyboardInterrupt:
+        show(folder, as_json)
+        raise
+    show(folder, as_json)
+
+
+def default_folder(config: Config) -> Path:
+    return Path("runs") / f"{config.name}-{config.algorithm.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def note_defaults(config: Config, console: Console, quiet: bool) -> None:
+    """Say so when a problem has settings for some methods, but not for the one that is to run."""
+    method = config.algorithm.name
+    if config.methods and method not in config.methods and not quiet:
+        console.print(f"{config.name} has no settings of its own for {method}: its defaults hold where you gave none")
+
+
+def show(folder: Path, as_json: bool) -> None:
+    """The outcome of a run, as its directory has it."""
+    from fedlalr.cli.progress import standard_output
+    from fedlalr.config import RunDirectory
+
+    summary = RunDirectory(folder).summary()
+    if summary is None:  # interrupted before it began
+        return
+    if as_json:
+        print(json.dumps({**summary, "run_dir": str(folder)}, ensure_ascii=False))
+    else:
+        standard_output().print("\n".join(in_words(summary, folder)))
+
+
+def in_words(summary: dict[str, Any], folder: Path) -> list[str]:
+    from fedlalr.cli.progress import duration, megabytes
+
+    accuracy, best = summary["accuracy"], summary["best_accuracy"]
+    outcome = "" if accuracy is None else f"accuracy {accuracy:.1%} (best {best:.1%}), "
+    loss = "no finite loss" if summary["loss"] is None else f"loss {summary['loss']:.3f}"
+    refused = f"; {summary['rejected']} replies refused" if summary["rejected"] else ""
+    interrupted = summary["status"] == "interrupted"
+    return [
+        f"{summary['name']} with {summary['algorithm']['name']}: {outcome}{loss} after {summary['rounds']} rounds",
+        f"{megabytes(summary['bytes_up'])} up, {megabytes(summary['bytes_down'])} down, "
+        f"{duration(summary['seconds'])}{refused}; written to {folder}",
+        *([f"interrupted; go on with: fedlalr resume {folder}"] if interrupted else []),
+    ]

@@ -1,0 +1,181 @@
+"""From a configuration to the things it names, and the run itself."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedlalr import data
+from fedlalr.algorithms import registry
+from fedlalr.algorithms.slots import Algorithm
+from fedlalr.config.errors import ConfigError
+from fedlalr.config.run_dir import RunDirectory, summarise
+from fedlalr.config.schema import MODELS, Config, LocalConfig, ModelConfig
+from fedlalr.data import Population
+from fedlalr.data.population import Samples
+from fedlalr.data.sources import DataCorrupt
+from fedlalr.federation import Observer, Result, RoundFailed, RunInfo, run
+from fedlalr.federation.rundir import RunDirectoryError
+from fedlalr.training import Epochs, Interval, LogInterval, Steps
+
+PLAIN = (
+    "rounds",
+    "clients_per_round",
+    "batch_size",
+    "drop_last",
+    "lr_decay",
+    "lr_decay_every",
+    "weight_decay",
+    "decoupled_weight_decay",
+    "clip_norm",
+    "weighting",
+    "buffers",
+    "min_clients",
+    "seed",
+    "engine",
+    "device",
+    "checkpoint_every",
+)
+"""Settings that are arguments of `fl.run` under the same name."""
+
+
+def build_population(config: Config) -> Population:
+    """The clients' data."""
+    partition = config.partition.model_dump(exclude={"seed"}, exclude_none=True)
+    seed = config.seed if config.partition.seed is None else config.partition.seed
+    population = data.load(
+        config.data.name,
+        **({"clients": None} | partition),
+        seed=seed,
+        augment=config.data.augment,
+        folder=config.data.folder,
+        validation=config.data.validation,
+        **config.data.options,
+    )
+    return _in_float64(population) if config.dtype == "float64" else population
+
+
+def build_model(config: ModelConfig, population: Population, seed: int) -> nn.Module:
+    """The network, with sizes that are not given taken from the data, and weights drawn by the seed."""
+    inputs, _ = population.batch(0, torch.arange(1))
+    sample = tuple(inputs.shape[1:])
+    sizes: dict[str, Any] = {
+        "inputs": inputs[0].numel(),
+        "classes": population.classes,
+        "vocabulary": population.classes,
+    }
+    if len(sample) == 3:
+        sizes |= {"channels": sample[0], "size": sample[1]}
+    factory = MODELS[config.name]
+    wanted = inspect.signature(factory).parameters
+    derived = {name: size for name, size in sizes.items() if name in wanted and size is not None}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return factory(**{**derived, **config.options})
+
+
+def _in_float64(population: Population) -> Population:
+    """The same with images as float64 numbers in [0, 1], the type that transforms keep and a float64 model wants."""
+
+    def convert(samples: Samples) -> Samples:
+        return samples.double() / 255 if isinstance(samples, Tensor) and samples.dtype == torch.uint8 else samples
+
+    test = population.test
+    return Population(
+        convert(population.inputs),
+        population.targets,
+        population.partition,
+        transform=population.transform,
+        test=None if test is None else (convert(test[0]), test[1]),
+        classes=population.classes,
+        name=population.name,
+    )
+
+
+def build_algorithm(config: Config) -> Algorithm:
+    return registry.create(config.algorithm.name, **config.algorithm.options)
+
+
+def build_interval(local: LocalConfig) -> Interval:
+    if local.epochs is not None:
+        return Epochs(local.epochs)
+    if local.steps is not None:
+        return Steps(local.steps)
+    start, base = local.start, local.base
+    assert start is not None  # the schema's own rule
+    assert base is not None
+    return LogInterval(start, base, local.unit or "steps")
+
+
+def execute(
+    config: Config,
+    run_dir: str | Path | None = None,
+    observers: Sequence[Observer] = (),
+    resume: bool = False,
+    *,
+    overwrite: bool = False,
+) -> Result:
+    """Run a configuration. With a run directory, its files are written as the run goes, and `resume` goes on with it.
+
+    What cannot run at all raises `ConfigError` before the first round and leaves no file. A run that fails or is
+    interrupted leaves its records and a summary that says so.
+    """
+    directory = RunDirectory(run_dir) if run_dir is not None else None
+    prepared = _prepare(config)
+    if directory is not None and not resume:
+        if overwrite:
+            directory.clear()
+        directory.check_free()
+    beginning = _Beginning(config, directory)
+    failure = None
+    try:
+        return run(**prepared, observers=(beginning, *observers), run_dir=run_dir, resume=resume)
+    except (ValueError, TypeError, RunDirectoryError) as error:
+        if beginning.info is None:  # refused before anything ran: the settings do not fit together
+            raise ConfigError(str(error)) from error
+        failure = str(error)
+        raise
+    except RoundFailed as error:
+        failure = str(error)
+        raise
+    finally:
+        if directory is not None and beginning.info is not None:
+            directory.write_summary(summarise(config, beginning.info, directory.records(), failure))
+
+
+def _prepare(config: Config) -> dict[str, Any]:
+    """The arguments of `fl.run`."""
+    try:
+        population = build_population(config)
+        model = build_model(config.model, population, config.seed)
+        algorithm = build_algorithm(config)
+    except DataCorrupt:
+        raise
+    except (ValueError, TypeError) as error:
+        raise ConfigError(str(error)) from error
+    return {
+        "model": model,
+        "clients": population,
+        "algorithm": algorithm,
+        "local": build_interval(config.local),
+        "dtype": getattr(torch, config.dtype) if config.dtype is not None else None,
+        **{name: getattr(config, name) for name in PLAIN},
+    }
+
+
+class _Beginning(Observer):
+    """Writes the configuration when the run really begins, and remembers that it did."""
+
+    def __init__(self, config: Config, directory: RunDirectory | None) -> None:
+        self.config, self.directory = config, directory
+        self.info: RunInfo | None = None
+
+    def on_start(self, info: RunInfo) -> None:
+        self.info = info
+        if self.directory is not None:
+            self.directory.write_config(self.config)

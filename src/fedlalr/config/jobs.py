@@ -1,0 +1,169 @@
+"""Several runs, a few at a time, each in its own directory; what is already finished is not run again."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedlalr.config.build import execute
+from fedlalr.config.errors import ConfigError
+from fedlalr.config.loading import check
+from fedlalr.config.run_dir import RunDirectory, Summary
+from fedlalr.config.schema import Config
+from fedlalr.federation import RoundFailed
+from fedlalr.federation.rundir import METRICS_FILE
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to be had."""
+
+    config: Config
+    folder: Path
+
+    @property
+    def directory(self) -> RunDirectory:
+        return RunDirectory(self.folder)
+
+    def rounds_done(self) -> int:
+        """Rounds recorded so far."""
+        try:
+            return (self.folder / METRICS_FILE).read_bytes().count(b"\n")
+        except FileNotFoundError:
+            return 0
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something to show while jobs run: the jobs under way, or one that is over."""
+
+    done: int
+    total: int
+    running: Sequence[Job] = ()
+    over: Job | None = None
+    summary: Summary | None = None
+    reused: bool = False
+
+
+def finished(job: Job) -> Summary | None:
+    """The summary of a run of the same settings that the folder already holds, be it one that failed in a round."""
+    summary = job.directory.summary()
+    if summary is None or summary["status"] not in ("finished", "failed"):
+        return None
+    return summary if same_problem(job.config.model_dump(), job.folder) else None
+
+
+def same_problem(config: dict[str, Any], folder: Path) -> bool:
+    """Whether the run in a folder has these settings."""
+    try:
+        return RunDirectory(folder).config().problem() == check(config).problem()
+    except ConfigError:  # there is none, or one that this version cannot read
+        return False
+
+
+def run_jobs(jobs: Sequence[Job], workers: int, on_event: Callable[[Event], None]) -> list[Summary]:
+    """Run what is not finished yet and return every job's summary, in order. A failed round is an outcome too."""
+    summaries: dict[int, Summary] = {}
+    todo: list[int] = []
+    for i, job in enumerate(jobs):
+        summary = finished(job)
+        if summary is None:
+            todo.append(i)
+        else:
+            summaries[i] = summary
+            on_event(Event(len(summaries), len(jobs), over=job, summary=summary, reused=True))
+    started = _in_turn(jobs, todo) if min(workers, len(todo)) < 2 else _at_once(jobs, todo, min(workers, len(todo)))
+    for over, running in started:
+        if over is not None:
+            summaries[over] = _summary(jobs[over])
+        on_event(
+            Event(
+                done=len(summaries),
+                total=len(jobs),
+                running=[jobs[j] for j in running],
+                over=None if over is None else jobs[over],
+                summary=None if over is None else summaries[over],
+            )
+        )
+    return [summaries[i] for i in range(len(jobs))]
+
+
+def default_workers() -> int:
+    """One run for each processor; one at a time on a GPU, which a single run is meant to fill."""
+    import torch
+
+    if torch.cuda.is_available():
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _in_turn(jobs: Sequence[Job], todo: Sequence[int]) -> Iterator[tuple[int | None, Sequence[int]]]:
+    for i in todo:
+        yield None, [i]
+        _work(jobs[i].config.model_dump(), str(jobs[i].folder))
+        yield i, []
+
+
+def _at_once(jobs: Sequence[Job], todo: Sequence[int], workers: int) -> Iterator[tuple[int | None, Sequence[int]]]:
+    """Yields the number of each job that is over, or None every moment, with those under way."""
+    with _pool(workers) as pool:
+        waiting = list(todo)
+        running: dict[Future[None], int] = {}
+        while waiting or running:
+            while waiting and len(running) < workers:
+                job = jobs[waiting[0]]
+                running[pool.submit(_work, job.config.model_dump(), str(job.folder))] = waiting.pop(0)
+            over, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
+            if not over:
+                yield None, list(running.values())
+            for future in over:
+                i = running.pop(future)
+                future.result()
+                yield i, list(running.values())
+
+
+@contextmanager
+def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Fresh processes with one thread each, ended at once when the comparison is interrupted."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"  # read when a worker imports torch
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_ignore_interrupts)
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in multiprocessing.active_children():
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+def _ignore_interrupts() -> None:
+    """Leave Ctrl-C to the parent, which ends the workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _work(config: dict[str, Any], folder: str) -> None:
+    """Go on with the run in the folder if it is the same one, else start it anew."""
+    resume = same_problem(config, Path(folder)) and RunDirectory(folder).holds_run
+    with suppress(RoundFailed):  # the summary says why
+        execute(check(config), folder, resume=resume, overwrite=not resume)
+
+
+def _summary(job: Job) -> Summary:
+    summary = job.directory.summary()
+    assert summary is not None, f"{job.folder} has no summary after its run"
+    return summary

@@ -1,0 +1,146 @@
+"""From a preset's name or a file to a checked configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from fedlalr.algorithms import registry
+from fedlalr.config import yaml_file
+from fedlalr.config.errors import ConfigError, hint, listed
+from fedlalr.config.overrides import Tree, expand, merge, parse_overrides
+from fedlalr.config.schema import Config, Named
+
+CONFIG_FILE = "config.yaml"
+
+
+def presets() -> dict[str, str]:
+    """The names of the presets and what each is."""
+    folder = resources.files("fedlalr.config") / "presets"
+    names = sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
+    return {name: str(_read_preset(name).get("description", "")) for name in names}
+
+
+def load(source: str | Path, overrides: Iterable[str] = ()) -> Config:
+    """The configuration of a preset, a YAML file or a run directory, with `key=value` overrides laid over it."""
+    return check(merge(_read(source), parse_overrides(overrides)))
+
+
+def check(tree: Mapping[str, Any]) -> Config:
+    """A checked configuration from nested tables; a method's settings come from `methods` where they are not given."""
+    resolved = dict(tree)
+    algorithm = expand("algorithm", resolved.get("algorithm"))
+    if isinstance(algorithm, Mapping) and isinstance(resolved.get("methods", {}), Mapping):
+        settings = resolved.get("methods", {}).get(str(algorithm.get("name")), {})
+        algorithm = {**(settings if isinstance(settings, Mapping) else {}), **algorithm}
+    if algorithm is not None:
+        resolved["algorithm"] = algorithm
+    for section in ("model", "data", "partition"):
+        if section in resolved:
+            resolved[section] = expand(section, resolved[section])
+    try:
+        return Config.model_validate(resolved)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(problem, resolved) for problem in error.errors())) from error
+
+
+def with_method(config: Config, method: str, **changes: Any) -> Config:
+    """The same problem with another method, under its own settings there, and further top-level changes."""
+    tree = {**config.model_dump(), **changes}
+    if method != config.algorithm.name:
+        tree["algorithm"] = {"name": method}
+    return check(tree)
+
+
+def dump(config: Config) -> str:
+    """The complete configuration as YAML that `load` reads back."""
+    return yaml_file.dump(config.model_dump())
+
+
+def _read(source: str | Path) -> Tree:
+    text = str(source)
+    path = Path(text)
+    if path.is_dir() and (path / CONFIG_FILE).is_file():
+        path = path / CONFIG_FILE
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        return _read_file(path)
+    if text in presets():
+        return _read_preset(text)
+    raise ConfigError(
+        f"there is no preset {text!r}; choose one of {listed(list(presets()))}, or give a YAML file or a run directory."
+        f"{hint(text, presets())}"
+    )
+
+
+def _read_preset(name: str) -> Tree:
+    text = (resources.files("fedlalr.config") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
+    return {"name": name, **yaml_file.parse(text)}
+
+
+def _read_file(path: Path) -> Tree:
+    try:
+        tree = yaml_file.parse(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the configuration {path} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the configuration {path} is not valid YAML: {error}") from error
+    if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
+        raise ConfigError(f"the configuration {path} must be a table of settings, such as `rounds: 20`")
+    base = tree.pop("preset", None)
+    named = {"name": path.stem, **tree}
+    if base is None:
+        return named
+    if base not in presets():
+        near = hint(str(base), presets())
+        raise ConfigError(f"{path} builds on preset {base!r}; choose one of {listed(list(presets()))}.{near}")
+    return merge(_read_preset(base), named)
+
+
+def _explain(problem: Any, tree: Mapping[str, Any]) -> str:
+    """One validation error in words."""
+    place = [str(part) for part in problem["loc"]]
+    key, given = ".".join(place), problem["input"]
+    if problem["type"] == "extra_forbidden":
+        allowed = _keys_at(place[:-1])
+        where = f"{'.'.join(place[:-1])} has" if place[:-1] else "There are"
+        return f"There is no setting {key!r}.{hint(key, all_keys(tree))} {where} {listed(allowed)}."
+    if problem["type"] == "missing":
+        return f"The setting {key!r} is missing; it has no default."
+    if problem["type"] == "literal_error":
+        choices = problem["ctx"]["expected"].replace(" or ", ", ").replace("'", "").split(", ")
+        return f"{key} cannot be {given!r}; choose one of {listed(choices)}.{hint(str(given), choices)}"
+    message = str(problem["msg"]).removeprefix("Value error, ").replace("Input should be", "it must be")
+    if problem["type"] == "value_error" and isinstance(given, Mapping):
+        return f"{key}: {message}"
+    return f"{key} cannot be {given!r}: {message}"
+
+
+def all_keys(tree: Mapping[str, Any]) -> list[str]:
+    """Every dotted key that may be set, with the options of the algorithm and the model in use."""
+    keys: list[str] = []
+    for name in Config.model_fields:
+        inner = _keys_at([name])
+        keys += [name, *(f"{name}.{option}" for option in inner)]
+    algorithm = tree.get("algorithm")
+    if isinstance(algorithm, Mapping) and algorithm.get("name") in registry.ALGORITHMS:
+        keys += [f"algorithm.{option}" for option in registry.options(str(algorithm["name"]))]
+    return keys
+
+
+def _keys_at(place: Sequence[str]) -> list[str]:
+    """The keys of the section at a place."""
+    section: Any = Config
+    for part in place:
+        field = section.model_fields.get(part) if _is_section(section) else None
+        candidates = [] if field is None else [field.annotation, *get_args(field.annotation)]
+        section = next((kind for kind in candidates if _is_section(kind)), None)
+    return list(section.model_fields) if _is_section(section) else []
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not Named

@@ -1,0 +1,107 @@
+"""What a configuration adds to the directory of a run: `config.yaml` at its start and `summary.json` at its end.
+
+The run itself writes `metrics.jsonl` and `checkpoint/`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from fedlalr.config.errors import ConfigError
+from fedlalr.config.loading import CONFIG_FILE, dump, load
+from fedlalr.config.schema import Config
+from fedlalr.federation import Record, RunInfo
+from fedlalr.federation.rundir import CHECKPOINTS, METRICS_FILE
+
+SUMMARY_FILE = "summary.json"
+
+Summary = dict[str, Any]
+
+
+class RunDirectory:
+    """Reads and writes the files of one run."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run was begun here."""
+        return (self.path / METRICS_FILE).exists() or any((self.path / CHECKPOINTS).glob("round-*"))
+
+    def clear(self) -> None:
+        """Remove the run that is here, and nothing else."""
+        for name in (SUMMARY_FILE, METRICS_FILE, CONFIG_FILE):
+            (self.path / name).unlink(missing_ok=True)
+        if (self.path / CHECKPOINTS).is_dir():
+            shutil.rmtree(self.path / CHECKPOINTS)
+
+    def check_free(self) -> None:
+        """Refuse a directory that holds a run."""
+        if self.holds_run:
+            raise ConfigError(
+                f"{self.path} already holds a run; go on with it by `fedlalr resume {self.path}`, choose another "
+                f"--run-dir, or pass --overwrite to run it again from the start"
+            )
+
+    def config(self) -> Config:
+        return load(self.path / CONFIG_FILE)
+
+    def write_config(self, config: Config) -> None:
+        self._write(CONFIG_FILE, dump(config))
+        (self.path / SUMMARY_FILE).unlink(missing_ok=True)
+
+    def records(self) -> list[Record]:
+        """The rounds recorded so far. A last line that is still being written is left out."""
+        file = self.path / METRICS_FILE
+        if not file.is_file():
+            return []
+        return [Record.from_json(line) for line in file.read_text(encoding="utf-8").split("\n")[:-1]]
+
+    def summary(self) -> Summary | None:
+        """The summary, or None while the run is not over."""
+        file = self.path / SUMMARY_FILE
+        if not file.is_file():
+            return None
+        summary: Summary = json.loads(file.read_text(encoding="utf-8"))
+        return summary
+
+    def write_summary(self, summary: Summary) -> None:
+        """Write the summary, which marks the run as over."""
+        self._write(SUMMARY_FILE, json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+
+    def _write(self, name: str, text: str) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        temporary = self.path / f".{name}.{os.getpid()}"
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(self.path / name)
+
+
+def summarise(config: Config, info: RunInfo | None, records: list[Record], failure: str | None = None) -> Summary:
+    """A run in a few numbers."""
+    accuracies = [record.accuracy for record in records if record.accuracy is not None]
+    last = records[-1].as_dict() if records else {}
+    return {
+        "status": "failed" if failure else "finished" if len(records) == config.rounds else "interrupted",
+        "failure": failure,
+        "name": config.name,
+        "data": config.data.name,
+        "algorithm": config.algorithm.model_dump(),
+        "seed": config.seed,
+        "rounds": len(records),
+        "accuracy": last.get("accuracy"),
+        "best_accuracy": max(accuracies, default=None),
+        "loss": last.get("loss"),
+        "bytes_up": sum(record.bytes_up + record.buffer_bytes_up for record in records),
+        "bytes_down": sum(record.bytes_down + record.buffer_bytes_down for record in records),
+        "seconds": sum(record.seconds for record in records),
+        "rejected": sum(len(record.rejected) for record in records),
+        "engine": info.engine if info else None,
+        "device": info.device if info else None,
+        "parameters": info.parameters if info else None,
+        "clients": info.population if info else None,
+    }

@@ -1,0 +1,210 @@
+"""What a run is: every setting, its type and its limits.
+
+A `Config` is complete: written to a file and read again it makes the same run. Sections whose options depend on a name
+(`algorithm`, `model`) take their options from the class of that name, so that nothing is listed twice.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_serializer, field_validator, model_validator
+from torch import nn
+
+from fedlalr import models
+from fedlalr.algorithms import registry
+from fedlalr.config.errors import hint, listed
+from fedlalr.data.sources import SOURCES
+from fedlalr.training import ENGINES
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "convmixer": models.ConvMixer,
+    "charlstm": models.CharLSTM,
+    "cnn": models.CNN,
+    "densecnn": models.DenseCNN,
+    "mlp": models.MLP,
+    "logistic": models.Logistic,
+}
+"""Networks by the names that configurations use."""
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Scheme = Literal["dirichlet", "dirichlet-classes", "iid", "shards", "lognormal", "natural"]
+Settings = dict[str, Any]
+
+
+class Section(BaseModel):
+    """A part of a configuration: immutable, no unknown keys, no silent conversion of text to numbers."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class DataConfig(Section):
+    """Which data set, and where it is."""
+
+    name: str
+    folder: str | None = None
+    """A folder with the data set in its original format; None: the cache, then a download."""
+    augment: bool = True
+    """Flip and crop training images, where the data set has a rule for it."""
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the training samples that is held out and evaluated in place of the test set, for tuning."""
+    options: Settings = {}
+    """What this data set alone has to choose, such as `train_fraction` of Shakespeare."""
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return _choice(name, SOURCES)
+
+
+class PartitionConfig(Section):
+    """How the samples are dealt to clients."""
+
+    scheme: Scheme = "dirichlet"
+    clients: Count | None = 100
+    """None with `natural`, where the data says who the clients are."""
+    alpha: Positive = 0.3
+    seed: Seed | None = None
+    """None: the run's seed."""
+    min_size: int | None = None
+    classes_per_client: Count | None = None
+    sigma: NotNegative | None = None
+
+
+class LocalConfig(Section):
+    """How long a client trains in a round: `epochs`, or `steps`, or `start` and `base` (K_t = start + ⌊log_base t⌋)."""
+
+    epochs: Count | None = None
+    steps: Count | None = None
+    start: Count | None = None
+    base: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    unit: Literal["steps", "epochs"] | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> LocalConfig:
+        kinds = [self.epochs is not None, self.steps is not None, self.start is not None or self.base is not None]
+        if sum(kinds) != 1:
+            raise ValueError("give one of epochs, steps, or start with base")
+        if kinds[2] and (self.start is None or self.base is None):
+            raise ValueError("start and base belong together")
+        if self.unit is not None and not kinds[2]:
+            raise ValueError("unit goes with start and base alone")
+        return self
+
+
+class Named(Section):
+    """A name and the options that the thing of that name has."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+    name: str
+
+    @property
+    def options(self) -> Settings:
+        """Everything but the name."""
+        return dict(self.model_extra or {})
+
+
+class ModelConfig(Named):
+    """Which network. Sizes that follow from the data (`classes`, `channels`, …) need not be given."""
+
+    @model_validator(mode="after")
+    def _known(self) -> ModelConfig:
+        if self.name not in MODELS:
+            raise ValueError(f"there is no model {self.name!r}; {_choices(self.name, MODELS)}")
+        allowed = list(inspect.signature(MODELS[self.name]).parameters)
+        for option in self.options:
+            if option not in allowed:
+                raise ValueError(
+                    f"{self.name} has no option {option!r}; choose from {listed(allowed)}.{hint(option, allowed)}"
+                )
+        return self
+
+
+class AlgorithmConfig(Named):
+    """Which method, with every hyper-parameter of it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or not isinstance(given.get("name"), str):
+            return given
+        return {"name": given["name"], **check_method(given["name"], {k: v for k, v in given.items() if k != "name"})}
+
+
+class Config(Section):
+    """A run, or several that differ in method and seed."""
+
+    name: str = "run"
+    description: str = ""
+    data: DataConfig
+    partition: PartitionConfig = PartitionConfig()
+    model: ModelConfig
+    algorithm: AlgorithmConfig
+    rounds: Count = 100
+    clients_per_round: Count | None = None
+    local: LocalConfig = LocalConfig(epochs=1)
+    batch_size: Count | None = 50
+    drop_last: bool = False
+    lr_decay: Positive = 1.0
+    lr_decay_every: Count = 1
+    weight_decay: NotNegative = 0.0
+    decoupled_weight_decay: NotNegative = 0.0
+    clip_norm: Positive | None = None
+    weighting: Literal["uniform", "samples"] = "uniform"
+    buffers: Literal["average", "recalibrate"] = "average"
+    min_clients: Count = 1
+    seed: Seed = 0
+    engine: str = "auto"
+    device: str = "auto"
+    dtype: Literal["float32", "float64", "bfloat16", "float16"] | None = None
+    checkpoint_every: Count = 1
+    target: Annotated[float, Field(gt=0, le=1)] | None = None
+    """The accuracy that a comparison counts rounds and megabytes to."""
+    methods: dict[str, Settings] = {}
+    """Hyper-parameters of each method on this problem, taken when `algorithm` names it."""
+    grid: dict[str, dict[str, list[float]]] = {}
+    """Rates to try for each method when a comparison tunes."""
+
+    @field_validator("engine")
+    @classmethod
+    def _known_engine(cls, name: str) -> str:
+        return _choice(name, ["auto", *ENGINES])
+
+    @field_validator("methods", "grid")
+    @classmethod
+    def _known_methods(cls, table: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        for method, settings in table.items():
+            candidates = settings if info.field_name == "methods" else {k: v[0] for k, v in settings.items() if v}
+            check_method(method, candidates)
+        return table
+
+    @field_serializer("local")
+    def _given_alone(self, local: LocalConfig) -> Settings:
+        return {name: value for name, value in local if value is not None}
+
+    def problem(self) -> Settings:
+        """What the outcome of the run depends on: everything but names and the tables of other methods."""
+        return self.model_dump(exclude={"name", "description", "checkpoint_every", "target", "methods", "grid"})
+
+
+def check_method(method: str, settings: Settings) -> Settings:
+    """A method's settings completed by its defaults, or the reason why they cannot be used."""
+    registry.create(method, **settings)
+    complete = {**registry.options(method), **settings}
+    return {option: list(v) if isinstance(v, tuple) else v for option, v in complete.items()}
+
+
+def _choice(given: str, choices: Collection[str]) -> str:
+    if given not in choices:
+        raise ValueError(_choices(given, choices))
+    return given
+
+
+def _choices(given: str, choices: Iterable[str]) -> str:
+    return f"choose one of {listed(list(choices))}.{hint(given, choices)}"

@@ -1,0 +1,91 @@
+"""`fl.data.load`: a data set by name, dealt to clients and ready for `fl.run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlalr.data.partition import Partition, partition
+from fedlalr.data.population import Population, Samples
+from fedlalr.data.random import bits, key
+from fedlalr.data.transforms import STATISTICS, FlipCrop, Normalize, Transform
+
+_AUGMENTED = ("cifar10", "cifar100")
+_PARTITION_OPTIONS = ("min_size", "classes_per_client", "sigma")
+_VALIDATION = 102
+"""A stream of random bits of its own."""
+
+
+def load(
+    name: str,
+    clients: int | None = 100,
+    scheme: str = "dirichlet",
+    alpha: float = 0.3,
+    seed: int = 0,
+    augment: bool = True,
+    folder: str | Path | None = None,
+    validation: float = 0.0,
+    **options: Any,
+) -> Population:
+    """A data set as a population of clients, with its test set and its transform.
+
+    name: `digits` (no download), `fashion`, `mnist`, `cifar10`, `cifar100` or `shakespeare`.
+    clients, scheme, alpha, seed: as in `fl.data.partition`. With `scheme="natural"` clients are Shakespeare's roles.
+    augment: flip and crop CIFAR's training images; the other data sets have no augmentation.
+    folder: where the data set lies in its original format; otherwise the cache is read, or filled by a download.
+    validation: the share of the training samples to hold out, which then takes the place of the test set.
+    options: further options of the partition (`min_size`, `classes_per_client`, `sigma`) or of the data set.
+
+    >>> load("digits", clients=10)
+    Population(digits: 10 clients, 1442 samples)
+    """
+    from fedlalr.data.sources import raw
+
+    dealing = {option: options.pop(option) for option in _PARTITION_OPTIONS if option in options}
+    if name == "shakespeare":
+        options = {"seed": seed, **({"roles": clients} if scheme in ("natural", "iid") else {}), **options}
+    found = raw(name, folder=folder, **options)
+    if scheme == "natural":
+        if found.groups is None:
+            raise ValueError(
+                f"{name} does not say whose a sample is, so it has no natural partition; choose another scheme"
+            )
+        dealing["ids"] = found.groups.numpy()
+        clients = None
+    train, held_out = _hold_out(len(found.targets), validation, seed)
+    if "ids" in dealing:
+        dealing["ids"] = dealing["ids"][train]
+    dealt = partition(found.targets.numpy()[train], clients, scheme, alpha, seed, **dealing)
+    test: tuple[Samples, Tensor] = (found.test_inputs, found.test_targets)
+    if len(held_out):
+        rows = torch.from_numpy(held_out)
+        test = (found.inputs[rows], found.targets[rows])
+    return Population(
+        cast(Samples, found.inputs),
+        found.targets,
+        Partition(train[dealt.indices], dealt.offsets),
+        transform=_transform(name, augment),
+        test=test,
+        classes=found.classes,
+        name=name,
+    )
+
+
+def _hold_out(count: int, share: float, seed: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The samples to train on and those held out, both ascending: a function of the seed."""
+    if not 0 <= share < 1:
+        raise ValueError(f"validation is the share of the training samples to hold out, from 0 up to 1, not {share!r}")
+    order = torch.argsort(bits(key(seed, _VALIDATION), torch.arange(count)), stable=True).numpy()
+    cut = round(share * count)
+    return np.sort(order[cut:]), np.sort(order[:cut])
+
+
+def _transform(name: str, augment: bool) -> Transform | None:
+    if name not in STATISTICS:
+        return None
+    mean, std = STATISTICS[name]
+    return FlipCrop(mean, std) if augment and name in _AUGMENTED else Normalize(mean, std)

@@ -1,0 +1,164 @@
+"""Methods side by side: how well, how soon, at what cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fedlalr.federation import Record
+from fedlalr.report.statistics import Interval, Spread, paired_difference, spread
+
+MEGABYTE = 1_000_000
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One method over all seeds. Lists are in the order of the seeds; a run that broke off has no final accuracy."""
+
+    method: str
+    settings: Mapping[str, Any]
+    finals: tuple[float | None, ...]
+    """Accuracy after the last round."""
+    rounds_to_target: tuple[int | None, ...]
+    """The first round that reached the target; None where none did."""
+    megabytes_to_target: tuple[float | None, ...]
+    """Sent until then, up and down, buffers included, by all clients together."""
+    megabytes: Spread
+    """Sent over the whole run."""
+    seconds: Spread
+    failures: tuple[str | None, ...]
+    to_best: Interval | None
+    """Paired difference of the final accuracy to the best method's; None for the best itself and where a run failed."""
+
+    @property
+    def final(self) -> Spread | None:
+        """Over the seeds that got through."""
+        through = [final for final in self.finals if final is not None]
+        return spread(through) if through else None
+
+    @property
+    def reached(self) -> int:
+        """Seeds that reached the target."""
+        return sum(rounds is not None for rounds in self.rounds_to_target)
+
+    def as_dict(self) -> dict[str, Any]:
+        plain = asdict(self)
+        for name in ("final", "megabytes", "seconds", "to_best"):
+            value = getattr(self, name)
+            plain[name] = value._asdict() if value is not None else None
+        return plain
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All methods, the best first."""
+
+    outcomes: tuple[Outcome, ...]
+    target: float
+    seeds: int
+
+    @property
+    def best(self) -> Outcome:
+        return self.outcomes[0]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "target": self.target,
+            "seeds": self.seeds,
+            "best": self.best.method,
+            "methods": [outcome.as_dict() for outcome in self.outcomes],
+        }
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One run: what it recorded, and why it broke off, if it did."""
+
+    records: Sequence[Record]
+    failure: str | None = None
+
+    @property
+    def accuracies(self) -> list[float]:
+        return [math.nan if record.accuracy is None else record.accuracy for record in self.records]
+
+    def megabytes(self) -> list[float]:
+        """Sent until the end of each round, up and down, buffers included."""
+        total, sums = 0, []
+        for record in self.records:
+            total += record.bytes_up + record.bytes_down + record.buffer_bytes_up + record.buffer_bytes_down
+            sums.append(total / MEGABYTE)
+        return sums
+
+    @property
+    def final(self) -> float | None:
+        if self.failure is not None or not self.records:
+            return None
+        return self.records[-1].accuracy
+
+    def first_at(self, target: float) -> int | None:
+        """The place of the first round with at least that accuracy."""
+        return next((i for i, accuracy in enumerate(self.accuracies) if accuracy >= target), None)
+
+
+def compare(
+    runs: Mapping[str, Sequence[Curve]], settings: Mapping[str, Mapping[str, Any]], target: float | None = None
+) -> Comparison:
+    """Methods with their runs, one for each seed in the same order; without a target, `default_target`."""
+    if not runs or len({len(curves) for curves in runs.values()}) != 1:
+        raise ValueError("every method needs one run for each seed")
+    if target is None:
+        target = default_target(runs)
+    finals = {method: tuple(curve.final for curve in curves) for method, curves in runs.items()}
+    order = sorted(runs, key=lambda method: -_mean_or_least(finals[method]))
+    outcomes = tuple(
+        _outcome(method, settings[method], runs[method], target, _difference(finals, method, order[0]))
+        for method in order
+    )
+    return Comparison(outcomes, target, len(finals[order[0]]))
+
+
+def default_target(runs: Mapping[str, Sequence[Curve]]) -> float:
+    """95 % of the worst method's mean final accuracy, in whole per cent: an accuracy that every method may reach."""
+    means = [
+        spread(through).mean
+        for curves in runs.values()
+        if (through := [curve.final for curve in curves if curve.final is not None])
+    ]
+    return max(0.01, math.floor(95 * min(means)) / 100) if means else 0.5
+
+
+def _outcome(
+    method: str, settings: Mapping[str, Any], curves: Sequence[Curve], target: float, to_best: Interval | None
+) -> Outcome:
+    places = [curve.first_at(target) for curve in curves]
+    return Outcome(
+        method=method,
+        settings=settings,
+        finals=tuple(curve.final for curve in curves),
+        rounds_to_target=tuple(
+            None if place is None else curve.records[place].round for curve, place in zip(curves, places, strict=True)
+        ),
+        megabytes_to_target=tuple(
+            None if place is None else curve.megabytes()[place] for curve, place in zip(curves, places, strict=True)
+        ),
+        megabytes=spread([(curve.megabytes() or [0.0])[-1] for curve in curves]),
+        seconds=spread([sum(record.seconds for record in curve.records) for curve in curves]),
+        failures=tuple(curve.failure for curve in curves),
+        to_best=to_best,
+    )
+
+
+def _difference(finals: Mapping[str, Sequence[float | None]], method: str, best: str) -> Interval | None:
+    mine = [final for final in finals[method] if final is not None]
+    theirs = [final for final in finals[best] if final is not None]
+    if method == best or len(mine) != len(finals[method]) or len(theirs) != len(finals[best]):
+        return None
+    return paired_difference(mine, theirs)
+
+
+def _mean_or_least(finals: Sequence[float | None]) -> float:
+    """A method with a run that failed comes last."""
+    through = [final for final in finals if final is not None]
+    return spread(through).mean if len(through) == len(finals) else -1.0

@@ -1,0 +1,120 @@
+"""Tables for terminals and for Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fedlalr.report.comparison import Comparison, Outcome
+from fedlalr.report.statistics import Interval, Spread, spread
+
+NAMES = {
+    "fedlalr": "FedLALR",
+    "fedavg": "FedAvg",
+    "fedadam": "FedAdam",
+    "fedamsv1": "FedAMSv1",
+    "fedamsv2": "FedAMSv2",
+    "lafedopt": "LAFedOpt",
+    "adaalter": "Local AdaAlter",
+    "sharedamsgrad": "shared-v̂ AMSGrad",
+    "fedcm": "FedCM",
+    "slowmo": "SlowMo",
+    "fedprox": "FedProx",
+    "scaffold": "SCAFFOLD",
+    "fednova": "FedNova",
+    "fedadagrad": "FedAdagrad",
+    "fedyogi": "FedYogi",
+    "fedavgm": "FedAvgM",
+    "fedlada": "FedLADA",
+    "localadam": "local Adam",
+}
+"""Methods as papers write them."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells of text under a heading; the first column is to the left, the others to the right."""
+
+    heading: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def markdown(self) -> str:
+        """The table in Markdown, with its notes below."""
+        rule = "|" + "|".join("---" if i == 0 else "---:" for i in range(len(self.heading))) + "|"
+        lines = [_line(self.heading), rule, *(_line(row) for row in self.rows)]
+        return "\n".join([*lines, *(f"\n{note}" for note in self.notes)]) + "\n"
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Final accuracy with its difference to the best method's, rounds and megabytes to the target, seconds."""
+    heading = (
+        "method",
+        "final accuracy, %",
+        "difference to best [95 %]",
+        f"rounds to {comparison.target:.0%}",
+        f"MB to {comparison.target:.0%}",
+        "MB sent",
+        "seconds",
+    )
+    return Table(heading, tuple(_row(outcome) for outcome in comparison.outcomes), tuple(_notes(comparison)))
+
+
+def name_of(method: str) -> str:
+    return NAMES.get(method, method)
+
+
+def _row(outcome: Outcome) -> tuple[str, ...]:
+    return (
+        name_of(outcome.method),
+        _plus_minus(outcome.final, 100, 1) if outcome.final else "failed",
+        _interval(outcome.to_best),
+        _reached(outcome.rounds_to_target, 0),
+        _reached(outcome.megabytes_to_target, 1),
+        f"{outcome.megabytes.mean:.1f}",
+        f"{outcome.seconds.mean:.1f}",
+    )
+
+
+def _notes(comparison: Comparison) -> Iterable[str]:
+    seeds = comparison.seeds
+    if seeds > 1:
+        yield (
+            f"± is the standard deviation over {seeds} seeds. Differences are paired by seed (same data, start and "
+            f"cohorts), with Student's 95 % interval, not adjusted for several comparisons."
+        )
+        ties = [name_of(o.method) for o in comparison.outcomes if o.to_best is not None and not o.to_best.excludes_zero]
+        if ties:
+            yield f"Not told apart from {name_of(comparison.best.method)} by {seeds} seeds: {', '.join(ties)}."
+    else:
+        yield "One seed: there is no spread to judge a difference by; use --seeds."
+    if any(0 < o.reached < seeds for o in comparison.outcomes):
+        yield f"(k/{seeds}) means that only k of {seeds} seeds reached the target; the mean is over those."
+    for outcome in comparison.outcomes:
+        for failure in dict.fromkeys(filter(None, outcome.failures)):
+            yield f"{name_of(outcome.method)} failed: {failure}"
+
+
+def _plus_minus(value: Spread, scale: float, digits: int) -> str:
+    mean = f"{value.mean * scale:.{digits}f}"
+    return mean if value.deviation is None else f"{mean} ± {value.deviation * scale:.{digits}f}"
+
+
+def _interval(value: Interval | None) -> str:
+    if value is None:
+        return "–"
+    if value.low is None or value.high is None:
+        return f"{100 * value.mean:+.1f}"
+    return f"{100 * value.mean:+.1f} [{100 * value.low:+.1f}, {100 * value.high:+.1f}]"
+
+
+def _reached(values: Sequence[float | None], digits: int) -> str:
+    reached = [value for value in values if value is not None]
+    if not reached:
+        return "not reached"
+    share = f" ({len(reached)}/{len(values)})" if len(reached) < len(values) else ""
+    return _plus_minus(spread(reached), 1, digits) + share
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

@@ -1,0 +1,176 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedlalr import config
+from fedlalr.config import ConfigError, RunDirectory
+from fedlalr.config.build import build_interval, build_model, build_population
+from fedlalr.config.schema import LocalConfig, ModelConfig
+from fedlalr.data import load
+from fedlalr.federation import Observer, Record, RoundFailed
+from fedlalr.models import CNN, MLP
+from fedlalr.training import Epochs, LogInterval, Steps
+from settings import replaced
+
+SMALL = ("rounds=3", "partition.clients=12", "clients_per_round=3", "local.steps=2", "engine=reference")
+
+
+def small(*overrides: str) -> config.Config:
+    return config.load("quickstart", replaced(SMALL, overrides))
+
+
+def values(records: list[Record]) -> list[tuple[float, float | None]]:
+    return [(record.loss, record.accuracy) for record in records]
+
+
+def test_intervals_are_what_the_configuration_says() -> None:
+    assert build_interval(LocalConfig(epochs=5)) == Epochs(5)
+    assert build_interval(LocalConfig(steps=7)) == Steps(7)
+    assert build_interval(LocalConfig(start=3, base=4.0)) == LogInterval(3, 4.0)
+    assert build_interval(LocalConfig(start=3, base=2, unit="epochs")) == LogInterval(3, 2, "epochs")
+
+
+def test_sizes_of_a_network_follow_from_the_data() -> None:
+    population = load("digits", clients=10)
+    mlp = build_model(ModelConfig(name="mlp", hidden=[8, 4]), population, seed=0)
+    assert isinstance(mlp, MLP)
+    assert [tuple(p.shape) for p in mlp.parameters()][::2] == [(8, 64), (4, 8), (10, 4)]
+    cnn = build_model(ModelConfig(name="cnn"), population, seed=0)
+    assert isinstance(cnn, CNN)
+    assert cnn.head.in_features == 32 * 2 * 2
+
+
+def test_weights_are_drawn_by_the_seed_and_nothing_else_is() -> None:
+    population, section = load("digits", clients=10), ModelConfig(name="logistic")
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first, second, other = (build_model(section, population, seed) for seed in (3, 3, 4))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(next(first.parameters()), next(second.parameters()))
+    assert not torch.equal(next(first.parameters()), next(other.parameters()))
+
+
+def test_the_partition_has_the_runs_seed_unless_it_has_its_own() -> None:
+    assert build_population(small("seed=1")).partition == load("digits", clients=12, seed=1).partition
+    assert build_population(small("seed=1", "partition.seed=5")).partition == load("digits", 12, seed=5).partition
+
+
+def test_options_of_the_partition_arrive() -> None:
+    dealt = build_population(small("partition.scheme=shards", "partition.classes_per_client=1")).partition
+    assert len(dealt) == 12
+
+
+def test_a_run_directory_repeats_the_run(tmp_path: Path) -> None:
+    result = config.execute(small(), tmp_path / "first")
+    again = config.execute(config.load(tmp_path / "first" / "config.yaml"), tmp_path / "second")
+    assert values(again.metrics) == values(result.metrics)
+    assert RunDirectory(tmp_path / "first").config().problem() == small().problem()
+
+
+def test_every_setting_reaches_the_run(tmp_path: Path) -> None:
+    """Each setting that should matter changes the outcome."""
+    plain = values(config.execute(small()).metrics)
+    for override in (
+        "seed=1",
+        "partition.alpha=5.0",
+        "model.hidden=8",
+        "algorithm.lr=0.1",
+        "algorithm=fedavg",
+        "clients_per_round=4",
+        "local.steps=3",
+        "batch_size=3",
+        "lr_decay=0.5",
+        "weight_decay=0.1",
+        "decoupled_weight_decay=5.0",
+        "clip_norm=1e-3",
+        "dtype=float64",
+        "data.validation=0.5",
+    ):
+        assert values(config.execute(small(override)).metrics) != plain, override
+
+
+def test_records_are_written_as_the_run_goes(tmp_path: Path) -> None:
+    class Looks(Observer):
+        def __init__(self) -> None:
+            self.seen: list[int] = []
+
+        def on_round(self, record: Record) -> None:
+            self.seen.append(len(RunDirectory(tmp_path).records()))
+
+    looks = Looks()
+    config.execute(small(), tmp_path, [looks])
+    assert looks.seen == [1, 2, 3]
+
+
+def test_the_summary_says_how_it_ended(tmp_path: Path) -> None:
+    result = config.execute(small(), tmp_path)
+    summary = RunDirectory(tmp_path).summary()
+    assert summary is not None
+    assert summary["status"] == "finished"
+    assert summary["accuracy"] == result.metrics[-1].accuracy
+    assert summary["bytes_up"] == result.bytes_up
+    assert summary["bytes_down"] == result.bytes_down
+
+
+def test_settings_that_do_not_fit_together_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    for override, message in (
+        ("clients_per_round=500", "only 12 clients"),
+        ("partition.clients=5000", "cannot share"),
+        ("model.hidden=0", "hidden must be a whole number above 0"),
+        ("partition.scheme=natural", "has no natural partition"),
+        ("data.options={x: 1}", "does not know the option 'x'"),
+        ("device=cuda:77", "cuda"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            config.execute(small(override), tmp_path / "run")
+        assert not (tmp_path / "run" / "config.yaml").exists()
+    config.execute(small(), tmp_path / "run")
+
+
+def test_a_directory_with_a_run_is_not_touched(tmp_path: Path) -> None:
+    config.execute(small(), tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match="already holds a run"):
+        config.execute(small("seed=1"), tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_overwriting_starts_anew_and_keeps_what_is_not_the_runs(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    config.execute(small(), tmp_path)
+    config.execute(small("seed=1", "rounds=2"), tmp_path, overwrite=True)
+    assert len(RunDirectory(tmp_path).records()) == 2
+    assert RunDirectory(tmp_path).config().seed == 1
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_file_in_the_way_of_the_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        config.execute(small(), tmp_path / "file" / "run")
+
+
+def test_a_failed_round_leaves_a_summary_that_says_why(tmp_path: Path) -> None:
+    with pytest.raises(RoundFailed):
+        config.execute(small("algorithm=fedavg", "algorithm.lr=1e30"), tmp_path)
+    summary = RunDirectory(tmp_path).summary()
+    assert summary is not None
+    assert summary["status"] == "failed"
+    assert "round" in summary["failure"]
+
+
+def test_an_interrupted_run_leaves_its_records_and_goes_on(tmp_path: Path) -> None:
+    class Interrupts(Observer):
+        def on_round(self, record: Record) -> None:
+            if record.round == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        config.execute(small(), tmp_path, [Interrupts()])
+    directory = RunDirectory(tmp_path)
+    assert (directory.summary() or {})["status"] == "interrupted"
+    assert len(directory.records()) == 2
+    result = config.execute(directory.config(), tmp_path, resume=True)
+    assert values(result.metrics) == values(config.execute(small()).metrics)
+    assert (directory.summary() or {})["status"] == "finished"

@@ -1,0 +1,60 @@
+import math
+from pathlib import Path
+
+import pytest
+
+from fedlalr import config
+from fedlalr.config.grid import FIRST_SEED, VALIDATION, choose, points, score, trials
+
+
+def test_every_method_of_the_quickstart_has_the_same_number_of_settings() -> None:
+    loaded = config.load("quickstart")
+    assert {len(points(loaded, method)) for method in loaded.methods} == {12}
+
+
+def test_without_a_grid_rates_are_varied_around_the_methods_own() -> None:
+    loaded = config.load("cifar10")
+    one, two = points(loaded, "fedavg"), points(loaded, "fedadam")
+    assert len(one) == len(two) == len(points(loaded, "lafedopt")) == 9
+    assert [point["lr"] for point in one] == [0.01, 0.032, 0.1, 0.32, 1.0, 3.2, 10.0, 32.0, 100.0]
+    assert {point["lr"] for point in two} == {0.032, 0.1, 0.32}
+    assert {point["server_lr"] for point in two} == {0.32, 1.0, 3.2}
+
+
+def test_tuning_is_on_held_out_samples_and_on_other_seeds(tmp_path: Path) -> None:
+    loaded = config.load("quickstart", ["seed=3"])
+    for trial in trials(loaded, ["fedlalr", "fedadam"], 2, tmp_path):
+        assert [job.config.seed for job in trial.jobs] == [3 + FIRST_SEED, 4 + FIRST_SEED]
+        for job in trial.jobs:
+            assert job.config.data.validation == VALIDATION
+            assert trial.settings.items() <= job.config.algorithm.options.items()
+            assert job.config.algorithm.name == trial.method
+    folders = [job.folder for trial in trials(loaded, ["fedlalr", "fedadam"], 2, tmp_path) for job in trial.jobs]
+    assert len(set(folders)) == len(folders) == 48
+
+
+def test_unequal_budgets_are_refused(tmp_path: Path) -> None:
+    loaded = config.load("quickstart", ["grid.fedavg={lr: [0.1, 0.2]}"])
+    with pytest.raises(config.ConfigError, match="12 settings of fedlalr, 2 settings of fedavg"):
+        trials(loaded, ["fedlalr", "fedavg"], 1, tmp_path)
+
+
+def test_the_best_setting_wins_and_the_edge_is_noted() -> None:
+    choice = choose("fedavg", [({"lr": 0.1}, 0.5), ({"lr": 0.3}, 0.9), ({"lr": 1.0}, -math.inf)])
+    assert (choice.settings, choice.score, choice.at_edge) == ({"lr": 0.3}, 0.9, ())
+    assert choose("fedavg", [({"lr": 0.1}, 0.5), ({"lr": 0.3}, 0.5)]).at_edge == ("lr",)
+    both = choose("fedadam", [({"lr": 1.0, "server_lr": s}, s) for s in (0.1, 0.2, 0.3)])
+    assert both.at_edge == ("server_lr",)
+
+
+def test_a_method_of_which_nothing_works_is_an_error() -> None:
+    with pytest.raises(config.ConfigError, match="every setting of fedavg in the grid failed"):
+        choose("fedavg", [({"lr": 1.0}, -math.inf)])
+
+
+def test_the_score_is_the_mean_of_the_last_tenth() -> None:
+    curve = [0.0] * 18 + [0.4, 0.6]
+    assert score([curve], rounds=20) == 0.5
+    assert score([curve, [1.0] * 20], rounds=20) == 0.75
+    assert score([curve[:-1]], rounds=20) == -math.inf
+    assert score([[None] * 20], rounds=20) == -math.inf

@@ -1,0 +1,82 @@
+from pathlib import Path
+
+import pytest
+
+from fedlalr import config
+from fedlalr.config.jobs import Event, Job, default_workers, run_jobs
+from fedlalr.federation import Observer, Record
+from settings import replaced
+
+SMALL = ("rounds=2", "partition.clients=12", "clients_per_round=2", "local.steps=1", "engine=reference")
+
+
+def job(folder: Path, *overrides: str) -> Job:
+    return Job(config.load("quickstart", replaced(SMALL, overrides)), folder)
+
+
+def run(jobs: list[Job], workers: int = 1) -> list[Event]:
+    events: list[Event] = []
+    run_jobs(jobs, workers, events.append)
+    return [event for event in events if event.over is not None]
+
+
+def test_finished_runs_of_the_same_settings_are_not_run_again(tmp_path: Path) -> None:
+    jobs = [job(tmp_path / "0", "seed=0"), job(tmp_path / "1", "seed=1")]
+    assert [event.reused for event in run(jobs)] == [False, False]
+    written = (tmp_path / "0" / "metrics.jsonl").stat().st_mtime_ns
+    assert [event.reused for event in run(jobs)] == [True, True]
+    assert (tmp_path / "0" / "metrics.jsonl").stat().st_mtime_ns == written
+
+
+def test_a_run_of_other_settings_is_run_again(tmp_path: Path) -> None:
+    run([job(tmp_path)])
+    (event,) = run([job(tmp_path, "algorithm.lr=0.1")])
+    assert not event.reused
+    assert job(tmp_path).directory.config().algorithm.options["lr"] == 0.1
+
+
+def test_other_settings_of_other_methods_do_not_matter(tmp_path: Path) -> None:
+    run([job(tmp_path)])
+    (event,) = run([job(tmp_path, "methods.fedavg.lr=7", "target=0.5")])
+    assert event.reused
+
+
+def test_a_run_that_broke_off_goes_on(tmp_path: Path) -> None:
+    class Interrupts(Observer):
+        def on_round(self, record: Record) -> None:
+            raise KeyboardInterrupt
+
+    one = job(tmp_path, "rounds=3")
+    with pytest.raises(KeyboardInterrupt):
+        config.execute(one.config, tmp_path, [Interrupts()])
+    first = one.directory.records()
+    (event,) = run([one])
+    assert not event.reused
+    assert one.directory.records()[:1] == first
+    assert one.rounds_done() == 3
+
+
+def test_a_failed_round_is_an_outcome_and_the_others_go_on(tmp_path: Path) -> None:
+    jobs = [job(tmp_path / "bad", "algorithm=fedavg", "algorithm.lr=1e30"), job(tmp_path / "good")]
+    bad, good = run_jobs(jobs, 1, lambda event: None)
+    assert bad["status"] == "failed"
+    assert good["status"] == "finished"
+    assert [event.reused for event in run(jobs)] == [True, True]
+
+
+def test_two_at_a_time_give_what_one_at_a_time_gives_and_an_error_ends_them(tmp_path: Path) -> None:
+    together = [job(tmp_path / f"t{seed}", f"seed={seed}") for seed in (0, 1)]
+    with pytest.raises(config.ConfigError, match="only 12 clients"):
+        run([*together, job(tmp_path / "wrong", "clients_per_round=50")], workers=2)
+    done = [one for one in together if one.directory.summary()]  # the wrong one waits for a place that one of them left
+    assert done
+    for one in done:
+        other = Job(one.config, tmp_path / "alone" / one.folder.name)
+        run([other])
+        first, second = one.directory.records(), other.directory.records()
+        assert [record.loss for record in first] == [record.loss for record in second]
+        assert len(first) == 2
+
+
+def test_there_is_always_a_worker() -> None:
+    assert default_workers() >= 1

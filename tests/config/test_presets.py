@@ -1,0 +1,94 @@
+"""The presets against the paper's table of hyper-parameters."""
+
+import pytest
+
+from fedlalr import config
+from fedlalr.algorithms import registry
+
+METHODS = ("fedavg", "fedadam", "fedamsv1", "fedamsv2", "lafedopt", "fedlalr")
+
+# local rates, server rates, betas, as the paper prints them
+TABLE = {
+    "cifar10": (
+        (1.0, 0.1, 0.1, 0.1, 1e-4, 2e-3),
+        (None, 1.0, 0.1, 0.1, None, None),
+        (None, (0.9, 0.99), (0.9, 0.99), (0.9, 0.99), (0.8, 0.999), (0.9, 0.995)),
+    ),
+    "cifar100": (
+        (2.0, 1.0, 1.0, 1.0, 1e-3, 2e-3),
+        (None, 0.1, 0.1, 0.1, None, None),
+        (None, (0.9, 0.99), (0.9, 0.99), (0.9, 0.99), (0.9, 0.999), (0.9, 0.995)),
+    ),
+    "shakespeare": (
+        (1.0, 0.1, 0.1, 0.1, 1e-3, 5e-2),
+        (None, 0.1, 0.1, 0.1, None, None),
+        (None, (0.9, 0.998), (0.9, 0.998), (0.9, 0.998), (0.5, 0.999), (0.8, 0.998)),
+    ),
+}
+EPS = (None, 1e-2, 1e-4, 1e-2, 1e-4, 1e-8)
+
+
+@pytest.mark.parametrize("preset", TABLE)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_paper_preset_has_the_papers_hyper_parameters(preset: str, method: str) -> None:
+    i = METHODS.index(method)
+    lrs, server_lrs, betas = TABLE[preset]
+    algorithm = registry.create(method, **config.load(preset, [f"algorithm={method}"]).algorithm.options)
+    assert algorithm.lr == lrs[i]
+    if server_lrs[i] is not None:
+        assert getattr(algorithm, "server_lr") == server_lrs[i]  # noqa: B009 - not every algorithm has one
+    if betas[i] is not None:
+        assert tuple(getattr(algorithm, "betas")) == betas[i]  # noqa: B009
+    if EPS[i] is not None:
+        assert getattr(algorithm, "eps") == EPS[i]  # noqa: B009
+
+
+@pytest.mark.parametrize("preset", ["cifar10", "cifar100"])
+def test_the_cifar_presets_are_the_papers_problem(preset: str) -> None:
+    loaded = config.load(preset)
+    assert (loaded.data.name, loaded.data.augment) == (preset, True)
+    assert (loaded.partition.scheme, loaded.partition.clients, loaded.partition.alpha) == ("dirichlet", 100, 0.6)
+    assert (loaded.clients_per_round, loaded.rounds, loaded.local.epochs, loaded.batch_size) == (50, 100, 5, 50)
+    assert (loaded.weight_decay, loaded.lr_decay, loaded.weighting) == (1e-3, 0.998, "uniform")
+    assert loaded.model.name == "convmixer"
+
+
+def test_the_shakespeare_preset_is_the_papers_problem() -> None:
+    loaded = config.load("shakespeare")
+    assert (loaded.partition.scheme, loaded.partition.clients, loaded.clients_per_round) == ("natural", 100, 10)
+    assert (loaded.rounds, loaded.local.epochs, loaded.batch_size) == (100, 5, 100)
+    assert (loaded.weight_decay, loaded.lr_decay, loaded.model.name) == (1e-4, 0.998, "charlstm")
+
+
+@pytest.mark.parametrize("preset", ["quickstart", "fashion", "mnist"])
+def test_a_small_preset_differs_from_the_paper_in_rates_alone(preset: str) -> None:
+    for method in METHODS:
+        mine = config.load(preset, [f"algorithm={method}"]).algorithm.options
+        paper = config.load("cifar10", [f"algorithm={method}"]).algorithm.options
+        assert {k: v for k, v in mine.items() if k not in ("lr", "server_lr")} == {
+            k: v for k, v in paper.items() if k not in ("lr", "server_lr")
+        }
+
+
+def test_every_preset_says_what_it_is_and_has_the_papers_six_methods() -> None:
+    assert set(config.presets()) == {"quickstart", "cifar10", "cifar100", "shakespeare", "fashion", "mnist"}
+    for name, description in config.presets().items():
+        assert description
+        assert set(config.load(name).methods) == set(METHODS)
+
+
+@pytest.mark.parametrize("preset", ["quickstart", "fashion", "mnist"])
+def test_the_rates_of_a_tuned_preset_are_points_of_its_grid(preset: str) -> None:
+    loaded = config.load(preset)
+    if preset == "mnist":
+        assert loaded.methods == config.load("fashion").methods
+        return
+    sizes = set()
+    for method, settings in loaded.methods.items():
+        axes = loaded.grid[method]
+        assert all(settings[name] in values for name, values in axes.items())
+        size = 1
+        for values in axes.values():
+            size *= len(values)
+        sizes.add(size)
+    assert len(sizes) == 1

@@ -1,0 +1,66 @@
+import numpy as np
+import pytest
+import torch
+
+import fedlalr as fl
+from fedlalr.data import Population, load, partition
+
+
+def test_the_digits_come_dealt_with_a_test_set_and_ready_for_a_model() -> None:
+    population = load("digits", clients=20)
+    assert isinstance(population, Population)
+    assert (len(population), population.classes, int(population.sizes.sum())) == (20, 10, 1442)
+    inputs, targets = population.batch(0, torch.arange(3))
+    assert inputs.shape == (3, 1, 8, 8)
+    assert inputs.dtype == torch.float32
+    assert targets.shape == (3,)
+    assert population.test is not None
+    assert len(population.test[1]) == 355
+
+
+def test_the_dealing_is_that_of_partition() -> None:
+    population = load("digits", clients=15, scheme="dirichlet", alpha=0.1, seed=4)
+    assert population.partition == partition(population.targets.numpy(), 15, "dirichlet", 0.1, 4)
+    assert load("digits", 15, scheme="shards", classes_per_client=1).partition != population.partition
+
+
+def test_held_out_samples_take_the_place_of_the_test_set_and_nobody_trains_on_them() -> None:
+    population, whole = load("digits", validation=0.25, seed=1), load("digits", seed=1)
+    assert population.test is not None
+    held_out = population.test[1]
+    assert len(held_out) == round(0.25 * 1442)
+    dealt = np.sort(population.partition.indices)
+    assert len(np.unique(dealt)) == 1442 - len(held_out)
+    rest = np.setdiff1d(np.arange(1442), dealt)
+    assert torch.equal(whole.targets[torch.from_numpy(rest)], held_out)
+    assert torch.equal(whole.inputs[torch.from_numpy(rest)], population.test[0][torch.arange(len(held_out))])
+    again, other = load("digits", validation=0.25, seed=1), load("digits", validation=0.25, seed=2)
+    assert again.partition == population.partition
+    assert not np.array_equal(np.sort(other.partition.indices), dealt)
+
+
+def test_a_loaded_population_runs() -> None:
+    result = fl.run(
+        fl.models.Logistic(64, 10), load("digits", clients=5), fl.FedAvg(lr=0.1), rounds=2, local=fl.Steps(2)
+    )
+    assert result.metrics[-1].accuracy is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "digit"}, "no data set 'digit'"),
+        ({"name": "digits", "scheme": "natural"}, "has no natural partition"),
+        ({"name": "digits", "validation": 1.0}, "validation is the share"),
+        ({"name": "digits", "validation": -0.1}, "validation is the share"),
+        ({"name": "digits", "clients": 5000}, "cannot share"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load(**arguments)  # type: ignore[arg-type]
+
+
+def test_an_option_that_the_data_set_does_not_have_is_refused() -> None:
+    with pytest.raises(TypeError, match="does not know the option 'roles'"):
+        load("digits", roles=3)

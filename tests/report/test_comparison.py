@@ -1,0 +1,113 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from fedlalr.report import compare
+from fedlalr.report.comparison import Comparison, Curve
+from fedlalr.report.figures import accuracy_figure
+from fedlalr.report.tables import comparison_table
+from report.curves import curve
+
+RUNS = {
+    "fedavg": [curve([0.2, 0.5, 0.8]), curve([0.1, 0.7, 0.7]), curve([0.1, 0.2, 0.75])],
+    "fedlalr": [curve([0.6, 0.8, 0.9], 3), curve([0.5, 0.8, 0.85], 3), curve([0.5, 0.9, 0.86], 3)],
+    "fedadam": [curve([0.2, 0.3], failure="round 3: not finite"), curve([0.1, 0.7, 0.8]), curve([0.1, 0.7, 0.8])],
+}
+SETTINGS: dict[str, dict[str, float]] = {name: {"lr": 0.1} for name in RUNS}
+
+
+@pytest.fixture
+def comparison() -> Comparison:
+    return compare(RUNS, SETTINGS, target=0.7)
+
+
+def test_the_best_comes_first_and_a_method_that_failed_last(comparison: Comparison) -> None:
+    assert [outcome.method for outcome in comparison.outcomes] == ["fedlalr", "fedavg", "fedadam"]
+
+
+def test_rounds_and_megabytes_are_counted_to_the_first_round_at_the_target(comparison: Comparison) -> None:
+    fedlalr, fedavg, _ = comparison.outcomes
+    assert fedlalr.rounds_to_target == (2, 2, 2)
+    assert fedlalr.megabytes_to_target == (13.0, 13.0, 13.0)
+    assert fedavg.rounds_to_target == (3, 2, 3)
+    assert fedavg.megabytes_to_target == (7.5, 5.0, 7.5)
+
+
+def test_an_accuracy_reached_and_lost_again_counts() -> None:
+    outcome = compare({"fedavg": [curve([0.9, 0.1])]}, SETTINGS, target=0.9).best
+    assert outcome.rounds_to_target == (1,)
+    assert outcome.finals == (0.1,)
+
+
+def test_differences_are_paired_with_the_best(comparison: Comparison) -> None:
+    best, fedavg, failed = comparison.outcomes
+    assert best.to_best is None
+    assert failed.to_best is None
+    assert fedavg.to_best is not None
+    assert fedavg.to_best.mean == pytest.approx((-0.1 - 0.15 - 0.11) / 3)
+    assert fedavg.to_best.excludes_zero
+
+
+def test_the_default_target_is_one_that_every_method_comes_near() -> None:
+    runs = {"fedavg": [curve([0.8])], "fedlalr": [curve([0.9])]}
+    assert compare(runs, SETTINGS).target == 0.76
+    assert compare({"fedavg": [curve([], failure="round 1")]}, SETTINGS).target == 0.5
+
+
+def test_unequal_seeds_are_refused() -> None:
+    with pytest.raises(ValueError, match="one run for each seed"):
+        compare({"fedavg": [curve([0.8])], "fedlalr": []}, SETTINGS)
+
+
+def test_the_table_says_what_the_seeds_allow(comparison: Comparison) -> None:
+    table = comparison_table(comparison)
+    rows = {row[0]: row for row in table.rows}
+    assert rows["FedLALR"] == ("FedLALR", "87.0 ± 2.6", "–", "2 ± 0", "13.0 ± 0.0", "19.5", "6.0")
+    assert rows["FedAvg"][3] == "3 ± 1"
+    assert rows["FedAdam"][3] == "2 ± 0 (2/3)"
+    assert any("only k of 3 seeds" in note for note in table.notes)
+    assert any("FedAdam failed: round 3: not finite" in note for note in table.notes)
+    assert table.heading[3] == "rounds to 70%"
+
+
+def test_methods_that_seeds_cannot_tell_apart_are_named() -> None:
+    close = {"fedavg": [curve([0.80]), curve([0.90])], "fedlalr": [curve([0.82]), curve([0.89])]}
+    notes = comparison_table(compare(close, SETTINGS)).notes
+    assert "Not told apart from FedLALR by 2 seeds: FedAvg." in notes
+
+
+def test_one_seed_is_said_to_be_too_few() -> None:
+    table = comparison_table(compare({"fedavg": [curve([0.8])], "fedlalr": [curve([0.9])]}, SETTINGS, target=0.95))
+    assert table.rows[0][:5] == ("FedLALR", "90.0", "–", "not reached", "not reached")
+    assert table.rows[1][2] == "-10.0"
+    assert any("One seed" in note for note in table.notes)
+
+
+def test_markdown_has_a_line_for_every_method(comparison: Comparison) -> None:
+    lines = comparison_table(comparison).markdown().splitlines()
+    assert lines[1].startswith("|---|---:|")
+    assert sum(line.startswith("| Fed") for line in lines) == 3
+
+
+def test_the_plain_form_is_json(comparison: Comparison) -> None:
+    plain = json.loads(json.dumps(comparison.as_dict(), allow_nan=False))
+    assert plain["best"] == "fedlalr"
+    assert plain["methods"][0]["final"]["mean"] == pytest.approx(0.87)
+    assert plain["methods"][2]["failures"] == ["round 3: not finite", None, None]
+
+
+def test_the_figure_is_drawn_twice_and_the_same_each_time(tmp_path: Path) -> None:
+    first = accuracy_figure(RUNS, tmp_path / "a", "title", target=0.7)
+    second = accuracy_figure(RUNS, tmp_path / "b", "title", target=0.7)
+    assert [path.name for path in first] == ["a.png", "a.svg"]
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+    svg = first[1].read_text(encoding="utf-8")
+    for words in ("FedLALR", "FedAvg", "FedAdam", "round", "megabytes sent", "test accuracy"):
+        assert words in svg
+
+
+def test_a_method_without_a_round_is_left_out_of_the_figure(tmp_path: Path) -> None:
+    runs = {"fedavg": [Curve([], "round 1: not finite")], "fedlalr": [curve([0.5])]}
+    assert "FedAvg" not in accuracy_figure(runs, tmp_path / "a", "title")[1].read_text(encoding="utf-8")

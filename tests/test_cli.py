@@ -1,0 +1,190 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import fedlalr
+from fedlalr.cli import app
+from fedlalr.cli.progress import duration, fetch_progress, megabytes
+
+SMALL = ("rounds=3", "partition.clients=12", "clients_per_round=3", "local.steps=2", "engine=reference")
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def cli(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_a_run_shows_plain_lines_where_there_is_no_terminal() -> None:
+    result = cli("run", *SMALL, "--run-dir", "here")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("FedLALR: 12 clients, 3 a round, 2,410 parameters; engine reference (asked for) on cpu")
+    assert lines[3].startswith("round 3/3  accuracy ")
+    for word in ("loss ", "rate ", " MB sent", " left"):
+        assert word in lines[3]
+    assert lines[-1].endswith("written to here")
+    assert "\x1b" not in result.stdout
+
+
+def test_the_run_directory_is_complete_and_repeats_the_run() -> None:
+    cli("run", *SMALL, "--run-dir", "first")
+    assert {"config.yaml", "metrics.jsonl", "summary.json", "checkpoint"} <= set(os.listdir("first"))
+    assert cli("run", "first/config.yaml", "--run-dir", "second").exit_code == 0
+    first, second = (
+        [json.loads(line)["loss"] for line in Path(f, "metrics.jsonl").read_text().splitlines()]
+        for f in ("first", "second")
+    )
+    assert first == second
+    assert len(first) == 3
+
+
+def test_json_is_all_there_is_on_standard_output() -> None:
+    result = cli("run", *SMALL, "--json", "--run-dir", "here")
+    summary = json.loads(result.stdout)
+    assert summary["status"] == "finished"
+    assert summary["rounds"] == 3
+    assert summary["run_dir"] == "here"
+    assert result.stderr == ""
+
+
+def test_quiet_shows_the_result_alone() -> None:
+    result = cli("run", *SMALL, "--quiet")
+    assert len(result.stdout.splitlines()) == 2
+    assert result.stdout.startswith("quickstart with fedlalr: accuracy")
+    assert Path("runs").is_dir()
+
+
+def test_the_preset_may_be_left_out_or_stand_anywhere() -> None:
+    assert cli("run", *SMALL, "quickstart", "-q").exit_code == 0
+
+
+def test_a_method_without_settings_in_the_preset_is_announced() -> None:
+    result = cli("run", *SMALL, "algorithm=scaffold")
+    assert "quickstart has no settings of its own for scaffold" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["run", "alpha=1"], 2, "Did you mean 'partition.alpha'?"),
+        (["run", "quikstart"], 2, "Did you mean 'quickstart'?"),
+        (["run", "quickstart", "cifar10"], 2, "settings are written key=value"),
+        (["run", "clients_per_round=500"], 2, "there are only 100 clients"),
+        (["run", *SMALL, "algorithm=fedavg", "algorithm.lr=1e30"], 1, "round"),
+        (["run", "data.folder=nowhere"], 3, "nowhere does not exist"),
+        (["resume", "nowhere"], 2, "holds no run"),
+        (["compare", "algorithm.lr=3"], 2, "methods.NAME.lr"),
+        (["compare", "algorithm=fedavg"], 2, "--methods"),
+        (["compare", "--methods", "fedavg,fedadm"], 2, "Did you mean 'fedadam'?"),
+        (["compare", "--target", "90"], 2, "--target is an accuracy above 0 and up to 1, not 90"),
+        (["data", "show", "digit"], 2, "Did you mean 'digits'?"),
+        (["data", "fetch", "digit"], 2, "Did you mean 'digits'?"),
+        (["data", "show", "digits", "--partition", "dirichle"], 2, "dirichlet"),
+        (["data", "show", "digits", "--folder", "nowhere"], 3, "nowhere does not exist"),
+    ],
+)
+def test_exit_codes_and_messages(arguments: list[str], code: int, message: str) -> None:
+    result = cli(*arguments)
+    assert result.exit_code == code, result.output
+    assert "error: " in result.stderr
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_programming_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("fedlalr.config.execute", broken)
+    assert isinstance(cli("run", *SMALL).exception, ZeroDivisionError)
+
+
+def test_an_interrupt_ends_with_130_and_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedlalr.cli.progress import RunProgress
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunProgress, "on_round", interrupt)
+        result = cli("run", *SMALL, "--run-dir", "here")
+    assert result.exit_code == 130
+    assert "go on with: fedlalr resume here" in result.stdout
+    result = cli("resume", "here", "--json")
+    assert json.loads(result.stdout)["rounds"] == 3
+    assert cli("resume", "here", "rounds=5", "-q").exit_code == 0
+    assert len(Path("here/metrics.jsonl").read_text().splitlines()) == 5
+
+
+def test_a_directory_with_a_run_is_refused_unless_it_may_be_overwritten() -> None:
+    assert cli("run", *SMALL, "-q", "--run-dir", "here").exit_code == 0
+    refused = cli("run", *SMALL, "-q", "--run-dir", "here")
+    assert refused.exit_code == 2
+    assert "--overwrite" in refused.stderr
+    assert cli("run", *SMALL, "-q", "--run-dir", "here", "--overwrite").exit_code == 0
+
+
+def test_help_has_examples() -> None:
+    assert "fedlalr run quickstart algorithm=fedadam" in cli("run", "--help").stdout
+    assert "fedlalr compare quickstart --seeds 3" in cli("compare", "--help").stdout
+    assert "Exit codes" in cli("--help").stdout
+    assert cli("--version").stdout == f"fedlalr {fedlalr.__version__}\n"
+
+
+def test_the_module_runs_as_a_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "fedlalr", "data", "list"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "digits" in done.stdout
+
+
+def test_on_a_terminal_the_progress_is_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    from fedlalr import config
+    from fedlalr.cli.progress import RunProgress
+
+    console = Console(force_terminal=True, width=120, record=True)
+    with RunProgress(console) as progress:
+        config.execute(config.load("quickstart", SMALL), None, [progress])
+    text = console.export_text()
+    assert "3/3" in text
+    assert "MB sent" in text
+
+
+def test_long_runs_show_about_a_hundred_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    from fedlalr.cli.progress import RunProgress
+    from fedlalr.federation import Record, RunInfo
+
+    progress = RunProgress(Console(width=130))
+    progress.on_start(RunInfo("FedAvg", "reference", "asked for", "cpu", 1000, 1, 10, 10, 5))
+    for round in range(1, 1001):
+        progress.on_round(Record(round, 1.0, None, 1.0, 0.1, 0.1, 1, 1, 0, 0, 10))
+    assert 100 <= len(capsys.readouterr().out.splitlines()) <= 103
+
+
+def test_downloads_show_one_line_for_each_thing(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    with fetch_progress(Console(width=130), quiet=False) as show:
+        assert show is not None
+        for done in (0, 500_000, 2_000_000):
+            show("downloading images", done, 2_000_000)
+    assert capsys.readouterr().out.splitlines() == ["downloading images (2.0 MB)"]
+    with fetch_progress(Console(width=130), quiet=True) as show:
+        assert show is None
+
+
+def test_sizes_and_times_read_well() -> None:
+    assert megabytes(2_500_000_000) == "2.50 GB"
+    assert duration(59.6) == "1:00"

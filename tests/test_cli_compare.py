@@ -1,0 +1,79 @@
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fedlalr.cli import app
+
+SMALL = ("rounds=2", "partition.clients=12", "clients_per_round=2", "local.steps=1", "engine=reference")
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def compare(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["compare", "quickstart", *SMALL, "--jobs", "1", "--run-dir", "here", *arguments])
+
+
+def test_the_six_methods_of_the_paper_are_compared_and_drawn() -> None:
+    result = compare("--seeds", "2", "--target", "0.05")
+    assert result.exit_code == 0, result.output
+    for name in ("FedLALR", "FedAvg", "FedAdam", "FedAMSv1", "FedAMSv2", "LAFedOpt"):
+        assert name in result.stdout
+    for column in ("final accuracy", "rounds to 5%", "MB to 5%", "seconds", "difference to best"):
+        assert column in result.stdout
+    assert "12/12" in result.stdout
+    for file in ("accuracy.png", "accuracy.svg", "table.md", "compare.json", "fedavg/seed-1/metrics.jsonl"):
+        assert Path("here", file).stat().st_size > 0
+
+
+def test_runs_are_used_again_and_the_json_is_alone() -> None:
+    compare("--seeds", "1", "--methods", "fedavg")
+    result = compare("--seeds", "2", "--methods", "fedavg,fedlalr")
+    assert result.stdout.count("finished before") == 1
+    plain = json.loads(compare("--seeds", "2", "--methods", "fedavg,fedlalr", "--json").stdout)
+    assert {method["method"] for method in plain["methods"]} == {"fedavg", "fedlalr"}
+    assert plain["seeds"] == 2
+    assert plain["target"] == 0.9
+    assert plain["figures"] == ["here/accuracy.png", "here/accuracy.svg"]
+
+
+def test_a_methods_own_settings_can_be_changed() -> None:
+    compare("--seeds", "1", "--methods", "fedavg,fedlalr", "methods.fedavg.lr=0.5", "methods.fedlalr.lr=0.25")
+    plain = json.loads(Path("here/compare.json").read_text())
+    assert {m["method"]: m["settings"]["lr"] for m in plain["methods"]} == {"fedavg": 0.5, "fedlalr": 0.25}
+
+
+def test_a_method_that_fails_is_shown_and_the_exit_code_says_so() -> None:
+    result = compare("--seeds", "1", "--methods", "fedavg,fedlalr", "methods.fedavg.lr=1e30")
+    assert result.exit_code == 1
+    assert "FedAvg failed: round" in result.stdout
+    assert "FedLALR" in result.stdout
+
+
+def test_a_grid_chooses_rates_for_every_method_and_says_which() -> None:
+    grid = ("grid.fedavg={lr: [1e-6, 0.5]}", "grid.fedlalr={lr: [1e-9, 1e-2]}")
+    result = compare("--grid", "--grid-seeds", "1", "--seeds", "1", "--methods", "fedavg,fedlalr", *grid)
+    assert result.exit_code == 0, result.output
+    assert "Rates chosen from 2 settings of each method" in result.stdout
+    assert "fedavg: lr 0.5" in result.stdout
+    assert "at the edge of the grid" in result.stdout
+    plain = json.loads(Path("here/compare.json").read_text())
+    assert {m["method"]: m["settings"]["lr"] for m in plain["methods"]} == {"fedavg": 0.5, "fedlalr": 0.01}
+    assert len(plain["grid"]["fedavg"]["tried"]) == 2
+
+
+def test_on_a_terminal_there_is_a_bar_and_failures_are_told(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    from fedlalr import config
+    from fedlalr.cli.compare import run_shown
+    from fedlalr.config.jobs import Job
+
+    console = Console(force_terminal=True, width=120, record=True)
+    bad = config.load("quickstart", [*SMALL, "algorithm=fedavg", "algorithm.lr=1e30"])
+    run_shown([Job(bad, tmp_path / "bad")], 1, tmp_path, console, silent=False)
+    assert "bad: failed, round" in console.export_text()

@@ -1,0 +1,52 @@
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fedlalr.cli import app
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDLALR_DATA", str(tmp_path / "data"))
+
+
+def data(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["data", *arguments])
+
+
+def test_every_data_set_is_listed_with_where_it_is() -> None:
+    result = data("list")
+    assert result.exit_code == 0
+    for name in ("digits", "mnist", "fashion", "cifar10", "cifar100", "shakespeare"):
+        assert name in result.stdout
+    assert "in scikit-learn" in result.stdout
+    assert "fedlalr data fetch cifar100" in result.stdout
+    listed = json.loads(data("list", "--json").stdout)
+    assert [one["train"] for one in listed if one["name"] == "cifar10"] == [50_000]
+
+
+def test_the_embedded_data_set_needs_no_fetching() -> None:
+    result = data("fetch", "digits")
+    assert result.exit_code == 0
+    assert result.stdout == "digits: scikit-learn\n"
+
+
+def test_a_partition_is_described_and_drawn() -> None:
+    result = data("show", "digits", "--partition", "dirichlet", "--alpha", "0.1", "--clients", "20")
+    assert result.exit_code == 0, result.output
+    assert "dirichlet 0.1, 20 clients, seed 0" in result.stdout
+    assert "classes per client" in result.stdout
+    assert Path("digits-dirichlet-0.1.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_description_is_to_be_had_as_json() -> None:
+    skewed, even = (
+        json.loads(data("show", "digits", "--partition", p, "--json", "--output", f"{p}.svg").stdout)
+        for p in ("shards", "iid")
+    )
+    assert skewed["total_variation"] > even["total_variation"]
+    assert even["samples"] == 1442
+    assert Path("iid.svg").is_file()
