@@ -86,6 +86,8 @@ def test_every_setting_reaches_the_run(tmp_path: Path) -> None:
         "clip_norm=1e-3",
         "dtype=float64",
         "data.validation=0.5",
+        "reduce={x: median}",
+        "max_norm_ratio=1.01",
     ):
         assert values(config.execute(small(override)).metrics) != plain, override
 
@@ -121,6 +123,7 @@ def test_settings_that_do_not_fit_together_are_refused_before_anything_is_writte
         ("partition.scheme=natural", "has no natural partition"),
         ("data.options={x: 1}", "does not know the option 'x'"),
         ("device=cuda:77", "cuda"),
+        ("reduce={v: median}", "v"),
     ):
         with pytest.raises(ConfigError, match=message):
             config.execute(small(override), tmp_path / "run")

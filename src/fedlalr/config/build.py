@@ -35,6 +35,8 @@ PLAIN = (
     "clip_norm",
     "weighting",
     "buffers",
+    "reduce",
+    "max_norm_ratio",
     "min_clients",
     "seed",
     "engine",

@@ -17,6 +17,7 @@ from fedlalr import models
 from fedlalr.algorithms import registry
 from fedlalr.config.errors import hint, listed
 from fedlalr.data.sources import SOURCES
+from fedlalr.federation.screening import MAX_NORM_RATIO
 from fedlalr.training import ENGINES
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -158,6 +159,10 @@ class Config(Section):
     clip_norm: Positive | None = None
     weighting: Literal["uniform", "samples"] = "uniform"
     buffers: Literal["average", "recalibrate"] = "average"
+    reduce: dict[str, str | Settings] | None = None
+    """How to reduce slots otherwise than the algorithm says, such as `{v_hat: median}`."""
+    max_norm_ratio: Positive | None = MAX_NORM_RATIO
+    """Refuse a reply whose change is longer than so many times the cohort's median; None: refuse none for that."""
     min_clients: Count = 1
     seed: Seed = 0
     engine: str = "auto"
