@@ -117,7 +117,7 @@ def run(
     population = as_clients(clients)
     cohort_size = check_cohort(clients_per_round, len(population), min_clients)
     where = choose_device(device)
-    private, compute = _private_copy(model, where, dtype)
+    private, compute = private_copy(model, where, dtype)
     training = Training(
         model=private,
         layout=Layout.of(private),
@@ -145,7 +145,7 @@ def run(
         state = journal.restore(initial_state(training), facts, algorithm.slots.kept, engine)
         check_rounds(rounds, state.round)
         chosen, info = _choose(engine, training, cohort_size, journal, state, rounds)
-        with closing(chosen), _threads(journal.choices["threads"]):
+        with closing(chosen), number_of_threads(journal.choices["threads"]):
             for observer in observers:
                 observer.on_start(info)
             journal.start(state)
@@ -155,8 +155,8 @@ def run(
                 lr = algorithm.lr * lr_decay ** ((t - 1) // lr_decay_every)
                 outcome = play_round(state, cohort, lr, chosen, training, rules, _probe(observers, t))
                 state = outcome.state
-                evaluation = _evaluate(state, training, test, transform)
-                record = _record(outcome, evaluation, lr, len(cohort), training, time.perf_counter() - began)
+                evaluation = evaluate_state(state, training, test, transform)
+                record = make_record(outcome, evaluation, lr, len(cohort), training, time.perf_counter() - began)
                 record = journal.add(state, record, last=t == rounds)
                 for observer in observers:
                     if outcome.traces:
@@ -190,7 +190,7 @@ def _choose(
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def number_of_threads(count: int) -> Iterator[None]:
     """Compute with this many threads for a while: sums may round differently with another number of them."""
     before = torch.get_num_threads()
     if before != count:
@@ -249,7 +249,7 @@ def with_included(cohort: Tensor, observers: Sequence[Observer], round: int, pop
     return torch.tensor(sorted(wanted + others[: len(cohort) - len(wanted)]))
 
 
-def _private_copy(
+def private_copy(
     model: nn.Module, device: torch.device, dtype: torch.dtype | None
 ) -> tuple[nn.Module, torch.dtype | None]:
     """A copy of the module to train in, and the dtype to compute in where it differs from the parameters'."""
@@ -266,9 +266,10 @@ def _probe(observers: Sequence[Observer], round: int) -> Probe | None:
     return probes[0] if probes else None
 
 
-def _evaluate(
+def evaluate_state(
     state: ServerState, training: Training, test: tuple[Samples, Tensor] | None, transform: Transform | None
 ) -> Evaluation | None:
+    """How good the server's model is on the test set, where there is one."""
     if test is None:
         return None
     training.layout.load(training.model, state.slots.x)
@@ -276,7 +277,7 @@ def _evaluate(
     return evaluate(training.model, test, training.loss, transform=transform, compute=training.compute)
 
 
-def _record(
+def make_record(
     outcome: Outcome, evaluation: Evaluation | None, lr: float, cohort: int, training: Training, seconds: float
 ) -> Record:
     table, state = training.algorithm.slots, outcome.state

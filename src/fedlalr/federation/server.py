@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fedlalr.algorithms.slots import Context, Slots
+from fedlalr.algorithms.slots import Algorithm, Context, Slots
 from fedlalr.data.random import MODULES, key
 from fedlalr.federation.reducing import reduce_buffers, reduce_slots, weights
 from fedlalr.federation.robust import SlotReduction
@@ -90,7 +90,7 @@ def play_round(
         replies, broadcast, algorithm.slots, buffers=state.buffers, max_norm_ratio=rules.max_norm_ratio
     )
     if len(accepted.clients) < rules.min_clients:
-        raise RoundFailed(_too_few(work.round, len(accepted.clients), rules.min_clients, rejected))
+        raise RoundFailed(too_few(work.round, len(accepted.clients), rules.min_clients, rejected))
     clock.lap("screen")
 
     new = _reduce(state, work, accepted, training, rules)
@@ -115,26 +115,35 @@ def _reduce(state: ServerState, work: Work, accepted: Replies, training: Trainin
     share = _share(accepted, training, rules)
     with torch.no_grad():
         reduced = reduce_slots(accepted.slots, work.broadcast, share, algorithm.slots, rules.reduce)
-        context = Context(
-            round=work.round,
-            lr=work.lr,
-            steps=float((accepted.steps.double() * share.double().cpu()).sum()),
-            cohort=len(accepted.clients),
-            population=work.population,
-        )
-        slots = algorithm.update(state.slots, reduced, context)
         buffers = reduce_buffers(accepted.buffers, state.buffers, share)
+    slots = update_slots(state, work, reduced, accepted.steps, share, algorithm)
+    kept = dict(state.kept)
+    for row, client in enumerate(accepted.clients.tolist()):
+        if len(accepted.kept):
+            kept[client] = accepted.kept.map(lambda tensor, row=row: tensor[row].clone())  # type: ignore[misc]
+    return ServerState(round=work.round, slots=slots, buffers=buffers, kept=kept)
+
+
+def update_slots(
+    state: ServerState, work: Work, reduced: Slots, steps: Tensor, share: Tensor, algorithm: Algorithm
+) -> Slots:
+    """The server's slots after the algorithm's update, refused if not finite. `steps` and `share` are `[R]`."""
+    context = Context(
+        round=work.round,
+        lr=work.lr,
+        steps=float((steps.double() * share.double().cpu()).sum()),
+        cohort=len(steps),
+        population=work.population,
+    )
+    with torch.no_grad():
+        slots = algorithm.update(state.slots, reduced, context)
     for name, tensor in slots.items():
         if not torch.isfinite(tensor).all():
             raise RoundFailed(
                 f"round {work.round}: the server's {name} would no longer be finite after the update of "
                 f"{type(algorithm).__name__}; lower the learning rates (the state before the round is kept)"
             )
-    kept = dict(state.kept)
-    for row, client in enumerate(accepted.clients.tolist()):
-        if len(accepted.kept):
-            kept[client] = accepted.kept.map(lambda tensor, row=row: tensor[row].clone())  # type: ignore[misc]
-    return ServerState(round=work.round, slots=slots, buffers=buffers, kept=kept)
+    return slots
 
 
 @contextmanager
@@ -162,7 +171,8 @@ def _kept(state: ServerState, cohort: Tensor, training: Training) -> Slots:
     )
 
 
-def _too_few(round: int, accepted: int, wanted: int, rejected: Sequence[Rejection]) -> str:
+def too_few(round: int, accepted: int, wanted: int, rejected: Sequence[Rejection]) -> str:
+    """Why a round failed, with the clients that were refused."""
     named = "; ".join(f"client {client}: {reason}" for client, reason in rejected[:10])
     more = f"; and {len(rejected) - 10} more" if len(rejected) > 10 else ""
     return f"round {round}: {accepted} usable replies, {wanted} wanted (min_clients). Refused: {named}{more}"
