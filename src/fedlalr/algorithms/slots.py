@@ -109,8 +109,9 @@ class SlotTable:
 class Context:
     """What an algorithm may know beside tensors.
 
-    On a client `steps` is its own number of local steps K (a tensor `[C, 1]` where clients of a stack differ) and `step`
-    counts them from 1. On the server `steps` is the mean of K over the accepted replies, weighted like the reduction.
+    On a client `steps` is its own number of local steps K (a tensor `[C, 1]` where clients of a stack differ) and
+    `step` counts them from 1. On the server `steps` is the mean of K over the accepted replies, weighted like the
+    reduction.
     """
 
     round: int

@@ -1,7 +1,8 @@
 """The clients' data, as engines ask for it.
 
-`Population` pools the samples of all clients in one place and gives each client an array of indices into it, so that a million
-clients cost one integer per sample. `DatasetClients` serves clients that are torch data sets of their own, read sample by sample.
+`Population` pools the samples of all clients in one place and gives each client an array of indices into it, so that a
+million clients cost one integer per sample. `DatasetClients` serves clients that are torch data sets of their own, read
+sample by sample.
 """
 
 from __future__ import annotations

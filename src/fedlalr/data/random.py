@@ -1,10 +1,10 @@
 """Counter-based random bits: a pure function of integers, the same on every device, engine and machine.
 
-What a client draws in a round (its batch order, its augmentation) is hashed from (seed, round, client, …) instead of taken from a
-running generator. So it does not matter which engine asks, in which order, or in how many processes.
+What a client draws in a round (its batch order, its augmentation) is hashed from (seed, round, client, …) instead of
+taken from a running generator. So it does not matter which engine asks, in which order, or in how many processes.
 
-The hash is the finaliser of SplitMix64 (Steele, Lea, Flood. "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014),
-folded over the counters.
+The hash is the finaliser of SplitMix64 (Steele, Lea, Flood. "Fast Splittable Pseudorandom Number Generators", OOPSLA
+2014), folded over the counters.
 """
 
 from __future__ import annotations
@@ -47,20 +47,15 @@ def bits(start: int, *counters: Tensor | int) -> Tensor:
     """
     state: Tensor | int = start
     for counter in counters:
-        state = (
-            _mix_tensor((state ^ counter) + _signed(_GOLDEN)) if _any_tensor(state, counter) else _fold(state, counter)
-        )
+        if isinstance(counter, Tensor):
+            state = _mix_tensor((counter ^ state) + _signed(_GOLDEN))
+        elif isinstance(state, Tensor):
+            state = _mix_tensor((state ^ counter) + _signed(_GOLDEN))
+        else:
+            state = _signed(_mix((((state ^ counter) & _ALL) + _GOLDEN) & _ALL))
     if not isinstance(state, Tensor):
         raise TypeError("bits needs at least one tensor of counters; use key() for plain integers")
     return (state >> 1) & ((1 << 63) - 1)
-
-
-def _any_tensor(*values: Tensor | int) -> bool:
-    return any(isinstance(value, Tensor) for value in values)
-
-
-def _fold(state: Tensor | int, counter: Tensor | int) -> int:
-    return _signed(_mix((((int(state) & _ALL) ^ (int(counter) & _ALL)) + _GOLDEN) & _ALL))
 
 
 def _mix(z: int) -> int:
