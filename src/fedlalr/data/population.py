@@ -104,6 +104,8 @@ class Population:
     def draws(self, seed: int, round: int, clients: Tensor, step: int | Tensor, width: int) -> Tensor:
         """The augmentation's random integers for one local batch of each client, `[C, width, draws]`."""
         count = self.transform.draws if self.transform is not None else 0
+        if not count:
+            return clients.new_empty(len(clients), width, 0)
         place = torch.arange(width, device=clients.device)[:, None]
         draw = torch.arange(count, device=clients.device)
         return bits(key(seed, AUGMENTATION, round), clients[:, None, None], step, place, draw)
