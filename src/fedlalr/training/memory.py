@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import weakref
 from collections.abc import Callable
@@ -18,6 +19,9 @@ from fedlalr.training.work import Training, Work
 
 SHARE = {"cuda": 0.7, "cpu": 0.5}
 """How much of the free memory is used: a GPU is ours alone, a CPU's memory is shared with others."""
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+"""Options of glibc's mallopt."""
 
 
 class Chunks:
@@ -133,6 +137,20 @@ def _machine_memory() -> int:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):  # not Linux: half of what is built in
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep up to 256 MB of freed memory for the next step, where it is glibc.
+
+    By default it gives temporaries of a few megabytes back to the system after every step and has them zeroed again in
+    the next: a third of the time of a small perceptron.
+    """
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return
+    for option, value in ((_M_MMAP_THRESHOLD, 1 << 25), (_M_TRIM_THRESHOLD, 1 << 28), (_M_TOP_PAD, 1 << 25)):
+        mallopt(option, value)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

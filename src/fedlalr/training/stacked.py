@@ -15,9 +15,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.data.population import Population
+from fedlalr.training.in_place import in_place_step
 from fedlalr.training.local import local_step
-from fedlalr.training.memory import Chunks, is_out_of_memory
+from fedlalr.training.memory import Chunks, is_out_of_memory, keep_freed_memory
 from fedlalr.training.reference import ReferenceEngine
 from fedlalr.training.stack import Stack, join_replies, stacked
 from fedlalr.training.stackable import choose_gradient
@@ -37,7 +39,10 @@ class StackedEngine:
     def __init__(self, training: Training) -> None:
         self.training = training
         self._gradient = choose_gradient(training)
+        self._in_place = in_place_step(training.algorithm, training.device, training.layout.dtype)
         self._reference = ReferenceEngine(training)
+        if training.device.type == "cpu":
+            keep_freed_memory()
         self._chunks = Chunks(training, lambda work: self._train_chunk(work, steps=1))
 
     def train(self, work: Work) -> Replies:
@@ -89,11 +94,26 @@ class StackedEngine:
             batch = feed.collate(k, shape) if tables is None else tables.batch(k, shape)
             losses, gradient, buffers = self._gradient(stack.state.x, stack.buffers, batch)
             context = work.context(steps=self._steps(feed.steps[: shape.active]), step=k)
-            state = local_step(self.training, stack.state, gradient, work.broadcast, context)
+            state = self._update(stack.state, gradient, work.broadcast, context)
             stack = Stack(state, buffers, stack.total + losses)
             if work.probe is not None:
                 traces += _probe(work, feed, stack, k)
         return self._replies(work, feed, stack.join(finished), traces)
+
+    def _update(self, state: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:
+        """One local step of the stack."""
+        training = self.training
+        if self._in_place is None:
+            return local_step(training, state, gradient, broadcast, context)
+        self._in_place(
+            state,
+            gradient,
+            context.lr,
+            clip_norm=training.clip_norm,
+            weight_decay=training.weight_decay,
+            decoupled_weight_decay=training.decoupled_weight_decay,
+        )
+        return state
 
     def _set_aside(self, work: Work, alone: Tensor) -> Replies:
         """Leave clients with a batch of one sample to the reference engine, where BatchNorm refuses them by name."""
@@ -112,6 +132,8 @@ class StackedEngine:
         order = feed.order.to(training.device)
         kept = work.kept.map(lambda tensor: tensor[order])
         state = training.algorithm.start(work.broadcast, kept).map(lambda tensor: stacked(tensor, count))
+        if self._in_place is not None:
+            state = state.map(lambda tensor: tensor.clone(memory_format=torch.contiguous_format))
         buffers = {name: buffer.expand(count, *buffer.shape).clone() for name, buffer in work.buffers.items()}
         total = torch.zeros(count, device=training.device, dtype=training.layout.dtype)
         return Stack(state, buffers, total)

@@ -71,13 +71,12 @@ class LinearGradient:
 
     def __call__(self, x: Tensor, buffers: Buffers, batch: Batch) -> tuple[Tensor, Tensor, Buffers]:
         parameters = self.training.layout.views(x)
-        results = [batch.inputs.flatten(2)]
+        results = [batch.inputs.flatten(2).mT]  # [C, features, B]: products and softmax are faster along short columns
         for layer in self.layers:
-            weight = parameters[layer.weight].mT
             if layer.bias is None:
-                result = torch.bmm(results[-1], weight)
+                result = torch.bmm(parameters[layer.weight], results[-1])
             else:
-                result = torch.baddbmm(parameters[layer.bias].unsqueeze(1), results[-1], weight)
+                result = torch.baddbmm(parameters[layer.bias].unsqueeze(2), parameters[layer.weight], results[-1])
             results.append(result if layer.activation is None else layer.activation.apply(result))
         last = results.pop()
         losses, slope = self._loss_slope(last, batch)
@@ -91,23 +90,23 @@ class LinearGradient:
         parts = self.training.layout.views(gradient)
         for depth in range(len(self.layers) - 1, -1, -1):
             layer = self.layers[depth]
-            torch.bmm(slope.mT, inputs[depth], out=parts[layer.weight])
+            torch.bmm(slope, inputs[depth].mT, out=parts[layer.weight])
             if layer.bias is not None:
-                torch.sum(slope, 1, out=parts[layer.bias])
+                torch.sum(slope, 2, out=parts[layer.bias])
             if depth:
                 before = self.layers[depth - 1].activation
-                slope = torch.bmm(slope, parameters[layer.weight])
+                slope = torch.bmm(parameters[layer.weight].mT, slope)
                 if before is not None:
                     slope = slope * before.slope(inputs[depth])
         return gradient
 
-    def _loss_slope(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Every client's loss `[C]` and its slope in the logits."""
-        if self._plain_loss and is_class_target(logits, batch.targets):
-            return cross_entropy(logits, batch.targets, batch.mask)
+    def _loss_slope(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Every client's loss `[C]` and its slope in the outputs `[C, features, B]`."""
+        if self._plain_loss and batch.targets.dtype == torch.int64 and batch.targets.dim() == 2:
+            return cross_entropy(outputs, batch.targets, batch.mask)
         of = self._losses if batch.mask is None else self._masked_losses
-        slope, losses = of(logits, batch.targets, batch.mask)
-        return losses.detach(), slope
+        slope, losses = of(outputs.mT, batch.targets, batch.mask)
+        return losses.detach(), slope.mT
 
     def _loss(self, logits: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
         loss = self.training.loss
@@ -122,22 +121,18 @@ def is_plain_cross_entropy(loss: Loss) -> bool:
     return loss is nn.functional.cross_entropy
 
 
-def is_class_target(logits: Tensor, targets: Tensor) -> bool:
-    return targets.dtype == torch.int64 and targets.dim() == 2 and logits.dim() == 3
-
-
 def cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The mean cross-entropy of every client `[C]` and its slope in the logits `[C, B, classes]`.
+    """The mean cross-entropy of every client `[C]` and its slope in the logits `[C, classes, B]`.
 
     Like torch's, it passes over the ignored label, and a client with nothing else has no number for a loss.
     """
     counts = targets != IGNORED_LABEL if mask is None else (targets != IGNORED_LABEL) & mask
     share = counts.to(logits.dtype)
-    share = (share / share.sum(1, keepdim=True)).unsqueeze(2)
-    labels = targets.where(counts, 0).unsqueeze(2)
-    logs = torch.log_softmax(logits, 2)
-    losses = -(logs.gather(2, labels) * share).sum((1, 2))
-    slope = logs.exp_().mul_(share).scatter_add_(2, labels, -share)
+    share = (share / share.sum(1, keepdim=True)).unsqueeze(1)
+    labels = targets.where(counts, 0).unsqueeze(1)
+    logs = torch.log_softmax(logits, 1)
+    losses = -(logs.gather(1, labels) * share).sum((1, 2))
+    slope = logs.exp_().mul_(share).scatter_add_(1, labels, -share)
     return losses, slope
 
 
