@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import fedlalr
+from fedlalr import config
 from fedlalr.cli import app
 from fedlalr.cli.progress import duration, fetch_progress, megabytes
 
@@ -140,6 +141,14 @@ def test_help_has_examples() -> None:
     assert cli("--version").stdout == f"fedlalr {fedlalr.__version__}\n"
 
 
+def test_presets_are_listed_and_shown_complete() -> None:
+    listed = cli("presets").stdout
+    for name in ("quickstart", "cifar10", "cifar100", "shakespeare", "fashion", "mnist"):
+        assert name in listed
+    Path("mine.yaml").write_text(cli("presets", "cifar10", "algorithm=fedadam").stdout, encoding="utf-8")
+    assert config.load("mine.yaml") == config.load("cifar10", ["algorithm=fedadam"])
+
+
 def test_the_module_runs_as_a_command() -> None:
     done = subprocess.run([sys.executable, "-m", "fedlalr", "data", "list"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -149,7 +158,6 @@ def test_the_module_runs_as_a_command() -> None:
 def test_on_a_terminal_the_progress_is_live(monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 
-    from fedlalr import config
     from fedlalr.cli.progress import RunProgress
 
     console = Console(force_terminal=True, width=120, record=True)

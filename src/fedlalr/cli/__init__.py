@@ -7,10 +7,15 @@ from typing import Annotated
 
 import typer
 
-from fedlalr.cli import compare, data, resume, run
+from fedlalr.cli import compare, data, presets, resume, run
 from fedlalr.cli.errors import Commands
 
-COMMANDS: dict[str, Callable[..., None]] = {"run": run.run, "resume": resume.resume, "compare": compare.compare}
+COMMANDS: dict[str, Callable[..., None]] = {
+    "run": run.run,
+    "resume": resume.resume,
+    "compare": compare.compare,
+    "presets": presets.presets,
+}
 GROUPS = {"data": data.app}
 
 app = typer.Typer(

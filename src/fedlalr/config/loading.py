@@ -64,13 +64,13 @@ def dump(config: Config) -> str:
 
 def _read(source: str | Path) -> Tree:
     text = str(source)
+    if text in presets():
+        return _read_preset(text)
     path = Path(text)
     if path.is_dir() and (path / CONFIG_FILE).is_file():
         path = path / CONFIG_FILE
     if path.suffix in (".yaml", ".yml") or path.is_file():
         return _read_file(path)
-    if text in presets():
-        return _read_preset(text)
     raise ConfigError(
         f"there is no preset {text!r}; choose one of {listed(list(presets()))}, or give a YAML file or a run directory."
         f"{hint(text, presets())}"

@@ -1,0 +1,29 @@
+"""`fedlalr presets`: what can be run, and every setting of it."""
+
+from __future__ import annotations
+
+import typer
+
+from fedlalr.cli.options import Arguments
+
+
+def presets(arguments: Arguments = None) -> None:
+    """List the presets, or print one complete, with its settings changed by KEY=VALUE.
+
+    [bold]Examples[/]
+
+    fedlalr presets
+
+    fedlalr presets cifar10 algorithm=fedadam > mine.yaml
+    """
+    from fedlalr import config as configuration
+    from fedlalr.cli.options import split_arguments
+
+    if arguments:
+        source, overrides = split_arguments(arguments)
+        typer.echo(configuration.dump(configuration.load(source, overrides)), nl=False)
+        return
+    found = configuration.presets()
+    width = max(map(len, found))
+    for name, description in found.items():
+        typer.echo(f"{name:<{width}}  {description}")
