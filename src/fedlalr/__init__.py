@@ -24,7 +24,21 @@ from fedlalr.algorithms import (
     SlotTable,
     SlowMo,
 )
-from fedlalr.federation import Observer, Record, Rejection, Result, RoundFailed, run
+from fedlalr.federation import (
+    Bounded,
+    CheckpointError,
+    Max,
+    Mean,
+    Median,
+    Observer,
+    Record,
+    Rejection,
+    Result,
+    RoundFailed,
+    RunDirectoryError,
+    Trimmed,
+    run,
+)
 from fedlalr.training import Epochs, LogInterval, Steps
 
 __version__ = "0.1.0"
@@ -32,6 +46,8 @@ __version__ = "0.1.0"
 __all__ = [
     "SCAFFOLD",
     "Algorithm",
+    "Bounded",
+    "CheckpointError",
     "Context",
     "Epochs",
     "FedAMS",
@@ -49,16 +65,21 @@ __all__ = [
     "LocalAdaAlter",
     "LocalAdam",
     "LogInterval",
+    "Max",
+    "Mean",
+    "Median",
     "Observer",
     "Record",
     "Rejection",
     "Result",
     "RoundFailed",
+    "RunDirectoryError",
     "SharedAMSGrad",
     "SlotTable",
     "Slots",
     "SlowMo",
     "Steps",
+    "Trimmed",
     "data",
     "models",
     "run",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +81,7 @@ def run(
     test: tuple[Samples, Tensor] | None = None,
     loss: Loss = nn.functional.cross_entropy,
     seed: int = 0,
-    engine: str = "auto",
+    engine: str | Callable[[Training], Engine] = "auto",
     device: str | torch.device = "auto",
     dtype: torch.dtype | None = None,
     run_dir: str | Path | None = None,
@@ -95,6 +95,8 @@ def run(
 
     With `run_dir`, metrics are written as the run goes, and the whole state every `checkpoint_every` rounds; with
     `resume` as well, a run that broke off there goes on, bit for bit on a CPU, and one that has not begun starts.
+
+    `engine` is a name or, to put one of your own in its place, a function from `Training` to an `Engine`.
     """
     check_options(
         algorithm=algorithm,
@@ -142,7 +144,9 @@ def run(
     options = {"clients_per_round": cohort_size, "lr_decay": lr_decay, "lr_decay_every": lr_decay_every}
     facts = facts_of(training, population, test, {**options, "rules": rules}) if run_dir is not None else {}
     with Journal(run_dir, resume=resume, every=checkpoint_every) as journal:
-        state = journal.restore(initial_state(training), facts, algorithm.slots.kept, engine)
+        state = journal.restore(
+            initial_state(training), facts, algorithm.slots.kept, engine if isinstance(engine, str) else "auto"
+        )
         check_rounds(rounds, state.round)
         chosen, info = _choose(engine, training, cohort_size, journal, state, rounds)
         with closing(chosen), number_of_threads(journal.choices["threads"]):
@@ -169,11 +173,19 @@ def run(
 
 
 def _choose(
-    engine: str, training: Training, cohort: int, journal: Journal, state: ServerState, rounds: int
+    engine: str | Callable[[Training], Engine],
+    training: Training,
+    cohort: int,
+    journal: Journal,
+    state: ServerState,
+    rounds: int,
 ) -> tuple[Engine, RunInfo]:
     """The engine, as asked for or as the run began with, and what is known at the start."""
     before = journal.choices
-    chosen, reason = create_engine(before.get("engine", engine), training, cohort)
+    if callable(engine):
+        chosen, reason = engine(training), "the caller's own"
+    else:
+        chosen, reason = create_engine(before.get("engine", engine), training, cohort)
     journal.choices = before or {"engine": chosen.name, "threads": torch.get_num_threads()}
     info = RunInfo(
         algorithm=type(training.algorithm).__name__,

@@ -1,0 +1,66 @@
+"""The attack suite: each attack does harm where nothing is done against it, and a defence undoes it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedlalr as fl
+from conftest import make_clients, make_model
+from fedlalr.training import ENGINES
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "attacks.py"
+
+
+@pytest.fixture(scope="module")
+def attacks():
+    spec = importlib.util.spec_from_file_location("attacks", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["attacks"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["attacks"]
+
+
+@pytest.mark.parametrize(
+    ("attack", "share", "defence", "cohort"),
+    [
+        ("v̂ inflation", 0.3, "bound 5", 10),
+        ("v̂ inflation", 0.3, "bounded", 10),
+        ("v̂ deflation", 0.3, "default", 10),
+        ("momentum poison", 0.1, "median", 10),
+        ("sign flip", 0.3, "median", 20),
+        ("scaling", 0.3, "trimmed", 10),
+    ],
+)
+def test_a_defence_saves_what_an_attack_destroys(attack, share, defence, cohort, attacks):
+    defences = {each.name: each for each in attacks.DEFENCES}
+    harmed, saved = (
+        attacks.run(attacks.ATTACKS[attack], share, defences[name], ["rounds=12", f"clients_per_round={cohort}"])
+        for name in ("none", defence)
+    )
+    assert saved.accuracy > (harmed.accuracy or 0) + 0.2
+    assert saved.accuracy > 0.6
+
+
+def test_the_attackers_are_those_that_are_named(attacks):
+    model, clients = make_model(), make_clients()
+
+    def engine(training):
+        return attacks.AttackedEngine(ENGINES["reference"](training), attacks.scale, torch.tensor([1, 3]))
+
+    result = fl.run(
+        model, clients, fl.FedLALR(), rounds=1, local=fl.Steps(3), engine=engine, max_norm_ratio=5.0, batch_size=4
+    )
+    assert [rejection.client for rejection in result.metrics[0].rejected] == [1, 3]
+    assert result.info.engine == "attacked reference"
+
+
+def test_an_undetected_fall_of_v_hat_is_possible_only_without_the_rule(attacks):
+    defences = {each.name: each for each in attacks.DEFENCES}
+    assert attacks.run(attacks.deflate, 0.3, defences["none"], ["rounds=2"]).refused == 0
+    assert attacks.run(attacks.deflate, 0.3, defences["default"], ["rounds=2"]).refused > 0
