@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedlalr.algorithms.checks import check_choice
+from fedlalr.training.auto import candidates
 from fedlalr.training.reference import ReferenceEngine
+from fedlalr.training.stackable import CannotStack
 from fedlalr.training.stacked import StackedEngine
 from fedlalr.training.work import Engine, Training
 from fedlalr.training.workers import WorkersEngine
@@ -21,6 +23,14 @@ ENGINES: dict[str, Callable[[Training], Engine]] = {
 def create_engine(name: str, training: Training, cohort: int) -> tuple[Engine, str]:
     """The engine to train with and the reason for it."""
     check_choice("engine", name, ("auto", *ENGINES))
-    if name == "auto":
-        return ReferenceEngine(training), "the only engine"
-    return ENGINES[name](training), "asked for"
+    if name != "auto":
+        return ENGINES[name](training), "asked for"
+    refusals = ""
+    for choice, reason in candidates(training, cohort):
+        try:
+            engine = ENGINES[choice](training)
+        except CannotStack as refusal:
+            refusals = f"the cohort cannot be stacked: {refusal}"
+        else:
+            return engine, refusals or reason
+    raise AssertionError("the reference engine takes every job")

@@ -34,6 +34,14 @@ class Stack:
             self.total[start:stop],
         )
 
+    def own(self) -> Stack:
+        """A copy that shares memory with nothing."""
+        return Stack(
+            self.state.map(lambda tensor: tensor.clone(memory_format=torch.contiguous_format)),
+            {name: buffer.clone() for name, buffer in self.buffers.items()},
+            self.total.clone(),
+        )
+
     def join(self, finished: list[Stack]) -> Stack:
         """This stack with those that left it put back after it, the last to leave first."""
         if not finished:

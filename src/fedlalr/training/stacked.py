@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.data.population import Population
+from fedlalr.training.graphs import StaticSteps, keeps_its_slots
 from fedlalr.training.in_place import in_place_step
 from fedlalr.training.local import local_step
 from fedlalr.training.memory import Chunks, is_out_of_memory, keep_freed_memory
@@ -41,9 +42,19 @@ class StackedEngine:
         self._gradient = choose_gradient(training)
         self._in_place = in_place_step(training.algorithm, training.device, training.layout.dtype)
         self._reference = ReferenceEngine(training)
+        self._static = self._static_steps()
         if training.device.type == "cpu":
             keep_freed_memory()
         self._chunks = Chunks(training, lambda work: self._train_chunk(work, steps=1))
+
+    def _static_steps(self) -> StaticSteps | None:
+        """Steps in fixed memory for CUDA graphs, where there is a GPU that holds the data and slots to write into."""
+        training = self.training
+        params = training.layout.flatten(dict(training.model.named_parameters()))
+        on_gpu = training.device.type == "cuda" and isinstance(training.clients, Population)
+        if not on_gpu or not keeps_its_slots(training, params):
+            return None
+        return StaticSteps(training, self._gradient, self._in_place, capture=True)
 
     def train(self, work: Work) -> Replies:
         rows = torch.split(torch.arange(len(work.clients)), self._chunks.size(work))
@@ -59,6 +70,8 @@ class StackedEngine:
             return self._train_chunk(work)
         except Exception as error:
             out_of_memory, reason = is_out_of_memory(error), f"{type(error).__name__}: {error}"
+        if self._static is not None:
+            self._static.forget()
         if len(work.clients) > 1:
             if out_of_memory:
                 self._chunks.halve(len(work.clients))
@@ -83,7 +96,12 @@ class StackedEngine:
             alone[feed.order] = (feed.counts == 1).any(0)
             if alone.any():
                 return self._set_aside(work, alone)
+        if self._static is not None and work.probe is None and steps is None:
+            stack = self._static.run(work, feed, self._start(work, feed))
+            return self._replies(work, feed, stack, [], owned=False)
         stack = self._start(work, feed)
+        if self._in_place is not None:
+            stack = stack.own()
         finished: list[Stack] = []
         traces: list[Trace] = []
         tables = feed.tables()
@@ -132,8 +150,6 @@ class StackedEngine:
         order = feed.order.to(training.device)
         kept = work.kept.map(lambda tensor: tensor[order])
         state = training.algorithm.start(work.broadcast, kept).map(lambda tensor: stacked(tensor, count))
-        if self._in_place is not None:
-            state = state.map(lambda tensor: tensor.clone(memory_format=torch.contiguous_format))
         buffers = {name: buffer.expand(count, *buffer.shape).clone() for name, buffer in work.buffers.items()}
         total = torch.zeros(count, device=training.device, dtype=training.layout.dtype)
         return Stack(state, buffers, total)
@@ -144,10 +160,14 @@ class StackedEngine:
             return int(steps[0])
         return steps.to(self.training.device, self.training.layout.dtype)[:, None]
 
-    def _replies(self, work: Work, feed: Feed, stack: Stack, traces: list[Trace]) -> Replies:
+    def _replies(self, work: Work, feed: Feed, stack: Stack, traces: list[Trace], owned: bool = True) -> Replies:
+        """What the clients of a stack send; copied out of it where the stack is not ours to give away."""
         training, count = self.training, len(feed.clients)
         context = work.context(steps=self._steps(feed.steps), step=self._steps(feed.steps))
         upload, kept = training.algorithm.finish(stack.state, work.broadcast, context)
+        if not owned:
+            upload, kept = (slots.map(lambda tensor: tensor.clone()) for slots in (upload, kept))
+            stack = Stack(stack.state, {name: buffer.clone() for name, buffer in stack.buffers.items()}, stack.total)
         replies = Replies(
             clients=feed.clients,
             samples=training.clients.sizes[feed.clients],
@@ -181,7 +201,9 @@ class StackedEngine:
         return VmapForward(self.training.model)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Give back the memory of captured steps."""
+        if self._static is not None:
+            self._static.forget()
 
 
 def _probe(work: Work, feed: Feed, stack: Stack, k: int) -> list[Trace]:

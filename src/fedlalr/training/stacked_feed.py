@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedlalr.data.batches import plan
+from fedlalr.data.batches import PADDING, plan
 from fedlalr.data.population import Population
 from fedlalr.training.stacked_gradient import Batch
 from fedlalr.training.work import Training
@@ -69,12 +69,13 @@ class Feed:
         least = self.counts.masked_fill(~training_now, torch.iinfo(torch.int64).max).amin(1).tolist()
         return [Shape(a, high, low < high) for a, high, low in zip(active, most, least, strict=True)]
 
-    def tables(self) -> Tables | None:
-        """What to gather in every step, for clients that share a pool of samples."""
+    def tables(self, width: int = 0) -> Tables | None:
+        """What to gather in every step, at least `width` wide, for clients that share a pool of samples."""
         pool = self.training.clients
         if not isinstance(pool, Population):
             return None
         positions = self.positions.to(self.training.device)
+        positions = nn.functional.pad(positions, (0, max(width - positions.shape[2], 0)), value=PADDING)
         real = positions >= 0
         # Padding repeats the client's own first sample: it can be computed with, and no other client's data comes near.
         filled = torch.where(real, positions, positions[:1, :, :1])

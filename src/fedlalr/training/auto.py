@@ -1,0 +1,74 @@
+"""What `engine="auto"` picks, by a rule that depends on the job and the machine's kind, never on timing.
+
+1. On a GPU: `stacked`, where the network can be stacked, else `reference`.
+2. On a CPU, for one client a round: `reference`.
+3. On a CPU, for a chain of linear layers with at most 100,000 parameters: `stacked`. Such a network is all overhead,
+which a
+   stack pays once for all clients; beyond that size the stack no longer fits the cache and gains nothing.
+4. On a CPU with several cores, for a round of at least 10⁹ multiplications or a network with recurrent layers:
+`workers`. 5. Else `reference`.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedlalr.training.stacked_linear import linear_chain
+from fedlalr.training.work import Training
+
+MOST_PARAMETERS = 100_000
+"""Up to which size a chain of linear layers is stacked on a CPU."""
+WORTH_PROCESSES = 1e9
+"""Multiplications of a round from which on worker processes pay."""
+
+
+def candidates(training: Training, cohort: int) -> list[tuple[str, str]]:
+    """The engines to try in order, each with the reason for it. The last one takes every job."""
+    if training.device.type != "cpu":
+        return [("stacked", "on a GPU the cohort trains as one stack"), ("reference", "")]
+    reference = ("reference", "on a CPU, and small")
+    if cohort == 1:
+        return [("reference", "one client a round")]
+    if is_small_chain(training):
+        return [("stacked", "a small chain of linear layers on a CPU"), reference]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if cores > 1 and is_heavy(training, cohort):
+        return [("workers", f"a network that stacks badly on a CPU with {cores} cores"), reference]
+    return [reference]
+
+
+def is_small_chain(training: Training) -> bool:
+    """Whether the network is a chain of linear layers that a CPU's cache takes many of."""
+    if training.layout.size > MOST_PARAMETERS:
+        return False
+    inputs, _ = training.clients.batch(0, torch.arange(1))
+    return linear_chain(training, inputs.shape[1:]) is not None
+
+
+def is_heavy(training: Training, cohort: int) -> bool:
+    """Whether a round is so much arithmetic that processes for it pay."""
+    if any(isinstance(layer, nn.RNNBase) for layer in training.model.modules()):
+        return True
+    sizes = training.clients.sizes.double()
+    clients = torch.arange(min(len(sizes), 1000))
+    batch = sizes[clients] if training.batch_size is None else sizes[clients].clamp(max=training.batch_size)
+    samples = float((training.steps(1, clients) * batch).mean()) * cohort
+    return 3 * multiplications(training) * samples >= WORTH_PROCESSES  # forward, and twice backward
+
+
+def multiplications(training: Training) -> float:
+    """Of one sample's forward pass, counted in matrix products and convolutions."""
+    inputs, _ = training.clients.batch(0, torch.arange(1))
+    was_training = {module: module.training for module in training.model.modules()}
+    training.model.eval()
+    try:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            training.model(inputs)
+    finally:
+        for module, mode in was_training.items():
+            module.training = mode
+    return counter.get_total_flops() / 2
