@@ -1,0 +1,76 @@
+"""Sending messages and taking replies in, one at a time, until a deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Generic, TypeVar
+
+from flwr.app import Message
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+
+Key = TypeVar("Key")
+
+_REASONS = {
+    ErrorCode.LOAD_CLIENT_APP_EXCEPTION: "its node cannot load the client app",
+    ErrorCode.CLIENT_APP_RAISED_EXCEPTION: "its client app raised",
+    ErrorCode.MESSAGE_UNAVAILABLE: "its message is no longer available",
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "its reply is no longer available",
+    ErrorCode.NODE_UNAVAILABLE: "its node is gone",
+    ErrorCode.MOD_FAILED_PRECONDITION: "a modifier of its client app refused the message",
+    ErrorCode.INVALID_FAB: "its node does not trust the app",
+    ErrorCode.CLIENT_APP_CRASHED: "its client app's process died",
+}
+_LONGEST_REASON = 300
+
+
+class Post(Generic[Key]):
+    """Messages under way, each under a key of the caller's. A reply is found by the message it answers.
+
+    Replies are asked for one by one: Flower hands over whole messages, all that are ready, and a cohort of them would
+    have to fit in memory.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self.waiting: dict[str, Key] = {}
+
+    def send(self, messages: Sequence[tuple[Key, Message]]) -> list[Key]:
+        """Push messages; gives the keys of those that Flower did not take."""
+        if not messages:
+            return []
+        ids = list(self.grid.push_messages([message for _, message in messages]))
+        ids += [""] * (len(messages) - len(ids))
+        refused = []
+        for (key, _), message_id in zip(messages, ids, strict=True):
+            if message_id:
+                self.waiting[message_id] = key
+            else:
+                refused.append(key)
+        return refused
+
+    def arrivals(self) -> Iterator[tuple[Key, Message]]:
+        """The replies that are in, each with its key."""
+        for message_id in list(self.waiting):
+            for message in self.grid.pull_messages([message_id]):
+                key = self.waiting.pop(message.metadata.reply_to_message_id, None)
+                if key is not None:
+                    yield key, message
+
+    def until(self, deadline: float, poll: float) -> Iterator[tuple[Key, Message]]:
+        """Replies as they come in, until all are there or the monotonic clock reaches the deadline."""
+        while self.waiting:
+            yield from self.arrivals()
+            left = deadline - time.monotonic()
+            if not self.waiting or left <= 0:
+                return
+            time.sleep(min(poll, left))
+
+
+def failure(message: Message) -> str:
+    """Why a client did not answer, from an error reply: Flower's reason with the last line of what it reports."""
+    error = message.error
+    lines = [line.strip() for line in (error.reason or "").splitlines() if line.strip()]
+    what = _REASONS.get(error.code, f"Flower reports error {error.code}")
+    return f"{what}: {lines[-1]}"[:_LONGEST_REASON] if lines else what

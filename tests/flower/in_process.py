@@ -1,0 +1,98 @@
+"""A grid whose nodes live in this process: real messages and real client apps, without processes or a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+RUN = 1
+Tamper = Callable[[Message, Message], Message | list[Message] | None]
+"""From a message and its reply to what arrives: the reply, another one, several or none."""
+
+
+@dataclass
+class Node:
+    """A supernode: what it runs, how it is configured, and what it does to its replies."""
+
+    app: ClientApp
+    config: dict[str, Any]
+    tamper: Tamper | None = None
+
+
+@dataclass
+class InProcessGrid(Grid):
+    """Runs a client app when its message is pushed; replies wait until they are pulled."""
+
+    nodes: dict[int, Node]
+    backwards: bool = False
+    """Hand replies over in the opposite of the order in which they were asked for."""
+    replies: dict[str, list[Message]] = field(default_factory=dict)
+    pulled: list[int] = field(default_factory=list)
+    """How many messages each pull gave."""
+    trained: list[int] = field(default_factory=list)
+    """Nodes that were asked to train."""
+
+    def __post_init__(self) -> None:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN, 1, 1
+
+    def set_run(self, run: Any) -> None: ...
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = message.object_id
+            ids.append(message.object_id)
+            self.replies[message.object_id] = self._answer(message)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        ids = list(message_ids)
+        if self.backwards and self._held_back(ids):
+            return []
+        found = [reply for message_id in ids for reply in self.replies.pop(message_id, [])]
+        self.pulled.append(len(found))
+        return found
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self.pull_messages(self.push_messages(list(messages)))
+
+    def _held_back(self, ids: list[str]) -> bool:
+        """Whether a later message still has its reply waiting."""
+        waiting = [message_id for message_id, replies in self.replies.items() if replies]
+        return bool(waiting) and waiting[-1] not in ids
+
+    def _answer(self, message: Message) -> list[Message]:
+        node_id = message.metadata.dst_node_id
+        node = self.nodes.get(node_id)
+        if node is None:
+            return [Message(Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable"), reply_to=message)]
+        if message.metadata.message_type == "train":
+            self.trained.append(node_id)
+        context = Context(RUN, node_id, node.config, RecordDict(), {})
+        try:
+            reply = node.app(message, context)
+        except Exception as error:
+            return [Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"Trace\n{error}"), reply_to=message)]
+        if node.tamper is None or message.metadata.message_type != "train":
+            return [reply]
+        changed = node.tamper(message, reply)
+        return changed if isinstance(changed, list) else [] if changed is None else [changed]

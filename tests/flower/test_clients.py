@@ -1,0 +1,88 @@
+"""A node's data give the batches that its client has in a simulation."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from conftest import make_clients
+from fedlalr.data import Population
+from fedlalr.data.partition import Partition
+from fedlalr.data.population import as_clients
+from fedlalr.data.transforms import FlipCrop
+from fedlalr.flower.clients import RemoteClients, own_data
+
+
+def images(sizes=(4, 6, 5)):
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randint(0, 256, (sum(sizes), 3, 8, 8), generator=generator, dtype=torch.uint8)
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    transform = FlipCrop((0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
+    return Population(inputs, torch.arange(sum(sizes)), Partition(np.arange(sum(sizes)), offsets), transform=transform)
+
+
+def test_augmentation_is_drawn_for_the_clients_own_id():
+    everyone = images()
+    mine = Population(
+        everyone.inputs[4:10],
+        everyone.targets[4:10],
+        Partition(np.arange(6), np.array([0, 6])),
+        transform=everyone.transform,
+    )
+    alone = own_data(mine, 1, 3)
+    positions = torch.tensor([5, 0, 2])
+    for wanted, found in zip(
+        everyone.training_batch(1, positions, 7, 2, 3), alone.training_batch(1, positions, 7, 2, 3), strict=True
+    ):
+        assert torch.equal(wanted, found)
+    assert alone.sizes.tolist() == [0, 6, 0]
+
+
+def test_a_population_of_all_clients_is_taken_as_it_is():
+    everyone = images()
+    assert own_data(everyone, 2, 3) is everyone
+
+
+class Listed(Dataset):
+    def __init__(self, pairs):
+        self.pairs = pairs
+
+    def __len__(self):
+        return len(self.pairs)
+
+    def __getitem__(self, index):
+        return self.pairs[index]
+
+
+@pytest.mark.parametrize("kind", ["pair", "tensors", "dataset"])
+def test_pairs_and_data_sets_give_the_simulations_batches(kind):
+    pairs = make_clients()
+    inputs, targets = pairs[3]
+    data = {
+        "pair": (inputs, targets),
+        "tensors": TensorDataset(inputs, targets),
+        "dataset": Listed([(x, int(y)) for x, y in zip(inputs, targets, strict=True)]),
+    }[kind]
+    alone, everyone = own_data(data, 3, 5), as_clients(pairs)
+    positions = torch.tensor([8, 1])
+    assert torch.equal(alone.batch(3, positions)[0], everyone.batch(3, positions)[0])
+    assert torch.equal(alone.batch(3, positions)[1], everyone.batch(3, positions)[1])
+    assert int(alone.sizes[3]) == 9
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "reason"),
+    [
+        ("text", TypeError, "must be a pair of tensors"),
+        ((torch.zeros(0, 2), torch.zeros(0)), ValueError, "client 1 has no samples"),
+        (images((1, 2)), ValueError, "gave 2 clients"),
+    ],
+)
+def test_data_that_cannot_be_this_clients_are_refused(data, error, reason):
+    with pytest.raises(error, match=reason):
+        own_data(data, 1, 3)
+
+
+def test_the_server_has_no_data():
+    with pytest.raises(RuntimeError, match="on its own node"):
+        RemoteClients(2).training_batch(1, torch.tensor([0]), 0, 1, 1)

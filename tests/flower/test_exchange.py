@@ -1,0 +1,105 @@
+"""Slots go through named arrays and come back with the same bits; what is not expected is refused by name."""
+
+import io
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedlalr.algorithms.slots import Slots
+from fedlalr.federation.payload import Refused
+from fedlalr.flower.exchange import LAYOUTS, broadcast_from, decode, encode, to_npy
+from fedlalr.training.layout import Layout
+from fedlalr.training.reference import get_buffers
+
+MODEL = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 1))
+LAYOUT = Layout.of(MODEL)
+
+
+def as_bytes(records):
+    return {record: {name: to_npy(array) for name, array in arrays.items()} for record, arrays in records.items()}
+
+
+def some_slots(seed=0, names=("x", "m", "v_hat")):
+    generator = torch.Generator().manual_seed(seed)
+    return Slots(**{name: torch.randn(LAYOUT.size, generator=generator) for name in names})
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 10_000), st.sampled_from(LAYOUTS), st.sets(st.sampled_from(["m", "v_hat", "c"])))
+def test_slots_and_buffers_come_back_with_the_same_bits(seed, how, more):
+    slots = some_slots(seed, ("x", *sorted(more)))
+    buffers = get_buffers(MODEL)
+    records = as_bytes(encode(slots, buffers, LAYOUT, how))
+    back, found = broadcast_from(records, tuple(slots), LAYOUT, buffers, how)
+    assert all(torch.equal(back[name], slots[name]) for name in slots)
+    assert {name: (b.shape, b.dtype) for name, b in found.items()} == {
+        name: (b.shape, b.dtype) for name, b in buffers.items()
+    }
+    assert all(torch.equal(found[name], buffers[name]) for name in buffers)
+
+
+def test_a_packed_message_has_one_record_and_the_other_layout_one_a_slot():
+    slots, buffers = some_slots(), get_buffers(MODEL)
+    packed = encode(slots, buffers, LAYOUT, "packed")
+    assert list(packed) == ["arrays"]
+    assert {"x/0.weight", "m/3.bias", "v_hat/1.weight", "buffers/1.running_mean"} <= packed["arrays"].keys()
+    assert list(encode(slots, buffers, LAYOUT, "records")) == ["x", "m", "v_hat", "buffers"]
+
+
+def test_a_slot_may_not_be_called_buffers():
+    with pytest.raises(ValueError, match="cannot be called 'buffers'"):
+        encode(Slots(x=torch.zeros(LAYOUT.size), buffers=torch.zeros(LAYOUT.size)), {}, LAYOUT, "records")
+
+
+def changed(name, content):
+    records = as_bytes(encode(some_slots(), get_buffers(MODEL), LAYOUT, "records"))
+    records["x"][name] = content
+    return records
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (to_npy(np.zeros(1, np.float32)), "shape"),
+        (to_npy(np.zeros((1, 3), np.float32)), "shape"),
+        (to_npy(np.zeros(2, np.float64)), "is <f8"),
+        (to_npy(np.zeros(2, ">f4")), "is >f4"),
+        (to_npy(np.zeros(2, np.float32))[:-3], "bytes of numbers"),
+        (to_npy(np.zeros(2, np.float32)) + b"\0" * 5000, "more than an array"),
+        (pickle.dumps([1, 2]), "not a readable npy"),
+        (b"", "not a readable npy"),
+    ],
+)
+def test_what_is_not_the_expected_array_is_refused(content, reason):
+    with pytest.raises(Refused, match=reason):
+        decode(changed("0.bias", content), ("x", "m", "v_hat"), LAYOUT, get_buffers(MODEL), "records")
+
+
+def test_an_array_of_objects_is_never_read():
+    stream = io.BytesIO()
+    np.save(stream, np.array([{"a": 1}, None], dtype=object), allow_pickle=True)
+    with pytest.raises(Refused):
+        decode(changed("0.bias", stream.getvalue()), ("x", "m", "v_hat"), LAYOUT, get_buffers(MODEL), "records")
+
+
+def test_a_broadcast_without_a_parameter_is_refused_by_name():
+    records = as_bytes(encode(some_slots(), get_buffers(MODEL), LAYOUT, "records"))
+    del records["m"]["3.bias"]
+    with pytest.raises(Refused, match=r"no m of 3\.bias"):
+        broadcast_from(records, ("x", "m", "v_hat"), LAYOUT, get_buffers(MODEL), "records")
+    del records["m"]
+    with pytest.raises(Refused, match=r"no m of 0\.weight"):
+        broadcast_from(records, ("x", "m", "v_hat"), LAYOUT, get_buffers(MODEL), "records")
+    with pytest.raises(Refused, match="one, 'arrays', is expected"):
+        broadcast_from(records, ("x",), LAYOUT, {}, "packed")
+
+
+def test_a_broadcast_without_a_buffer_is_refused_by_name():
+    records = as_bytes(encode(some_slots(), {}, LAYOUT, "records"))
+    with pytest.raises(Refused, match=r"no buffer 1\.running_mean"):
+        broadcast_from(records, ("x",), LAYOUT, get_buffers(MODEL), "records")
