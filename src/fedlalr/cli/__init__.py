@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedlalr.cli import compare, data, presets, resume, run
+from fedlalr.cli import compare, data, doctor, presets, resume, run
 from fedlalr.cli.errors import Commands
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -15,6 +15,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "resume": resume.resume,
     "compare": compare.compare,
     "presets": presets.presets,
+    "doctor": doctor.doctor,
 }
 GROUPS = {"data": data.app}
 

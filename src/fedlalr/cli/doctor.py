@@ -1,0 +1,65 @@
+"""`fedlalr doctor`: what this machine has, and what would be slow or fail."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedlalr.cli.errors import FAILED
+from fedlalr.cli.options import Json
+
+if TYPE_CHECKING:
+    from fedlalr.federation.doctor import Health
+
+
+def doctor(
+    run_dir: Annotated[Path, typer.Option(help="Where runs will be written.")] = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """Report versions, devices, threads, data found and free disk, and what would be slow or fail here.
+
+    Two tiny runs are done and one checkpoint is written and removed again. The exit code is 1 where something fails.
+    """
+    from dataclasses import asdict
+
+    from fedlalr.cli.progress import standard_output
+    from fedlalr.federation.doctor import examine
+
+    health = examine(run_dir)
+    if as_json:
+        print(json.dumps(asdict(health), ensure_ascii=False))
+    else:
+        standard_output().print("\n".join(in_words(health)), highlight=False)
+    if any(finding.grade == "fails" for finding in health.findings):
+        raise typer.Exit(FAILED)
+
+
+def in_words(health: Health) -> list[str]:
+    from fedlalr.federation.doctor import GIB
+
+    versions = ", ".join(f"{name} {version or 'not installed'}" for name, version in health.versions.items())
+    memory = f", {health.memory / GIB:.1f} GiB of memory free" if health.memory is not None else ""
+    load = f", {health.load:.1f} processes waiting for them" if health.load is not None else ""
+    here = [f"{name} ({where})" for name, where in health.data.items() if where is not None]
+    missing = [name for name, where in health.data.items() if where is None]
+    disk = ", ".join(f"{free / GIB:.1f} GiB for {name}" for name, free in health.disk.items())
+    checkpoint = (
+        f"; a checkpoint of a million parameters takes {health.checkpoint_seconds * 1000:.0f} ms"
+        if health.checkpoint_seconds is not None
+        else ""
+    )
+    lines = [
+        f"versions: {versions}",
+        f"machine: {health.machine}, {health.cores} cores{load}{memory}",
+        f"devices: {'; '.join(health.devices)}",
+        f"threads: torch computes with {health.threads}",
+        f"data: {', '.join(here) or 'none'} in or beside {health.data_folder}",
+        *([f"      not here, see `fedlalr data fetch`: {', '.join(missing)}"] if missing else []),
+        f"disk: {disk}{checkpoint}",
+    ]
+    if not health.findings:
+        return [*lines, "nothing stands in the way"]
+    return lines + [f"{finding.grade}: {finding.what}; {finding.advice}" for finding in health.findings]

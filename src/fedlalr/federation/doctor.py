@@ -1,0 +1,212 @@
+"""What this machine has, and what of it would make a run slow or fail."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+
+from fedlalr.algorithms import FedLALR
+from fedlalr.data.fetch import data_folder
+from fedlalr.data.sources import available
+from fedlalr.federation.checkpoint import Checkpoint, save_checkpoint
+from fedlalr.federation.run import Result, run
+from fedlalr.federation.server import ServerState
+from fedlalr.training import Steps
+
+PACKAGES = ("fedlalr", "torch", "numpy", "scipy", "safetensors", "pydantic", "scikit-learn", "flwr")
+GIB = 1 << 30
+LITTLE_DISK, LITTLE_MEMORY, LITTLE_SHARED_MEMORY = 2 * GIB, 2 * GIB, 1 << 28
+SLOW_CHECKPOINT_SECONDS = 1.0
+PROBED_PARAMETERS = 1_000_000
+
+Grade = Literal["slow", "fails"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that would make a run slow or fail, and what to do about it."""
+
+    grade: Grade
+    what: str
+    advice: str
+
+
+@dataclass(frozen=True)
+class Health:
+    """The environment of a run."""
+
+    versions: dict[str, str | None]
+    """None: not installed."""
+    machine: str
+    cores: int
+    """That this process may use."""
+    memory: int | None
+    """Bytes available; None where the platform does not say."""
+    load: float | None
+    """Processes that want to run, over the last minute."""
+    threads: int
+    """That torch computes with."""
+    devices: tuple[str, ...]
+    data_folder: str
+    data: dict[str, str | None]
+    """Where each data set is; None: to be fetched."""
+    run_folder: str
+    disk: dict[str, int]
+    """Bytes free at the folders that are written to."""
+    checkpoint_seconds: float | None
+    """To write a checkpoint of a million parameters with three slots; None where that failed."""
+    findings: tuple[Finding, ...]
+
+
+def examine(run_folder: str | Path = "runs") -> Health:
+    """Look at the environment, write one checkpoint aside and do two tiny runs."""
+    runs = Path(run_folder)
+    folders = {"data": data_folder(), "runs": runs}
+    seconds, failure = _time_checkpoint(runs)
+    found = {data.name: data.where for data in available()}
+    health = Health(
+        versions={"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        machine=f"{platform.system()} {platform.release()}, {platform.machine()}",
+        cores=usable_cores(),
+        memory=available_memory(),
+        load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        threads=torch.get_num_threads(),
+        devices=tuple(_devices()),
+        data_folder=str(folders["data"]),
+        data=found,
+        run_folder=str(runs),
+        disk={name: shutil.disk_usage(_existing(folder)).free for name, folder in folders.items()},
+        checkpoint_seconds=seconds,
+        findings=(),
+    )
+    findings = [*_find(health, failure), *_self_test()]
+    return replace(health, findings=tuple(findings))
+
+
+def usable_cores() -> int:
+    """Processors that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def available_memory() -> int | None:
+    """Bytes of memory to be had, by the kernel and by the container's limit."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        free = int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        return free if limit == "max" else min(free, int(limit) - used)
+    except (OSError, ValueError):
+        return free
+
+
+def _find(health: Health, failure: str | None) -> Iterator[Finding]:
+    if health.threads > health.cores:
+        yield Finding(
+            "slow",
+            f"torch computes with {health.threads} threads on {health.cores} cores",
+            f"set OMP_NUM_THREADS={health.cores} or less",
+        )
+    if health.load is not None and health.load > health.cores + 0.5:
+        yield Finding(
+            "slow",
+            f"{health.load:.1f} processes want {health.cores} cores",
+            "other work slows this machine down; timings taken now mean little",
+        )
+    if not any(device.startswith("cuda") for device in health.devices):
+        yield Finding("slow", "no GPU", "presets of the paper's size take hours here; `--scale smoke` takes minutes")
+    if health.memory is not None and health.memory < LITTLE_MEMORY:
+        yield Finding("slow", f"{health.memory / GIB:.1f} GiB of memory left", "use smaller cohorts or models")
+    shared = Path("/dev/shm")
+    if shared.is_dir() and shutil.disk_usage(shared).total < LITTLE_SHARED_MEMORY:
+        yield Finding(
+            "fails",
+            f"/dev/shm has only {shutil.disk_usage(shared).total >> 20} MiB",
+            "engine='workers' shares memory there; give the container more (docker run --shm-size=2g)",
+        )
+    for name, free in health.disk.items():
+        if free < LITTLE_DISK:
+            yield Finding("fails", f"{free / GIB:.1f} GiB of disk left for {name}", "make room, or use another folder")
+    if failure is not None:
+        yield Finding("fails", f"no checkpoint can be written: {failure}", "choose a run directory you may write to")
+    elif health.checkpoint_seconds is not None and health.checkpoint_seconds > SLOW_CHECKPOINT_SECONDS:
+        yield Finding(
+            "slow",
+            f"a checkpoint of a million parameters takes {health.checkpoint_seconds:.1f} s",
+            "use a faster disk, or checkpoint_every=10",
+        )
+    folder = _existing(data_folder())
+    if not os.access(folder, os.W_OK):
+        yield Finding("fails", f"the data folder {folder} cannot be written", "set FEDLALR_DATA to one that can")
+
+
+def _self_test() -> Iterator[Finding]:
+    """A tiny run twice: the same bits must come out, and they must be finite."""
+    try:
+        first, second = _tiny_run(), _tiny_run()
+    except Exception as error:  # whatever a broken installation raises is the finding
+        yield Finding("fails", f"a tiny run raises {type(error).__name__}: {error}", "reinstall fedlalr and torch")
+        return
+    if any(not torch.equal(value, second.state["x"][name]) for name, value in first.state["x"].items()):
+        yield Finding("fails", "the same tiny run twice gives different bits", "runs here cannot be repeated exactly")
+    if not torch.tensor([1e-40]).mul(1).item():
+        yield Finding(
+            "fails",
+            "very small numbers are flushed to zero",
+            "v̂ starts at ε²; do not call torch.set_flush_denormal(True)",
+        )
+
+
+def _tiny_run() -> Result:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        clients = [(torch.randn(8, 4), torch.randint(0, 3, (8,))) for _ in range(3)]
+        model = nn.Linear(4, 3)
+    return run(model, clients, FedLALR(), rounds=2, local=Steps(2), batch_size=4, device="cpu")
+
+
+def _time_checkpoint(folder: Path) -> tuple[float | None, str | None]:
+    """How long a checkpoint takes where runs go, or why none can be written."""
+    x = torch.zeros(PROBED_PARAMETERS)
+    state = ServerState(0, FedLALR().init(x), {})
+    try:
+        with tempfile.TemporaryDirectory(dir=_existing(folder), prefix=".fedlalr-doctor-") as place:
+            began = time.perf_counter()
+            save_checkpoint(Path(place), Checkpoint(state, None, 0, {}))
+            return time.perf_counter() - began, None
+    except OSError as error:
+        return None, f"{error.strerror or error} ({folder})"
+
+
+def _devices() -> Iterator[str]:
+    yield f"cpu: {platform.processor() or platform.machine()}"
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        properties = torch.cuda.get_device_properties(index)
+        yield f"cuda:{index}: {properties.name}, {properties.total_memory / GIB:.0f} GiB"
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that is there."""
+    folder = folder.expanduser().absolute()
+    return next(place for place in (folder, *folder.parents) if place.is_dir())
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
