@@ -1,0 +1,124 @@
+"""Trajectories: what the second moments and learning rates of chosen clients do over their local steps.
+
+    ‖v̂‖²                     grows within a round; how fast differs from client to client
+    quantiles of α/√v̂        the effective learning rates of all coordinates
+
+A run directory gets a line for each step in `trajectory.jsonl`. Rounds and clients that were not chosen cost nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from fedlalr.algorithms.slots import Context, Slots
+from fedlalr.federation.observers import Observer, RunInfo
+from fedlalr.training.work import Probe, Trace
+
+TRAJECTORY_FILE = "trajectory.jsonl"
+V_HAT_SQUARED = "‖v̂‖²"
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+def rate_name(quantile: float) -> str:
+    """
+    >>> rate_name(0.05)
+    'α/√v̂, 5 %'
+    """
+    return f"α/√v̂, {100 * quantile:g} %"
+
+
+class Point(NamedTuple):
+    """What was measured of one client after one local step."""
+
+    round: int
+    client: int
+    step: int
+    """From 1."""
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class MomentProbe:
+    """Measures ‖v̂‖² and the quantiles of α/√v̂ of a client."""
+
+    clients: frozenset[int]
+
+    def measure(self, state: Slots, context: Context) -> dict[str, float]:
+        if "v_hat" not in state:
+            raise TypeError(
+                f"a trajectory follows v̂, and the clients of this method have only {', '.join(state)}; "
+                f"record one of FedLALR"
+            )
+        v_hat = state.v_hat
+        ascending = v_hat.sort().values  # torch.quantile refuses more than 16 million coordinates
+        # the rate falls with v̂, so that its quantile q is the rate at v̂'s quantile 1 − q
+        places = [round((1 - quantile) * (len(ascending) - 1)) for quantile in QUANTILES]
+        squares = v_hat.double().square().sum()
+        rates = context.lr / ascending[places].double().sqrt()
+        squared, *quantiles = torch.cat([squares[None], rates]).tolist()  # one wait for the device
+        return {V_HAT_SQUARED: squared} | {rate_name(q): rate for q, rate in zip(QUANTILES, quantiles, strict=True)}
+
+
+class Trajectory(Observer):
+    """Records the trajectories of some clients in some rounds (None: in all), in memory and, with a path, in a file.
+
+    The clients are put into the cohorts of these rounds in place of sampled ones. A resumed run goes on with its file.
+    """
+
+    def __init__(
+        self, clients: Collection[int], rounds: Collection[int] | None = None, path: str | Path | None = None
+    ) -> None:
+        if not clients or min(clients) < 0 or (rounds is not None and (not rounds or min(rounds) < 1)):
+            raise ValueError(
+                f"a trajectory needs clients, numbered from 0, and rounds, numbered from 1; "
+                f"not clients {list(clients)} and rounds {rounds if rounds is None else list(rounds)}"
+            )
+        self.clients, self.rounds = frozenset(clients), None if rounds is None else frozenset(rounds)
+        self.path = Path(path) if path is not None else None
+        self.points: list[Point] = []
+
+    def on_start(self, info: RunInfo) -> None:
+        """Keep what was recorded of the rounds that a resumed run does not play again."""
+        known = read_trajectory(self.path) if self.path is not None else self.points
+        self.points = [point for point in known if point.round < info.first_round]
+        if self.path is not None and (self.points or self.path.exists()):
+            temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+            temporary.write_text("".join(map(_line, self.points)), encoding="utf-8")
+            temporary.replace(self.path)
+
+    def probe(self, round: int) -> Probe | None:
+        return MomentProbe(self.clients) if self._wants(round) else None
+
+    def include(self, round: int) -> Sequence[int]:
+        return sorted(self.clients) if self._wants(round) else ()
+
+    def on_traces(self, round: int, lr: float, traces: Sequence[Trace]) -> None:
+        if not self._wants(round):  # another observer's probe
+            return
+        new = [Point(round, trace.client, trace.step, trace.values) for trace in traces]
+        self.points += new
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write("".join(map(_line, new)))
+
+    def _wants(self, round: int) -> bool:
+        return self.rounds is None or round in self.rounds
+
+
+def read_trajectory(path: str | Path) -> list[Point]:
+    """The points of a file; none where there is no file. A last line that was not written to its end is left out."""
+    if not Path(path).is_file():
+        return []
+    lines = Path(path).read_text(encoding="utf-8").split("\n")[:-1]
+    return [Point(**json.loads(line)) for line in lines]
+
+
+def _line(point: Point) -> str:
+    return json.dumps(point._asdict(), ensure_ascii=False) + "\n"
