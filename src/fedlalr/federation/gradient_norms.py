@@ -83,8 +83,8 @@ class GradientNorms(Observer):
         counts = set(self._sums.counts.values())
         if len(counts) != 1:
             raise ValueError(
-                f"round {round}: the clients made different numbers of local steps, so that there is no average iterate "
-                f"of every step; use fl.Steps, or clients of equal size"
+                f"round {round}: the clients made different numbers of local steps, so that there is no average "
+                f"iterate of every step; use fl.Steps, or clients of equal size"
             )
         averages = self._sums.averages()
         self.values.append([self.squared_norm(x) for x in [self._start, *averages[:-1]]])

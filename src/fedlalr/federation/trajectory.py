@@ -44,7 +44,7 @@ class Point(NamedTuple):
     values: dict[str, float]
 
 
-@dataclass(frozen=True)
+@dataclass
 class MomentProbe:
     """Measures ‖v̂‖² and the quantiles of α/√v̂ of a client."""
 
