@@ -6,126 +6,21 @@ slots, the buffers, what every client keeps, and the losses.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-import fedlalr as fl
-from fedlalr.algorithms import ALGORITHMS, Algorithm
-from fedlalr.data.population import DatasetClients, as_clients
+from fedlalr.data.population import DatasetClients
 from fedlalr.federation.run import initial_state
-from fedlalr.federation.sampling import sample
-from fedlalr.federation.server import Outcome, Rules, ServerState, play_round
-from fedlalr.training import ENGINES, Engine, Epochs, LogInterval, Steps, Training
-from fedlalr.training.layout import Layout
-
-TOLERANCE = 1e-10
-
-VARIANTS: dict[str, Algorithm] = {name: make() for name, make in ALGORITHMS.items()} | {
-    "fedlalr restart max": fl.FedLALR(momentum="restart", second_moment="max"),
-    "lafedopt local": fl.LAFedOpt(correction="local"),
-    "lafedopt joint": fl.LAFedOpt(correction="joint", server="adam"),
-}
-
-MODELS = {
-    "perceptron": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 3)),
-    "logistic": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 3)),
-    # No bias before a BatchNorm: its gradient is zero up to rounding, which an adaptive step would blow up on any
-    # engine.
-    "batchnorm": lambda: nn.Sequential(
-        nn.Conv2d(1, 4, 3, bias=False),
-        nn.BatchNorm2d(4),
-        nn.GELU(),
-        nn.Flatten(),
-        nn.Linear(64, 5, bias=False),
-        nn.BatchNorm1d(5),
-        nn.Linear(5, 3),
-    ),
-    "groupnorm": lambda: nn.Sequential(
-        nn.Conv2d(1, 4, 3, stride=2), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)
-    ),
-}
+from fedlalr.federation.server import Rules, play_round
+from fedlalr.training import ENGINES, LogInterval, Steps
+from training.jobs import MODELS, TOLERANCE, VARIANTS, assert_same_outcomes, federate, make_training, started
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 engines = pytest.mark.parametrize("engine", [name for name in ENGINES if name != "reference"])
-
-
-def make_training(model: str = "batchnorm", algorithm: str = "fedlalr", **options: object) -> Training:
-    torch.manual_seed(1)
-    module = MODELS[model]().double()
-    sizes = options.pop("sizes", (7, 12, 6, 10, 11, 23))  # no batch of a single sample, which BatchNorm refuses
-    generator = torch.Generator().manual_seed(2)
-    clients = [
-        (
-            torch.randn(n, 1, 6, 6, generator=generator, dtype=torch.float64),
-            torch.randint(0, 3, (n,), generator=generator),
-        )
-        for n in sizes
-    ]
-    settings = {
-        "local": Epochs(2),
-        "batch_size": 4,
-        "weight_decay": 1e-2,
-        "decoupled_weight_decay": 1e-2,
-        "clip_norm": 0.5,
-        "loss": nn.functional.cross_entropy,
-        "seed": 3,
-        "device": torch.device("cpu"),
-    }
-    return Training(module, Layout.of(module), as_clients(clients), VARIANTS[algorithm], **(settings | options))
-
-
-@contextmanager
-def started(name: str, training: Training) -> Iterator[tuple[Engine, Training]]:
-    training = replace(training, model=copy.deepcopy(training.model))
-    engine = ENGINES[name](training)
-    try:
-        yield engine, training
-    finally:
-        engine.close()
-
-
-def federate(name: str, training: Training, rounds: int = 3, cohort: int = 4, **rules: object) -> list[Outcome]:
-    with started(name, training) as (engine, private):
-        state, outcomes = initial_state(private), []
-        for t in range(1, rounds + 1):
-            clients = sample(len(private.clients), cohort, private.seed, t)
-            outcomes.append(play_round(state, clients, 0.9**t * 0.05, engine, private, Rules(**rules)))
-            state = outcomes[-1].state
-    return outcomes
-
-
-def difference(given: Tensor, wanted: Tensor) -> float:
-    """Relative to the largest entry."""
-    assert given.shape == wanted.shape
-    assert given.dtype == wanted.dtype
-    scale = float(wanted.double().abs().max())
-    return float((given.double() - wanted.double()).abs().max()) / (scale or 1.0)
-
-
-def assert_same_state(given: ServerState, wanted: ServerState) -> None:
-    assert set(given.slots) == set(wanted.slots)
-    assert set(given.buffers) == set(wanted.buffers)
-    assert set(given.kept) == set(wanted.kept)
-    pairs = {name: (given.slots[name], tensor) for name, tensor in wanted.slots.items()}
-    pairs |= {name: (given.buffers[name], tensor) for name, tensor in wanted.buffers.items()}
-    for client, kept in wanted.kept.items():
-        pairs |= {f"{name} of client {client}": (given.kept[client][name], tensor) for name, tensor in kept.items()}
-    worst = {name: difference(*pair) for name, pair in pairs.items()}
-    assert max(worst.values()) <= TOLERANCE, worst
-
-
-def assert_same_outcomes(given: list[Outcome], wanted: list[Outcome]) -> None:
-    for mine, right in zip(given, wanted, strict=True):
-        assert_same_state(mine.state, right.state)
-        assert mine.train_loss == pytest.approx(right.train_loss, rel=TOLERANCE)
-        assert (mine.replied, mine.accepted, mine.rejected) == (right.replied, right.accepted, right.rejected)
 
 
 @engines

@@ -71,4 +71,4 @@ def multiplications(training: Training) -> float:
     finally:
         for module, mode in was_training.items():
             module.training = mode
-    return counter.get_total_flops() / 2
+    return float(counter.get_total_flops()) / 2

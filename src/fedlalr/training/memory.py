@@ -6,6 +6,7 @@ import ctypes
 import os
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,16 @@ class Chunks:
 
 def peak_memory(function: Callable[[], object], device: torch.device) -> int:
     """The most bytes of tensors that a call holds at once beyond what was there before."""
+    with forked_generators(device):
+        return _peak_memory(function, device)
+
+
+def forked_generators(device: torch.device) -> AbstractContextManager[None]:
+    """A try-out in which torch's generators are drawn from without anybody noticing afterwards."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
+def _peak_memory(function: Callable[[], object], device: torch.device) -> int:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from fedlalr.training.memory import forked_generators
 from fedlalr.training.reference import get_buffers, set_buffers
 from fedlalr.training.stacked_forms import stacked_form
 from fedlalr.training.stacked_gradient import Batch, ForwardGradient, StackedGradient
@@ -67,8 +68,6 @@ class Trial:
         largest = int(sizes.argmax())
         count = min(SAMPLES, int(sizes[largest]))
         self.inputs, self.targets = training.clients.training_batch(largest, torch.arange(count), training.seed, 1, 1)
-        self.short = max(count - 3, 2) if self.padded else count
-        """Real samples of the second client of the trial, which the rest pads."""
         x = training.layout.flatten(dict(training.model.named_parameters()))
         self.x = torch.stack([x, 1.01 * x])  # two clients that differ
         self._model = copy.deepcopy(training.model)
@@ -78,32 +77,41 @@ class Trial:
 
     def check(self, gradient: StackedGradient) -> None:
         """Refuse a stacked gradient that raises or that differs from plain autograd."""
-        devices = [self.training.device] if self.training.device.type == "cuda" else []
-        with torch.random.fork_rng(devices), without_dropout(_modules(gradient)), without_dropout([self._model]):
-            losses, gradients, buffers = self._stacked(gradient)
-            for row, count in enumerate((len(self.targets), self.short)):
-                right = self._plain(row, count)
-                mine = losses[row], gradients[row], {name: buffer[row] for name, buffer in buffers.items()}
-                repeatable = self._agree(self._plain(row, count), right)  # a module may draw numbers of its own
-                if repeatable and not self._agree(mine, right):
-                    raise CannotStack(self._reason(count))
+        count = len(self.targets)
+        with forked_generators(self.training.device), without_dropout([*_modules(gradient), self._model]):
+            if not self._agrees(gradient, count):
+                raise CannotStack("batched over clients, the model's gradient is not the one of plain autograd")
+            if self.padded and not self._agrees(gradient, max(count - 3, 2)):
+                raise CannotStack(
+                    "clients differ in size, and padding their batches changes the result: the loss must be a mean "
+                    "over samples, and no layer but torch's BatchNorm may mix samples"
+                )
 
-    def _stacked(self, gradient: StackedGradient) -> Result:
+    def _agrees(self, gradient: StackedGradient, short: int) -> bool:
+        """Whether a client with all samples and one with the first few, padded to as many, get plain autograd's
+        numbers."""
+        losses, gradients, buffers = self._stacked(gradient, short)
+        for row, count in enumerate((len(self.targets), short)):
+            right = self._plain(row, count)
+            mine = losses[row], gradients[row], {name: buffer[row] for name, buffer in buffers.items()}
+            repeatable = self._close(self._plain(row, count), right)  # a module may draw numbers of its own
+            if repeatable and not self._close(mine, right):
+                return False
+        return True
+
+    def _stacked(self, gradient: StackedGradient, short: int) -> Result:
         inputs, targets = (part.expand(2, *part.shape).clone() for part in (self.inputs, self.targets))
         mask = None
-        if self.short < len(self.targets):
-            mask = torch.arange(len(self.targets), device=targets.device).expand(2, -1) < torch.tensor(
-                [[len(self.targets)], [self.short]], device=targets.device
-            )
-            inputs[1, self.short :], targets[1, self.short :] = inputs[1, 0], targets[1, 0]
+        if short < len(self.targets):
+            mask = torch.ones(2, len(self.targets), dtype=torch.bool, device=targets.device)
+            mask[1, short:] = False
+            inputs[1, short:], targets[1, short:] = inputs[1, 0], targets[1, 0]
         buffers = {name: buffer.expand(2, *buffer.shape).clone() for name, buffer in self._buffers.items()}
         try:
             return gradient(self.x, buffers, Batch(inputs, targets, mask))
         except Exception as error:
-            raise CannotStack(
-                f"the model cannot be batched over clients by torch.func.vmap ({type(error).__name__}: "
-                f"{str(error).splitlines()[0] if str(error) else 'no message'}); use engine='reference'"
-            ) from error
+            message = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise CannotStack(f"the model cannot be batched over clients by torch.func.vmap ({message})") from error
 
     def _plain(self, row: int, count: int) -> Result:
         """Loss, gradient and buffers of one client alone."""
@@ -125,20 +133,12 @@ class Trial:
         }
         return loss.detach(), training.layout.flatten(named), get_buffers(model)
 
-    def _agree(self, mine: Result, right: Result) -> bool:
+    def _close(self, mine: Result, right: Result) -> bool:
         tolerance = 1e-6 if self.training.layout.dtype == torch.float64 else 1e-2
         if self.training.compute is not None:
             tolerance = 0.25  # half precision rounds differently in another order of operations
         pairs = [(mine[0], right[0]), (mine[1], right[1]), *((mine[2][name], right[2][name]) for name in right[2])]
         return all(_close(a.double(), b.double(), tolerance) for a, b in pairs)
-
-    def _reason(self, count: int) -> str:
-        if count < len(self.targets):
-            return (
-                "clients differ in size, and padding their batches changes the result: the loss must be a mean over "
-                "samples, and no layer but torch's BatchNorm may mix samples; use engine='reference'"
-            )
-        return "batched over clients, the model's gradient is not the one of plain autograd; use engine='reference'"
 
 
 def _close(mine: Tensor, right: Tensor, tolerance: float) -> bool:

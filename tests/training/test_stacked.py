@@ -1,0 +1,487 @@
+"""The stacked engine's own parts: what it refuses, how it copes with trouble, and its fast forms against the plain
+ones."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+import fedlalr as fl
+from fedlalr.algorithms import ALGORITHMS
+from fedlalr.algorithms.slots import Context, Slots
+from fedlalr.data.population import DatasetClients
+from fedlalr.federation.run import initial_state
+from fedlalr.federation.server import Rules, play_round
+from fedlalr.training import Epochs, Steps
+from fedlalr.training.engines import create_engine
+from fedlalr.training.graphs import StaticSteps, WatchedContext, keeps_its_slots, rounded
+from fedlalr.training.in_place import in_place_step
+from fedlalr.training.local import local_step
+from fedlalr.training.masked_loss import masked_loss
+from fedlalr.training.masked_norm import MaskedBatchNorm, masked
+from fedlalr.training.memory import free_memory, is_out_of_memory, peak_memory
+from fedlalr.training.stackable import CannotStack, choose_gradient
+from fedlalr.training.stacked import StackedEngine
+from fedlalr.training.stacked_feed import Shape
+from fedlalr.training.stacked_gradient import Batch, ForwardGradient
+from fedlalr.training.stacked_linear import LinearGradient, linear_chain
+from fedlalr.training.vmap_forward import VmapForward
+from training.jobs import MODELS, assert_same_outcomes, federate, make_training, started
+
+CPU = torch.device("cpu")
+
+
+def with_model(module: nn.Module, **options: object):
+    """The contract's job with another network."""
+    MODELS["own"] = lambda: copy.deepcopy(module)
+    try:
+        return make_training("own", **options)
+    finally:
+        del MODELS["own"]
+
+
+# What it refuses
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(6, 5, batch_first=True)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, images):
+        return self.head(self.lstm(images.squeeze(1))[0][:, -1])
+
+
+class Centring(nn.Module):
+    """Mixes the samples of a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(36, 3)
+
+    def forward(self, images):
+        x = images.flatten(1)
+        return self.head(x - x.mean(0))
+
+
+def test_a_module_that_vmap_cannot_batch_is_refused_with_the_reason():
+    with pytest.raises(CannotStack, match="cannot be batched over clients"):
+        StackedEngine(with_model(Recurrent()))
+
+
+def test_a_layer_that_mixes_samples_is_refused_only_where_batches_would_be_padded():
+    with pytest.raises(CannotStack, match="padding their batches changes the result"):
+        StackedEngine(with_model(Centring()))
+    training = with_model(Centring(), sizes=(8,) * 5)
+    assert_same_outcomes(federate("stacked", training), federate("reference", training))
+
+
+@pytest.mark.parametrize("model", ["perceptron", "groupnorm"])
+def test_a_loss_that_is_no_mean_over_samples_is_refused_only_where_batches_would_be_padded(model):
+    def total(outputs, targets):
+        return (outputs.softmax(1) - F.one_hot(targets, 3)).square().sum()
+
+    with pytest.raises(CannotStack, match="the loss must be a mean over samples"):
+        StackedEngine(make_training(model, loss=total))
+    training = make_training(model, loss=total, sizes=(10,) * 5)
+    assert_same_outcomes(federate("stacked", training), federate("reference", training))
+
+
+def test_a_refusal_names_what_to_do_when_the_engine_was_asked_for():
+    with pytest.raises(CannotStack, match=r"engine='stacked' cannot train this job.*Use engine='auto'"):
+        create_engine("stacked", with_model(Recurrent()), cohort=3)
+
+
+def test_trying_the_network_draws_nothing_from_the_generator():
+    dropping = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Dropout(), nn.Linear(8, 3))
+    training = with_model(dropping)
+    torch.manual_seed(5)
+    StackedEngine(training)
+    drawn = torch.rand(3)
+    torch.manual_seed(5)
+    assert torch.equal(drawn, torch.rand(3))
+
+
+# Trouble
+
+
+class Broken(Dataset):
+    """Raises on its third sample."""
+
+    def __init__(self, pairs, broken):
+        self.pairs, self.broken = pairs, broken
+
+    def __len__(self):
+        return len(self.pairs[1])
+
+    def __getitem__(self, index):
+        if self.broken and index == 2:
+            raise OSError("the disk is gone")
+        return self.pairs[0][index], self.pairs[1][index]
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_client_whose_data_raises_is_named_and_the_others_stay_in_the_stack():
+    base = make_training("groupnorm")
+    pool = base.clients
+    datasets = [Broken((pool.inputs[rows], pool.targets[rows]), i == 4) for i, rows in enumerate(pool.partition)]
+    training = make_training("groupnorm")
+    object.__setattr__(training, "clients", DatasetClients(datasets))
+    given, wanted = federate("stacked", training, cohort=6), federate("reference", training, cohort=6)
+    assert given[0].rejected[0].client == 4
+    assert "the disk is gone" in given[0].rejected[0].reason
+    assert_same_outcomes(given, wanted)
+
+
+def test_a_stack_that_runs_out_of_memory_is_halved_until_it_fits_and_stays_that_size():
+    training = make_training()
+    with started("stacked", training) as (engine, private):
+        gradient, sizes = engine._gradient, []
+
+        def scarce(x, buffers, batch):
+            if len(x) > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            sizes.append(len(x))
+            return gradient(x, buffers, batch)
+
+        engine._gradient = scarce
+        engine._chunks._size = 6
+        state = initial_state(private)
+        first = play_round(state, torch.arange(6), 0.05, engine, private, Rules())
+        attempts = engine._chunks._size
+        play_round(first.state, torch.arange(6), 0.05, engine, private, Rules())
+    assert attempts <= 2
+    assert max(sizes) == 2
+    with started("reference", training) as (engine, private):
+        right = play_round(initial_state(private), torch.arange(6), 0.05, engine, private, Rules())
+    assert_same_outcomes([first], [right])
+
+
+def test_a_client_that_only_the_stack_cannot_train_is_trained_alone_and_that_is_said():
+    training = make_training()
+    with started("stacked", training) as (engine, private):
+
+        def broken(x, buffers, batch):
+            raise RuntimeError("no kernel")
+
+        engine._gradient = broken
+        with pytest.warns(RuntimeWarning, match="raised RuntimeError: no kernel"):
+            given = play_round(initial_state(private), torch.arange(3), 0.05, engine, private, Rules())
+    with started("reference", training) as (engine, private):
+        right = play_round(initial_state(private), torch.arange(3), 0.05, engine, private, Rules())
+    assert_same_outcomes([given], [right])
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_the_size_of_chunks_does_not_matter(size):
+    training = make_training()
+    with started("stacked", training) as (engine, private):
+        engine._chunks._size = size
+        given = play_round(initial_state(private), torch.arange(6), 0.05, engine, private, Rules())
+    with started("reference", training) as (engine, private):
+        right = play_round(initial_state(private), torch.arange(6), 0.05, engine, private, Rules())
+    assert_same_outcomes([given], [right])
+
+
+def test_an_index_beyond_an_embedding_spoils_its_own_client_and_no_other():
+    module = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2)).double()
+    forward = VmapForward(module)
+    parameters = {name: p.detach().expand(2, *p.shape).contiguous() for name, p in module.named_parameters()}
+    indices = torch.tensor([[[0, 5]], [[1, -1]]])  # the last row of the first client's table lies before the second's
+    outputs, _ = forward(parameters, {}, indices)
+    assert outputs.isnan().all()
+    right = torch.tensor([[[0, 4]], [[1, 0]]])
+    assert torch.equal(forward(parameters, {}, right)[0][1], module(right[1]))
+
+
+def test_dropout_differs_between_clients_and_repeats_with_the_seed():
+    module = nn.Sequential(nn.Flatten(), nn.Linear(36, 64), nn.Dropout(0.5), nn.Linear(64, 3))
+    training = with_model(module, algorithm="fedavg", sizes=(8,) * 4)
+    rows = training.clients.partition
+    for rows_of_others in rows[1:]:  # every client has the same data
+        training.clients.inputs[rows_of_others] = training.clients.inputs[rows[0]]
+        training.clients.targets[rows_of_others] = training.clients.targets[rows[0]]
+    with started("stacked", training) as (engine, private):
+        work = _work(private, torch.arange(4))
+        losses = []
+        for _ in range(2):
+            torch.manual_seed(11)
+            losses.append(engine.train(work).losses)
+    assert torch.equal(losses[0], losses[1])
+    assert len(set(losses[0].tolist())) == 4
+
+
+def _work(training, clients):
+    from fedlalr.training.work import Work
+
+    state = initial_state(training)
+    kept = Slots(**{n: torch.zeros(len(clients), training.layout.size) for n in training.algorithm.slots.kept})
+    down = state.slots.only(*training.algorithm.slots.down)
+    return Work(1, 0.1, clients, down, state.buffers, kept, len(clients), len(training.clients))
+
+
+def test_half_precision_compute_keeps_the_parameters_precision_and_stays_close_to_the_reference():
+    torch.manual_seed(0)
+    training = make_training("groupnorm", algorithm="fedavg", compute=torch.bfloat16)
+    for part in (training.model, training.clients):
+        part.float() if isinstance(part, nn.Module) else setattr(part, "inputs", part.inputs.float())
+    object.__setattr__(training, "layout", type(training.layout).of(training.model))
+    given, wanted = (federate(name, training, rounds=2)[-1].state.slots.x for name in ("stacked", "reference"))
+    assert given.dtype == torch.float32
+    assert float((given - wanted).norm() / wanted.norm()) < 0.02
+
+
+# Steps in fixed memory: what a GPU captures, here without capturing
+
+ragged = (6, 8, 10, 12, 14, 16, 18, 20) * 3
+
+
+@pytest.mark.parametrize("algorithm", ["fedlalr", "fedavg", "lafedopt", "localadam", "scaffold", "adaalter"])
+@pytest.mark.parametrize("model", ["batchnorm", "perceptron"])
+def test_steps_in_fixed_memory_give_the_references_result(algorithm, model):
+    training = make_training(model, algorithm, sizes=ragged, local=Epochs(1))
+    wanted = federate("reference", training, rounds=2, cohort=18)
+    with started("stacked", training) as (engine, private):
+        engine._static = StaticSteps(private, engine._gradient, engine._in_place, capture=False)
+        state, given = initial_state(private), []
+        for t in (1, 2):
+            cohort = fl.federation.sampling.sample(len(private.clients), 18, private.seed, t)
+            given.append(play_round(state, cohort, 0.9**t * 0.05, engine, private, Rules()))
+            state = given[-1].state
+    assert_same_outcomes(given, wanted)
+
+
+def test_a_shrinking_stack_is_rounded_up_to_few_sizes():
+    sizes = {rounded(Shape(active, 10, False), clients=50, width=10).active for active in range(1, 51)}
+    assert max(sizes) == 50
+    assert len(sizes) <= 9
+    assert rounded(Shape(50, 7, False), 50, 10) == Shape(50, 7, False)
+
+
+def test_an_algorithm_that_reads_the_round_is_noticed():
+    context = WatchedContext(round=3, lr=0.1, steps=2, step=1)
+    assert context.lr == 0.1
+    assert not context.round_was_read
+    assert context.round == 3
+    assert context.round_was_read
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_gives_back_the_slots_it_started_with(name):
+    assert keeps_its_slots(make_training("perceptron", name), torch.ones(4))
+
+
+# Fast forms against plain ones
+
+
+@pytest.mark.parametrize("algorithm", [fl.FedAvg(), fl.FedLALR(), fl.FedAdam()])
+@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1, dtype=torch.float64)])
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_steps_in_place_agree_with_the_algorithms_own(algorithm, lr, clip):
+    training = make_training("perceptron", clip_norm=clip)
+    object.__setattr__(training, "algorithm", algorithm)
+    step = in_place_step(algorithm, CPU, torch.float64)
+    broadcast = algorithm.init(torch.randn(7, dtype=torch.float64))
+    start = algorithm.start(broadcast, Slots()).map(lambda slot: slot.repeat(3, 1) + 0.1)
+    mine = start.map(torch.clone)
+    for k in (1, 2, 3):
+        gradient = torch.randn(3, 7, dtype=torch.float64)
+        start = local_step(training, start, gradient, broadcast, Context(1, lr, 3, k))
+        assert step is not None
+        step(mine, gradient.clone(), lr, clip_norm=clip, weight_decay=1e-2, decoupled_weight_decay=1e-2)
+    for name, slot in start.items():
+        torch.testing.assert_close(mine[name], slot, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Sequential(nn.Flatten(), nn.Linear(36, 3)),
+        nn.Sequential(
+            nn.Flatten(), nn.Linear(36, 7, bias=False), nn.ReLU(), nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3)
+        ),
+        nn.Sequential(nn.Flatten(), nn.Linear(36, 6), nn.Identity(), nn.Linear(6, 3), nn.Sigmoid()),
+        fl.models.Logistic(36, 3),
+        fl.models.MLP(36, (9, 5), 3),
+    ],
+)
+@pytest.mark.parametrize("loss", [F.cross_entropy, nn.CrossEntropyLoss(label_smoothing=0.2)])
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_a_chain_of_linear_layers_has_the_gradient_of_the_batched_module(module, loss, is_padded):
+    training = with_model(module, loss=loss)
+    layers = linear_chain(training, torch.Size((1, 6, 6)))
+    assert layers
+    x = torch.randn(4, training.layout.size, dtype=torch.float64)
+    targets = torch.randint(0, 3, (4, 5))
+    targets[2, 1] = -100  # passed over, as torch does
+    mask = torch.arange(5) < torch.tensor([[5], [1], [3], [4]]) if is_padded else None
+    batch = Batch(torch.randn(4, 5, 1, 6, 6, dtype=torch.float64), targets, mask)
+    mine = LinearGradient(training, layers)(x, {}, batch)
+    right = ForwardGradient(training, VmapForward(training.model))(x, {}, batch)
+    torch.testing.assert_close(mine[0], right[0], rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(mine[1], right[1], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Dropout(), nn.Linear(8, 3)),
+        nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.GELU(), nn.Linear(8, 3)),
+        nn.Sequential(nn.Flatten(), nn.Linear(36, 36), nn.Linear(36, 36), nn.LayerNorm(36), nn.Linear(36, 3)),
+        nn.Sequential(nn.Linear(6, 3), nn.Flatten(), nn.Linear(18, 3)),
+        Centring(),
+    ],
+)
+def test_anything_else_is_no_chain_of_linear_layers(module):
+    training = with_model(module, sizes=(8,) * 3)
+    assert linear_chain(training, torch.Size((1, 6, 6))) is None
+    assert isinstance(choose_gradient(training), ForwardGradient)
+
+
+def test_a_layer_used_twice_is_no_chain():
+    shared = nn.Linear(36, 36)
+    training = with_model(nn.Sequential(nn.Flatten(), shared, nn.ReLU(), shared))
+    assert linear_chain(training, torch.Size((1, 6, 6))) is None
+    assert_same_outcomes(federate("stacked", training), federate("reference", training))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    dimensions=st.integers(1, 3),
+    real=st.integers(2, 5),
+    padding=st.integers(0, 3),
+    momentum=st.sampled_from([0.1, 0.7, None]),
+    affine=st.booleans(),
+    tracks=st.booleans(),
+)
+def test_masked_batchnorm_is_the_stock_layer_on_the_real_samples(dimensions, real, padding, momentum, affine, tracks):
+    torch.manual_seed(real + 10 * padding)
+    kind = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[dimensions - 1]
+    stock = kind(4, momentum=momentum, affine=affine, track_running_stats=tracks).double()
+    mine = MaskedBatchNorm(copy.deepcopy(stock))
+    places = (2, 3, 2)[:dimensions]
+    mask = torch.arange(real + padding) < real
+    for _ in range(2):
+        x = torch.randn(real + padding, 4, *places, dtype=torch.float64).requires_grad_()
+        right = stock(x[:real])
+        with masked([mine], mask):
+            given = mine(x)[:real]
+        torch.testing.assert_close(given, right, rtol=1e-12, atol=1e-12)
+        slopes = [torch.autograd.grad(out.pow(3).sum(), x, retain_graph=True)[0] for out in (given, right)]
+        torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-10, atol=1e-10)
+    for name, buffer in stock.named_buffers():
+        torch.testing.assert_close(dict(mine.named_buffers())[name], buffer, rtol=1e-12, atol=1e-12)
+
+
+WEIGHT = torch.tensor([1.0, 3.0, 0.5], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        F.cross_entropy,
+        partial(F.cross_entropy, weight=WEIGHT, ignore_index=2),
+        nn.CrossEntropyLoss(label_smoothing=0.3),
+        nn.CrossEntropyLoss(weight=WEIGHT),
+        lambda outputs, targets: F.nll_loss(outputs.log_softmax(1), targets),
+        lambda outputs, targets: (outputs - F.one_hot(targets, 3)).square().mean(),
+    ],
+)
+@settings(max_examples=15, deadline=None)
+@given(real=st.integers(1, 6), padding=st.integers(0, 3))
+def test_a_masked_loss_is_the_loss_of_the_real_samples(loss, real, padding):
+    torch.manual_seed(real)
+    outputs = torch.randn(real + padding, 3, dtype=torch.float64)
+    targets = torch.cat([torch.zeros(1, dtype=torch.int64), torch.randint(0, 2, (real + padding - 1,))])
+    mask = torch.arange(real + padding) < real
+    torch.testing.assert_close(masked_loss(loss, outputs, targets, mask), loss(outputs[:real], targets[:real]))
+
+
+# Memory
+
+
+def test_the_height_of_memory_is_measured_and_not_the_sum():
+    def function():
+        for _ in range(5):
+            first = torch.ones(1000, dtype=torch.float64)
+            second = first + 1  # both live here: the height
+            del first
+            second.view(10, 100).sum()
+            del second
+
+    assert peak_memory(function, CPU) == pytest.approx(16_000, abs=100)
+
+
+def test_chunks_are_measured_from_the_memory_of_a_step():
+    training = make_training("groupnorm")
+    with started("stacked", training) as (engine, private):
+        work = _work(private, torch.arange(6))
+        size = engine._chunks.size(work)
+    each = 0.5 * free_memory(CPU) / size
+    parameters = training.layout.size * 8
+    assert 3 * parameters < each < 1000 * parameters
+
+
+def test_running_out_of_memory_is_told_from_other_errors():
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60)
+    assert is_out_of_memory(caught.value)
+    assert not is_out_of_memory(RuntimeError("shapes differ"))
+
+
+# On a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("algorithm", ["fedlalr", "fedavg", "lafedopt", "localadam", "scaffold"])
+@pytest.mark.parametrize("model", list(MODELS))
+@pytest.mark.parametrize("sizes", [(12,) * 18, ragged])
+def test_captured_steps_give_the_references_result(algorithm, model, sizes):
+    device = torch.device("cuda", 0)
+    training = make_training(model, algorithm, sizes=sizes, local=Epochs(3))
+    training.model.to(device)
+    object.__setattr__(training, "clients", training.clients.to(device))
+    object.__setattr__(training, "device", device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wanted = federate("reference", training, rounds=3, cohort=18)
+        with started("stacked", training) as (engine, private):
+            state, given = initial_state(private), []
+            for t in (1, 2, 3):
+                cohort = fl.federation.sampling.sample(len(private.clients), 18, private.seed, t)
+                given.append(play_round(state, cohort, 0.9**t * 0.05, engine, private, Rules()))
+                state = given[-1].state
+            assert engine._static is not None
+            assert engine._static._graphs, engine._static.refusal
+    assert_same_outcomes(given, wanted)
+
+
+@pytest.mark.gpu
+def test_a_step_that_waits_for_the_host_is_not_captured_but_still_right():
+    class Waiting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(36, 3)
+
+        def forward(self, images):
+            torch.cuda.current_stream().synchronize()
+            return self.head(images.flatten(1)).tanh() * 2
+
+    device = torch.device("cuda", 0)
+    training = with_model(Waiting(), local=Steps(6))
+    training.model.to(device)
+    object.__setattr__(training, "clients", training.clients.to(device))
+    object.__setattr__(training, "device", device)
+    assert_same_outcomes(federate("stacked", training), federate("reference", training))
