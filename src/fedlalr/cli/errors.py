@@ -41,12 +41,14 @@ def exit_code(error: Exception) -> int | None:
     from fedlalr.data.sources import DataCorrupt, DataNotFound
     from fedlalr.federation import RoundFailed
     from fedlalr.federation.rundir import RunDirectoryError
+    from fedlalr.training.ranks import RankFailed
+    from fedlalr.training.workers import WorkerDied
 
     if isinstance(error, DataNotFound | DataCorrupt):
         return NO_DATA
     if isinstance(error, ConfigError):
         return USAGE
-    if isinstance(error, RoundFailed | RunDirectoryError):
+    if isinstance(error, RoundFailed | RunDirectoryError | RankFailed | WorkerDied):
         return FAILED
     return None
 

@@ -43,9 +43,13 @@ def run(
     fedlalr run my.yaml --json > summary.json
     """
     from fedlalr import config as configuration
+    from fedlalr.training.ranks import process_rank
 
     source, overrides = split_arguments(arguments)
     config = configuration.load(source, overrides)
+    if process_rank() > 0:  # under torchrun the first process writes and shows, for all
+        configuration.execute(config)
+        return
     folder = run_dir or default_folder(config)
     console = progress_console(as_json)
     note_defaults(config, console, quiet or as_json)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedlalr.data.population import Samples
 from fedlalr.data.transforms import Transform
+from fedlalr.training.ranks import ALONE, Ranks
 from fedlalr.training.work import Loss
 
 
@@ -28,30 +29,31 @@ def evaluate(
     transform: Transform | None = None,
     batch_size: int = 1000,
     compute: torch.dtype | None = None,
+    ranks: Ranks = ALONE,
 ) -> Evaluation:
-    """Run a module over a test set in evaluation mode, on the device of its parameters."""
+    """Run a module over a test set in evaluation mode, on the device of its parameters; each rank over its share."""
     inputs, targets = test
     device = next(model.parameters()).device
     was_training = {module: module.training for module in model.modules()}
     model.eval()
-    total, correct = torch.zeros((), device=device, dtype=torch.float64), torch.zeros((), device=device)
-    has_classes = False
+    tally = torch.zeros(3, device=device, dtype=torch.float64)  # loss, hits, batches with classes
+    batches = torch.split(torch.arange(len(targets), device=inputs.device), batch_size)
     try:
-        for index in torch.split(torch.arange(len(targets), device=inputs.device), batch_size):
+        for index in batches[ranks.rank :: ranks.count]:
             batch = inputs[index].to(device)
             wanted = targets[index.to(targets.device)].to(device)
             with torch.autocast(device.type, compute, enabled=compute is not None):
                 outputs = model(transform.test(batch) if transform is not None else batch)
-                total += loss(outputs, wanted).double() * len(wanted)
-            has_classes = is_class_target(outputs, wanted)
-            if has_classes:
+                tally[0] += loss(outputs, wanted).double() * len(wanted)
+            if is_class_target(outputs, wanted):
                 hits = outputs.argmax(1) == wanted
-                correct += hits.flatten(1).float().mean(1).sum() if hits.dim() > 1 else hits.sum()
+                tally[1] += hits.flatten(1).float().mean(1).sum() if hits.dim() > 1 else hits.sum()
+                tally[2] += 1
     finally:
         for module, training in was_training.items():
             module.training = training
-    count = len(targets)
-    return Evaluation(float(total) / count, float(correct) / count if has_classes else None)
+    total, correct, classed = ranks.sum({"tally": tally})["tally"].tolist()
+    return Evaluation(total / len(targets), correct / len(targets) if classed else None)
 
 
 def is_class_target(outputs: Tensor, targets: Tensor) -> bool:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots, SlotTable
-from fedlalr.federation.robust import REDUCTIONS, SlotReduction, mean_change
+from fedlalr.federation.robust import REDUCTIONS, Max, Mean, SlotReduction, mean_change
+from fedlalr.training.ranks import WHOLE, Spread
 from fedlalr.training.work import Buffers
 
 __all__ = ["mean_change", "reduce_buffers", "reduce_slots", "weights"]
@@ -35,15 +36,52 @@ def reduce_slots(
     share: Tensor,
     table: SlotTable,
     how: Mapping[str, SlotReduction] | None = None,
+    spread: Spread = WHOLE,
 ) -> Slots:
     """Every uploaded slot `[R, P]` reduced to `[P]`: as `how` says, else as the table does."""
     chosen = {name: REDUCTIONS[default]() for name, default in table.up.items()} | dict(how or {})
+    if not spread.is_whole:
+        return Slots(**_reduce_spread(chosen, uploads.only(*table.up), broadcast, share, spread))
     return Slots(**{name: chosen[name].reduce(uploads[name], broadcast.get(name), share) for name in table.up})
 
 
-def reduce_buffers(stacked: Buffers, broadcast: Mapping[str, Tensor], share: Tensor) -> Buffers:
+def reduce_buffers(stacked: Buffers, broadcast: Mapping[str, Tensor], share: Tensor, spread: Spread = WHOLE) -> Buffers:
     """Floating-point buffers averaged as change from the broadcast; integer ones copied from the first client."""
+    if not spread.is_whole:
+        return _reduce_spread(dict.fromkeys(stacked, Mean()), stacked, broadcast, share, spread)
     return {
         name: mean_change(values, broadcast[name], share.to(values.dtype)) if values.is_floating_point() else values[0]
         for name, values in stacked.items()
     }
+
+
+def _reduce_spread(
+    how: Mapping[str, SlotReduction],
+    stacks: Mapping[str, Tensor],
+    broadcast: Mapping[str, Tensor],
+    share: Tensor,
+    spread: Spread,
+) -> dict[str, Tensor]:
+    """Reduce stacks that are spread over processes: sums and maxima part by part, all else on the gathered stack."""
+    sums, maxima, reduced = {}, {}, {}
+    for name, values in stacks.items():
+        reference = broadcast.get(name)
+        if isinstance(how[name], Mean):
+            sums[name] = _part_of_mean(values, reference, share, spread)
+        elif isinstance(how[name], Max):
+            lowest = values.new_full((1, *values.shape[1:]), -torch.inf)
+            maxima[name] = torch.cat([lowest, values]).amax(0)
+        else:
+            reduced[name] = how[name].reduce(spread.gather(values), reference, share)
+    for name, total in spread.ranks.sum(sums).items():
+        is_change = name in broadcast and total.is_floating_point()
+        reduced[name] = broadcast[name] + total if is_change else total
+    return reduced | spread.ranks.max(maxima)
+
+
+def _part_of_mean(values: Tensor, reference: Tensor | None, share: Tensor, spread: Spread) -> Tensor:
+    """What the rows that are here add to the mean; where there is none to take, as of integers, the first row."""
+    if not values.is_floating_point():
+        has_first = spread.held.start == 0 and len(values) > 0
+        return values[0] if has_first else values.new_zeros(values.shape[1:])
+    return mean_change(values if reference is None else values - reference, None, spread.mine(share).to(values.dtype))

@@ -27,7 +27,9 @@ from fedlalr.federation.screening import MAX_NORM_RATIO
 from fedlalr.federation.server import Outcome, Rules, ServerState, play_round
 from fedlalr.federation.validation import check_cohort, check_options, check_problem, check_rounds
 from fedlalr.training import Epochs, Interval, Training, create_engine
+from fedlalr.training.distributed import join_ranks
 from fedlalr.training.layout import Layout
+from fedlalr.training.ranks import ALONE, Ranks, own_gpu
 from fedlalr.training.reference import get_buffers, set_buffers
 from fedlalr.training.work import Engine, Loss, Probe
 
@@ -142,15 +144,19 @@ def run(
 
     rules = Rules(weighting, buffers, min_clients, as_reductions(reduce, algorithm.slots), max_norm_ratio)
     options = {"clients_per_round": cohort_size, "lr_decay": lr_decay, "lr_decay_every": lr_decay_every}
+    engine, ranks = join_ranks(engine, where)
+    watching = observers if ranks.is_first else ()
+    if not ranks.is_first:
+        run_dir, resume = None, False  # the first rank alone reads, writes and shows
     facts = facts_of(training, population, test, {**options, "rules": rules}) if run_dir is not None else {}
-    with Journal(run_dir, resume=resume, every=checkpoint_every) as journal:
-        state = journal.restore(
-            initial_state(training), facts, algorithm.slots.kept, engine if isinstance(engine, str) else "auto"
-        )
+    with ranks.watched(), Journal(run_dir, resume=resume, every=checkpoint_every) as journal:
+        ranks.prepare(private, {"algorithm": repr(algorithm), "rounds": rounds, "seed": seed, "options": options})
+        name = engine if isinstance(engine, str) else "auto"
+        state = ranks.first(journal.restore(initial_state(training), facts, algorithm.slots.kept, name))
         check_rounds(rounds, state.round)
         chosen, info = _choose(engine, training, cohort_size, journal, state, rounds)
         with closing(chosen), number_of_threads(journal.choices["threads"]):
-            for observer in observers:
+            for observer in watching:
                 observer.on_start(info)
             journal.start(state)
             while state.round < rounds:
@@ -159,15 +165,15 @@ def run(
                 lr = algorithm.lr * lr_decay ** ((t - 1) // lr_decay_every)
                 outcome = play_round(state, cohort, lr, chosen, training, rules, _probe(observers, t))
                 state = outcome.state
-                evaluation = evaluate_state(state, training, test, transform)
+                evaluation = evaluate_state(state, training, test, transform, ranks)
                 record = make_record(outcome, evaluation, lr, len(cohort), training, time.perf_counter() - began)
                 record = journal.add(state, record, last=t == rounds)
-                for observer in observers:
+                for observer in watching:
                     if outcome.traces:
                         observer.on_traces(t, lr, outcome.traces)
                     observer.on_round(record)
     result = Result(journal.records, named_state(state, training), trained_model(model, state, training), info)
-    for observer in observers:
+    for observer in watching:
         observer.on_end(result)
     return result
 
@@ -221,15 +227,15 @@ def initial_state(training: Training) -> ServerState:
 
 
 def choose_device(device: str | torch.device) -> torch.device:
-    """`"auto"` is the first CUDA device where there is one, else the CPU."""
+    """`"auto"` is the current CUDA device where there is one, under torchrun each process's own, else the CPU."""
     if device == "auto":
-        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     chosen = torch.device(device)
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             f"device {device!r} was asked for, but this machine has no usable CUDA device; use device='cpu'"
         )
-    return chosen
+    return own_gpu(chosen)
 
 
 def named_state(state: ServerState, training: Training) -> State:
@@ -279,14 +285,18 @@ def _probe(observers: Sequence[Observer], round: int) -> Probe | None:
 
 
 def evaluate_state(
-    state: ServerState, training: Training, test: tuple[Samples, Tensor] | None, transform: Transform | None
+    state: ServerState,
+    training: Training,
+    test: tuple[Samples, Tensor] | None,
+    transform: Transform | None,
+    ranks: Ranks = ALONE,
 ) -> Evaluation | None:
     """How good the server's model is on the test set, where there is one."""
     if test is None:
         return None
     training.layout.load(training.model, state.slots.x)
     set_buffers(training.model, state.buffers)
-    return evaluate(training.model, test, training.loss, transform=transform, compute=training.compute)
+    return evaluate(training.model, test, training.loss, transform=transform, compute=training.compute, ranks=ranks)
 
 
 def make_record(

@@ -268,7 +268,7 @@ def _check_same_run(description: Mapping[str, Any], facts: Facts, path: Path) ->
 
 def _check_choices(found: Checkpoint, engine: str, path: Path) -> None:
     began = found.choices.get("engine")
-    if engine not in ("auto", began):
+    if engine.partition(":")[0] not in ("auto", began):
         raise RunDirectoryError(
             f"the run in {path} began with engine {began!r} and cannot go on with {engine!r}; use that one or 'auto'"
         )

@@ -20,6 +20,7 @@ from torch import Tensor
 from fedlalr.algorithms.slots import Slots, SlotTable
 from fedlalr.federation.payload import Expected, Refused, Reply, unpack
 from fedlalr.federation.robust import change_norms
+from fedlalr.training.ranks import Spread
 from fedlalr.training.work import Buffers, Replies
 
 MAX_NORM_RATIO = 1000.0
@@ -80,7 +81,7 @@ class Measured(NamedTuple):
     @classmethod
     def of(cls, replies: Replies, broadcast: Slots, table: SlotTable, buffers: Mapping[str, Tensor]) -> Measured:
         """Measure on the device; unless something is not finite, one copy to the host is the only synchronisation."""
-        count = len(replies.clients)
+        spread, count = replies.spread, len(replies.spread.mine(replies.clients))
         values = dict(replies.slots.items()) | {f"kept {name}": kept for name, kept in replies.kept.items()}
         changes = {name: value - broadcast[name] if name in broadcast else value for name, value in values.items()}
         floats = _float_buffers(replies.buffers, buffers)
@@ -90,10 +91,11 @@ class Measured(NamedTuple):
         for name in table.grows:
             rows["fell", name] = (replies.slots[name] < broadcast[name]).any(1).double()
             rows["scale", name] = change_norms(broadcast[name][None]).expand(count)
-        host = dict(zip(rows, torch.stack(list(rows.values())).cpu(), strict=True))
+        every = spread.gather(torch.stack(list(rows.values()), dim=1)).cpu()
+        host = dict(zip(rows, every.unbind(1), strict=True))
         norms = {name: host["norm", name] for name in changes}
         return cls(
-            finite={name: _finite(norms[name], value) for name, value in values.items()},
+            finite={name: _finite(norms[name], value, spread) for name, value in values.items()},
             fell={name: host["fell", name] > 0 for name in table.grows},
             norms={name: norm for name, norm in norms.items() if not name.startswith("kept ")},
             scales={name: float(host["scale", name][0]) for name in table.grows},
@@ -124,12 +126,14 @@ class Measured(NamedTuple):
         return found
 
 
-def _finite(norms: Tensor, values: Tensor) -> Tensor:
+def _finite(norms: Tensor, values: Tensor, spread: Spread) -> Tensor:
     """Which rows hold finite numbers alone. A finite norm proves it; another may be an overflow and is looked into."""
     finite = torch.isfinite(norms)
     if not finite.all():
-        suspects = _where(~finite)
-        finite[suspects] = torch.isfinite(values[suspects]).all(1).cpu()
+        mine = spread.mine(finite)
+        suspects = _where(~mine)
+        mine[suspects] = torch.isfinite(values[suspects]).all(1).cpu()
+        finite = spread.gather(mine.to(values.device, torch.uint8)).cpu().bool()
     return finite
 
 

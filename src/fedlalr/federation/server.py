@@ -114,13 +114,13 @@ def _reduce(state: ServerState, work: Work, accepted: Replies, training: Trainin
     algorithm = training.algorithm
     share = _share(accepted, training, rules)
     with torch.no_grad():
-        reduced = reduce_slots(accepted.slots, work.broadcast, share, algorithm.slots, rules.reduce)
-        buffers = reduce_buffers(accepted.buffers, state.buffers, share)
+        reduced = reduce_slots(accepted.slots, work.broadcast, share, algorithm.slots, rules.reduce, accepted.spread)
+        buffers = reduce_buffers(accepted.buffers, state.buffers, share, accepted.spread)
     slots = update_slots(state, work, reduced, accepted.steps, share, algorithm)
-    kept = dict(state.kept)
+    kept, theirs = dict(state.kept), accepted.kept.map(accepted.spread.gather)
     for row, client in enumerate(accepted.clients.tolist()):
-        if len(accepted.kept):
-            kept[client] = accepted.kept.map(lambda tensor, row=row: tensor[row].clone())  # type: ignore[misc]
+        if len(theirs):
+            kept[client] = theirs.map(lambda tensor, row=row: tensor[row].clone())  # type: ignore[misc]
     return ServerState(round=work.round, slots=slots, buffers=buffers, kept=kept)
 
 

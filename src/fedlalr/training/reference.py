@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedlalr.algorithms.slots import Slots
 from fedlalr.data.batches import PADDING, plan
+from fedlalr.data.random import MODULES, key
 from fedlalr.training.local import local_step
 from fedlalr.training.work import Buffers, Replies, Trace, Training, Work
 
@@ -44,6 +45,7 @@ class ReferenceEngine:
         if not model.training:
             model.train()
         batches = self._batches(work, client)
+        torch.manual_seed(key(training.seed, MODULES, work.round, client))  # for dropout
         state = algorithm.start(broadcast, work.kept.map(lambda tensor: tensor[row]))
         total = torch.zeros((), device=training.device, dtype=training.layout.dtype)
         for k, positions in enumerate(batches, start=1):
@@ -133,7 +135,9 @@ class Collector:
         table = self.training.algorithm.slots
         size, dtype, device = self.training.layout.size, self.training.layout.dtype, self.training.device
 
-        def stack(pick: Callable[[tuple[Slots, Buffers, Slots, Tensor]], Tensor], *shape: int) -> Tensor:
+        def stack(
+            pick: Callable[[tuple[Slots, Buffers, Slots, Tensor]], Tensor], *shape: int, dtype: torch.dtype = dtype
+        ) -> Tensor:
             return (
                 torch.stack([pick(part) for part in self._parts])
                 if self._parts
@@ -147,7 +151,7 @@ class Collector:
             losses=stack(lambda part: part[3]),
             slots=Slots(**{name: stack(lambda part, name=name: part[0][name], size) for name in table.up}),  # type: ignore[misc]
             buffers={
-                name: stack(lambda part, name=name: part[1][name], *like.shape)  # type: ignore[misc]
+                name: stack(lambda part, name=name: part[1][name], *like.shape, dtype=like.dtype)  # type: ignore[misc]
                 for name, like in self.work.buffers.items()
             },
             kept=Slots(**{name: stack(lambda part, name=name: part[2][name], size) for name in table.kept}),  # type: ignore[misc]

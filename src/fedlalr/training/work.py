@@ -14,6 +14,7 @@ from fedlalr.data.batches import batches_per_pass
 from fedlalr.data.population import Clients
 from fedlalr.training.intervals import Interval
 from fedlalr.training.layout import Layout
+from fedlalr.training.ranks import WHOLE, Spread
 
 Loss = Callable[[Any, Tensor], Tensor]
 Buffers = dict[str, Tensor]
@@ -113,18 +114,22 @@ class Replies:
     failures: Mapping[int, str] = field(default_factory=dict)
     """Clients that raised, with the error."""
     traces: tuple[Trace, ...] = ()
+    spread: Spread = WHOLE
+    """Where several processes share the cohort, which rows of `slots`, `buffers` and `kept` this one holds."""
 
     def rows(self, index: Tensor) -> Replies:
-        """The replies at some places of the stack."""
+        """The replies at some places of the stack, in ascending order where it is spread over processes."""
+        here, spread = self.spread.rows(index)
         return replace(
             self,
             clients=self.clients[index],
             samples=self.samples[index],
             steps=self.steps[index],
             losses=self.losses[index.to(self.losses.device)],
-            slots=self.slots.map(lambda tensor: tensor[index.to(tensor.device)]),
-            buffers={name: tensor[index.to(tensor.device)] for name, tensor in self.buffers.items()},
-            kept=self.kept.map(lambda tensor: tensor[index.to(tensor.device)]),
+            slots=self.slots.map(lambda tensor: tensor[here.to(tensor.device)]),
+            buffers={name: tensor[here.to(tensor.device)] for name, tensor in self.buffers.items()},
+            kept=self.kept.map(lambda tensor: tensor[here.to(tensor.device)]),
+            spread=spread,
         )
 
 

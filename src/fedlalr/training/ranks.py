@@ -1,0 +1,257 @@
+"""The processes that share a cohort, and what they exchange.
+
+`ALONE` is the usual case, one process that has everything; its exchanges give back what they were given. `ProcessRanks`
+are the processes that torchrun started: NCCL between GPUs, gloo between CPUs, and a gloo group of their own to agree
+that all of them are well before any of them waits for the others. So an error on one rank ends the run on all of them,
+with its message, instead of leaving the others waiting.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+Value = TypeVar("Value")
+
+_PATIENCE = timedelta(days=1)
+"""Ranks wait that long for the slowest; one that died is noticed at once."""
+
+
+class RankFailed(RuntimeError):
+    """Another rank of the run failed, or went away. The server's state is as it was before the round."""
+
+
+class Ranks:
+    """One process that has the whole cohort."""
+
+    rank = 0
+    count = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that writes and shows."""
+        return self.rank == 0
+
+    def gather(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """Every rank's rows, of which each has so many, one rank after the other."""
+        return rows
+
+    def gather_values(self, value: Value) -> list[Value]:
+        """Every rank's value of a small picklable kind, by rank."""
+        return [value]
+
+    def sum(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The sum over the ranks of each tensor."""
+        return dict(tensors)
+
+    def max(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The largest value over the ranks at each place of each tensor."""
+        return dict(tensors)
+
+    def first(self, value: Value) -> Value:
+        """The first rank's value."""
+        return value
+
+    def prepare(self, model: nn.Module, facts: Mapping[str, object]) -> None:
+        """Refuse ranks that were given different runs, and give the module the first one's parameters and buffers."""
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Tell the other ranks when this one raises, and wait for them at the end."""
+        yield
+
+
+ALONE = Ranks()
+
+
+class Spread(NamedTuple):
+    """A stack of which every rank holds some rows, one rank after the other."""
+
+    ranks: Ranks = ALONE
+    counts: tuple[int, ...] = ()
+    """Rows on each rank."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all rows are here."""
+        return self.ranks.count == 1
+
+    @property
+    def held(self) -> slice:
+        """The rows that are here."""
+        before = sum(self.counts[: self.ranks.rank])
+        return slice(None) if self.is_whole else slice(before, before + self.counts[self.ranks.rank])
+
+    def mine(self, every: Tensor) -> Tensor:
+        """What is here of a tensor that has all rows."""
+        return every[self.held]
+
+    def gather(self, mine: Tensor) -> Tensor:
+        """All rows of a tensor of which these are here."""
+        return self.ranks.gather(mine, self.counts)
+
+    def rows(self, index: Tensor) -> tuple[Tensor, Spread]:
+        """Some rows of the stack, ascending: the places here of those that are here, and how all are spread."""
+        if self.is_whole:
+            return index, self
+        ends = torch.tensor(self.counts).cumsum(0)
+        counts = torch.bincount(torch.searchsorted(ends, index, right=True), minlength=len(ends)).tolist()
+        spread = Spread(self.ranks, tuple(counts))
+        return index[spread.held] - self.held.start, spread
+
+
+WHOLE = Spread()
+
+
+class ProcessRanks(Ranks):
+    """The processes of an initialised process group."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.rank, self.count, self.device = dist.get_rank(), dist.get_world_size(), device
+        self._control = dist.new_group(backend="gloo", timeout=_PATIENCE)
+
+    def gather(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        padded = rows.new_zeros(max(counts), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        parts = [torch.empty_like(padded) for _ in counts]
+        self._exchange(lambda: dist.all_gather(parts, padded))
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+    def gather_values(self, value: Value) -> list[Value]:
+        found: list[Any] = [None] * self.count
+        self._exchange(lambda: dist.all_gather_object(found, value, group=self._control))
+        return found
+
+    def sum(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self._reduce(tensors, dist.ReduceOp.SUM)
+
+    def max(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self._reduce(tensors, dist.ReduceOp.MAX)
+
+    def first(self, value: Value) -> Value:
+        found: list[Any] = [value if self.is_first else None]
+        self._exchange(lambda: dist.broadcast_object_list(found, src=0, group=self._control))
+        mine: Value = found[0]
+        return value if self.is_first else mine
+
+    def prepare(self, model: nn.Module, facts: Mapping[str, object]) -> None:
+        shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        every = self.gather_values({**facts, "model": shapes})
+        for rank, theirs in enumerate(every):
+            for name, fact in every[0].items():
+                if theirs[name] != fact:
+                    raise ValueError(
+                        f"every rank must be given the same run, but {name} is {fact!r} on rank 0 and "
+                        f"{theirs[name]!r} on rank {rank}"
+                    )
+        with torch.no_grad():
+            for tensor in [*model.parameters(), *model.buffers()]:
+                same = tensor.detach().contiguous()
+                self._exchange(partial(dist.broadcast, same, src=0))
+                tensor.copy_(same)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        try:
+            yield
+            self._agree()
+        except RankFailed:
+            raise
+        except Exception as error:
+            self._agree(f"{type(error).__name__}: {error}")
+            raise
+
+    def _reduce(self, tensors: Mapping[str, Tensor], how: Any) -> dict[str, Tensor]:
+        """Reduce tensors side by side, those of a kind in one exchange."""
+        reduced: dict[str, Tensor] = {}
+        for dtype in {tensor.dtype: None for tensor in tensors.values()}:
+            some = {name: tensor for name, tensor in tensors.items() if tensor.dtype == dtype}
+            joined = torch.cat([tensor.detach().reshape(-1) for tensor in some.values()])
+            self._exchange(partial(dist.all_reduce, joined, how))
+            parts = torch.split(joined, [tensor.numel() for tensor in some.values()])
+            reduced |= {name: part.view(some[name].shape) for name, part in zip(some, parts, strict=True)}
+        return reduced
+
+    def _exchange(self, operation: Callable[[], object]) -> None:
+        self._agree()
+        try:
+            operation()
+        except RuntimeError as error:
+            raise self._lost(error) from error
+
+    def _agree(self, failure: str | None = None) -> None:
+        """Meet the others. A rank that failed comes here with its message, and those that did not raise it."""
+        flag = torch.tensor([failure is not None], dtype=torch.int32)
+        messages: list[Any] = [None] * self.count
+        try:
+            dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._control)
+            if flag.item():
+                dist.all_gather_object(messages, failure, group=self._control)
+        except RuntimeError as error:
+            if failure is not None:
+                return  # its own error says more than that the others are gone
+            raise self._lost(error) from error
+        if failure is None and flag.item():
+            raise RankFailed("; ".join(f"rank {rank} failed: {text}" for rank, text in enumerate(messages) if text))
+
+    def _lost(self, error: RuntimeError) -> RankFailed:
+        return RankFailed(f"rank {self.rank} lost the other ranks, of which one must have died: {error}")
+
+
+_joined: dict[torch.device, ProcessRanks] = {}
+
+
+def started_by_torchrun() -> bool:
+    """Whether this is one of several processes of one run."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size() > 1
+    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def process_rank() -> int:
+    """Which of the processes of a run this is, before they have met; 0 where there is one."""
+    return int(os.environ.get("RANK", "0")) if started_by_torchrun() else 0
+
+
+def join(device: torch.device) -> Ranks:
+    """Meet the other processes that torchrun started, on this machine or several; `ALONE` where there are none."""
+    if not started_by_torchrun():
+        return ALONE
+    if not dist.is_initialized():
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=_PATIENCE)
+        atexit.register(_leave)
+    if device not in _joined:
+        _joined[device] = ProcessRanks(device)
+    return _joined[device]
+
+
+def _leave() -> None:
+    _joined.clear()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def own_gpu(device: torch.device) -> torch.device:
+    """The GPU of this process: with several processes on a machine, each has the one of its own number."""
+    if device.type != "cuda" or device.index is not None:
+        return device
+    if not started_by_torchrun():
+        return torch.device("cuda", torch.cuda.current_device())
+    number, there_are = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if number >= there_are:
+        raise ValueError(
+            f"process {number} of this machine has no GPU of its own, there are {there_are}; "
+            f"start at most --nproc-per-node {there_are}, or use device='cpu'"
+        )
+    return torch.device("cuda", number)

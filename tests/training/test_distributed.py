@@ -1,0 +1,182 @@
+"""The distributed engine: one, two and three ranks agree, one of them writes, and a failure is everyone's."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedlalr as fl
+from fedlalr.training.distributed import shard
+from fedlalr.training.ranks import Ranks, Spread
+from training import rank_scenarios as scenarios
+
+TOLERANCE = 1e-12
+SHARED = ["same_results", "other_weights", "files", "other_settings", "another_engine", "first_rank_fails"]
+
+
+def start_ranks(count: int, folder: Path, names: list[str]) -> list[dict[str, object]]:
+    """Play scenarios on so many ranks; what each rank found."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, scenarios.__file__, str(folder), str(count), *names]
+    subprocess.run(command, env=environment, timeout=120, check=True)
+    return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(count)]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    return start_ranks(2, tmp_path_factory.mktemp("two"), [*SHARED, "last_rank_fails", "last_rank_dies"])
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    return start_ranks(3, tmp_path_factory.mktemp("three"), SHARED)
+
+
+def assert_same(given: dict, wanted: dict, tolerance: float = TOLERANCE) -> None:
+    for slot, tensors in wanted["state"].items():
+        for name, tensor in tensors.items():
+            close(given["state"][slot][name], tensor, tolerance, f"{slot} of {name}")
+    for name, tensor in wanted["buffers"].items():
+        close(given["buffers"][name], tensor, tolerance, name)
+    for mine, right in zip(given["records"], wanted["records"], strict=True):
+        assert mine[:1] + mine[2:3] + mine[4:] == right[:1] + right[2:3] + right[4:]
+        assert (mine[1], mine[3]) == pytest.approx((right[1], right[3]), rel=tolerance)
+
+
+def close(given: torch.Tensor, wanted: torch.Tensor, tolerance: float, what: str) -> None:
+    difference = float((given.double() - wanted.double()).abs().max() / wanted.double().abs().max().clamp(min=1e-300))
+    assert difference <= tolerance, f"{what} is off by {difference}"
+
+
+@pytest.mark.parametrize("name", scenarios.JOBS)
+def test_any_number_of_ranks_gives_the_references_result(name, two, three):
+    wanted = scenarios.outcome(scenarios.JOBS[name]("reference"))
+    refused = {client for record in wanted["records"] for client, _ in record[-1]}
+    assert refused == {"nan": {2}, "one sample": {4}}.get(name, set())
+    for rank in (*two, *three):
+        assert_same(rank["same_results"][name], wanted)
+
+
+def test_ranks_that_stack_their_part_give_the_references_result(two, three):
+    wanted = scenarios.outcome(scenarios.job("reference", model=scenarios.make_model()))
+    for rank in (*two, *three):
+        assert_same(rank["same_results"]["stacked"], wanted, 1e-10)
+
+
+def test_the_first_rank_alone_is_watched_and_sees_the_probes_of_all(two, three):
+    wanted = scenarios.outcome(scenarios.JOBS["median"]("reference"))["seen"]
+    assert {trace.client for trace in wanted[1]} == {0, 5}
+    for first, *others in (two, three):
+        seen = first["same_results"]["median"]["seen"]
+        assert [seen[0], *seen[2:]] == [1, 2, 3]
+        for mine, right in zip(seen[1], wanted[1], strict=True):
+            assert mine[:2] == right[:2]
+            assert mine.values == pytest.approx(right.values, rel=1e-10)
+        assert all(other["same_results"]["median"]["seen"] == [] for other in others)
+
+
+def test_the_first_ranks_weights_count(two, three):
+    wanted = scenarios.outcome(scenarios.job("reference"))
+    for rank in (*two, *three):
+        assert_same(rank["other_weights"], wanted)
+
+
+def test_the_first_rank_alone_writes_and_a_run_goes_on(two, three):
+    wanted = scenarios.outcome(scenarios.job("reference", rounds=4))
+    for ranks in (two, three):
+        assert [rank["files"]["written"] for rank in ranks] == [True] + [False] * (len(ranks) - 1)
+        assert_same(ranks[0]["files"], wanted)
+        for other in ranks[1:]:
+            assert_same(other["files"] | {"records": wanted["records"]}, wanted)
+
+
+def test_ranks_that_were_given_different_runs_refuse(two, three):
+    for rank in (*two, *three):
+        assert rank["other_settings"] == (
+            "ValueError: every rank must be given the same run, but seed is 0 on rank 0 and 1 on rank 1"
+        )
+
+
+def test_an_engine_that_would_run_everything_in_every_process_is_refused(two):
+    assert all("ValueError: torchrun started several processes" in rank["another_engine"] for rank in two)
+
+
+def test_a_failing_rank_fails_the_run_on_all_with_its_message(two, three):
+    for first, *others in (two, three):
+        assert first["first_rank_fails"] == "OSError: the disk of the first rank is full"
+        for other in others:
+            assert other["first_rank_fails"] == (
+                "RankFailed: rank 0 failed: OSError: the disk of the first rank is full"
+            )
+    assert two[1]["last_rank_fails"] == "ArithmeticError: this rank cannot evaluate"
+    assert two[0]["last_rank_fails"] == "RankFailed: rank 1 failed: ArithmeticError: this rank cannot evaluate"
+
+
+def test_a_rank_that_dies_ends_the_run(two):
+    assert "last_rank_dies" not in two[1]
+    assert two[0]["last_rank_dies"].startswith("RankFailed: rank 0 lost the other ranks, of which one must have died")
+
+
+def test_torchrun_runs_the_command_line_and_the_first_process_alone_shows(tmp_path: Path):
+    folder = tmp_path / "run"
+    command = ["--nproc-per-node", "2", "-m", "fedlalr", "run", "quickstart", "rounds=2", "--run-dir", str(folder)]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *command], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("after 2 rounds") == 1
+    assert "engine distributed (2 processes, each training" in done.stdout
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_alone_it_is_the_engine_inside():
+    result, _ = scenarios.job("distributed")
+    wanted, _ = scenarios.job("reference")
+    assert result.info.reason.startswith("1 process")
+    assert all(torch.equal(result.state["x"][name], value) for name, value in wanted.state["x"].items())
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 8))
+def test_shards_are_contiguous_cover_everything_and_differ_by_a_client_at_most(costs, count):
+    parts = shard(torch.tensor(costs), count)
+    assert len(parts) == count
+    assert [row for part in parts for row in range(len(costs))[part]] == list(range(len(costs)))
+    ideal = sum(costs) / count
+    assert all(abs(sum(costs[part]) - ideal) <= max(costs) for part in parts)
+
+
+class One(Ranks):
+    """One of several ranks."""
+
+    def __init__(self, rank: int, count: int) -> None:
+        self.rank, self.count = rank, count
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=5), st.data())
+def test_rows_of_a_spread_stack_are_found_where_they_lie(counts, data):
+    every = torch.arange(sum(counts))
+    chosen = data.draw(st.sets(st.sampled_from(every.tolist()))) if len(every) else set()
+    index = torch.tensor(sorted(chosen), dtype=torch.int64)
+    found = []
+    for rank in range(len(counts)):
+        spread = Spread(One(rank, len(counts)), tuple(counts))
+        places, left = spread.rows(index)
+        found.append(spread.mine(every)[places])
+        assert torch.equal(found[-1], left.mine(every[index]))
+    assert torch.equal(torch.cat(found), index)
+
+
+@pytest.mark.parametrize("name", ["workers:0", "workers:x", "distributed:workers", "stacked:2", "nothing"])
+def test_a_wrong_engine_or_option_is_refused(name):
+    with pytest.raises(ValueError, match="engine"):
+        fl.run(scenarios.make_model(), scenarios.make_clients(), fl.FedAvg(), engine=name)
