@@ -51,11 +51,11 @@ class Post(Generic[Key]):
         return refused
 
     def arrivals(self) -> Iterator[tuple[Key, Message]]:
-        """The replies that are in, each with its key."""
-        for message_id in list(self.waiting):
+        """The replies that are in, each with its key. What answers another message than it was pulled for is not."""
+        for message_id, key in list(self.waiting.items()):
             for message in self.grid.pull_messages([message_id]):
-                key = self.waiting.pop(message.metadata.reply_to_message_id, None)
-                if key is not None:
+                if message.metadata.reply_to_message_id == message_id:
+                    self.waiting.pop(message_id, None)
                     yield key, message
 
     def until(self, deadline: float, poll: float) -> Iterator[tuple[Key, Message]]:

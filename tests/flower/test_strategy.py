@@ -1,0 +1,453 @@
+"""The strategy with real client apps in one process: the simulator's bits, and every fault answered."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import make_model
+
+pytest.importorskip("flwr", reason="Flower is not installed")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
+from flwr.common.constant import ErrorCode
+
+import fedlalr as fl
+from fedlalr.flower import FederatedStrategy, client_app
+from flower.federation import (
+    PAIRS,
+    POPULATION,
+    SETTINGS,
+    InProcessGrid,
+    nodes,
+    same,
+    simulated,
+    strategy,
+    with_buffers,
+)
+from test_contract import VARIANTS
+
+LALR = fl.FedLALR(lr=0.05)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_method_has_the_simulators_bits(name, tmp_path):
+    server = strategy(VARIANTS[name])
+    server.start(InProcessGrid(nodes(VARIANTS[name], tmp_path)))
+    assert same(server.result, simulated(VARIANTS[name]))
+
+
+@pytest.mark.parametrize("layout", ["records", "packed"])
+def test_buffers_weights_sampling_and_any_order_of_arrival_have_the_simulators_bits(layout, tmp_path):
+    settings = {"clients_per_round": 3, "weighting": "samples", "rounds": 4}
+    server = strategy(LALR, with_buffers, settings, layout=layout, deadline=60, join_deadline=60)
+    grid = InProcessGrid(nodes(LALR, tmp_path, with_buffers, settings), backwards=True)
+    server.start(grid)
+    assert same(server.result, simulated(LALR, with_buffers, settings))
+    assert max(grid.pulled) == 1, "one reply is taken at a time"
+
+
+def test_a_test_set_on_the_server_is_evaluated_as_in_the_simulator(tmp_path):
+    server = strategy(LALR, test=PAIRS[0])
+    server.start(InProcessGrid(nodes(LALR, tmp_path)))
+    wanted = fl.run(make_model(), PAIRS, LALR, engine="reference", test=PAIRS[0], **SETTINGS)
+    assert same(server.result, wanted)
+    assert wanted.metrics[-1].accuracy is not None
+
+
+def test_start_takes_flowers_own_arguments(tmp_path):
+    other = make_model(seed=3)
+    seen = {}
+
+    def evaluate(round, arrays):
+        seen[round] = arrays["0.weight"].numpy()
+        return MetricRecord({"norm": float(np.linalg.norm(seen[round]))})
+
+    server = strategy(LALR)
+    found = server.start(
+        grid=InProcessGrid(nodes(LALR, tmp_path)),
+        initial_arrays=ArrayRecord(other.state_dict()),
+        num_rounds=2,
+        timeout=1.0,
+        train_config=ConfigRecord({"note": "hello"}),
+        evaluate_fn=evaluate,
+    )
+    wanted = simulated(LALR, lambda: make_model(seed=3), {"rounds": 2})
+    assert same(server.result, wanted)
+    assert list(seen) == [0, 1, 2]
+    assert np.array_equal(seen[0], other.state_dict()["0.weight"].numpy())
+    assert np.array_equal(seen[2], wanted.state["x"]["0.weight"].numpy())
+    assert np.array_equal(found.arrays["0.weight"].numpy(), seen[2])
+    assert [found.train_metrics_clientapp[t]["clients"] for t in (1, 2)] == [POPULATION] * 2
+    assert found.evaluate_metrics_serverapp[2]["norm"] > 0
+    with pytest.raises(ValueError, match="leave evaluate_config out"):
+        server.start(InProcessGrid({}), evaluate_config=ConfigRecord())
+
+
+def test_flowers_own_loop_gives_the_same_model(tmp_path):
+    """The two halves of a round also work under the loop of Flower's base class."""
+    from flwr.serverapp.strategy import Strategy
+
+    server = strategy(LALR)
+    found = Strategy.start(server, InProcessGrid(nodes(LALR, tmp_path)), ArrayRecord(), num_rounds=2)
+    wanted = simulated(LALR).state["x"]
+    assert all(np.array_equal(found.arrays[name].numpy(), value.numpy()) for name, value in wanted.items())
+
+
+def edit(record, name, change):
+    """A node that changes one array of its replies."""
+
+    def tamper(message, reply):
+        array = np.array(reply.content[record][name].numpy())
+        reply.content[record][name] = Array(change(array))
+        return reply
+
+    return tamper
+
+
+def state_facts(**changes):
+    """A node that changes what its replies say of themselves."""
+
+    def tamper(message, reply):
+        reply.content["fedlalr"] = ConfigRecord({**reply.content["fedlalr"], **changes})
+        return reply
+
+    return tamper
+
+
+def state_metrics(**changes):
+    def tamper(message, reply):
+        reply.content["metrics"] = MetricRecord({**reply.content["metrics"], **changes})
+        return reply
+
+    return tamper
+
+
+def raising(message, reply):
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "Traceback\nValueError: broken"), reply_to=message)
+
+
+def without(record):
+    def tamper(message, reply):
+        del reply.content[record]
+        return reply
+
+    return tamper
+
+
+def unknown_serialisation(message, reply):
+    array = reply.content["x"]["0.bias"]
+    reply.content["x"]["0.bias"] = Array(array.dtype, tuple(array.shape), "pickle", array.data)
+    return reply
+
+
+FAULTS = {
+    "NaN": (edit("m", "0.bias", lambda a: a * np.nan), "m is not finite"),
+    "infinity": (edit("x", "2.bias", lambda a: a + np.inf), "x is not finite"),
+    "v_hat below the broadcast": (edit("v_hat", "0.bias", lambda a: a * 0), "v_hat fell below the broadcast"),
+    "a shape that would broadcast": (edit("x", "0.bias", lambda a: a[:1]), "has shape (1,)"),
+    "another dtype": (edit("x", "0.bias", lambda a: a.astype(np.float32)), "is <f4"),
+    "a huge change": (edit("x", "0.weight", lambda a: a + 1e9), "more than 1000 times"),
+    "a missing slot": (without("m"), "m' is missing"),
+    "no facts": (without("fedlalr"), "no record 'fedlalr'"),
+    "no metrics": (without("metrics"), "no record 'metrics'"),
+    "another serialisation": (unknown_serialisation, "serialised as 'pickle'"),
+    "a stale round": (state_facts(round=1), "belongs to round 1"),
+    "another run": (state_facts(run="ff"), "belongs to run"),
+    "another client": (state_facts(client=1), "answered as client 1"),
+    "a client that is not a number": (state_facts(client="2"), "client is a str"),
+    "other hyper-parameters": (state_facts(contract="0"), "other hyper-parameters"),
+    "no samples": (state_metrics(**{"num-examples": 0}), "samples is 0"),
+    "1e30 samples": (state_metrics(**{"num-examples": 1e30}), "samples is 1e+30"),
+    "an app that raises": (raising, "its client app raised: ValueError: broken"),
+    "no reply": (lambda message, reply: None, "no reply within the 0.05 s"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_bad_reply_is_refused_and_the_round_goes_on_without_it(fault, tmp_path):
+    """Client 2 misbehaves from round 2 on: the others' mean is what the simulator gives without it."""
+    tamper, reason = FAULTS[fault]
+    everyone = nodes(LALR, tmp_path)
+    bad = everyone[900 - 14]
+    bad.tamper = lambda message, reply: tamper(message, reply) if message.metadata.group_id == "2" else reply
+    server = strategy(LALR, settings={"rounds": 2, "min_clients": 4})
+    server.start(InProcessGrid(everyone))
+    rejected = server.result.metrics[1].rejected
+    assert [r.client for r in rejected] == [2]
+    assert reason in rejected[0].reason
+    assert server.result.metrics[1].clients == 4
+    assert server.result.metrics[0].rejected == ()
+    assert all(torch.isfinite(v).all() for v in server.result.state["x"].values())
+
+
+def test_a_metric_that_is_not_a_number_is_dropped_and_the_reply_kept(tmp_path):
+    everyone = nodes(LALR, tmp_path)
+    everyone[900].tamper = state_metrics(loss=math.nan)
+    server = strategy(LALR)
+    server.start(InProcessGrid(everyone))
+    wanted = simulated(LALR)
+    assert [r.clients for r in server.result.metrics] == [POPULATION] * 2
+    assert torch.equal(server.result.state["x"]["0.weight"], wanted.state["x"]["0.weight"])
+    assert math.isfinite(server.result.metrics[0].train_loss)
+
+
+def test_a_second_reply_to_the_same_message_is_refused(tmp_path):
+    everyone = nodes(LALR, tmp_path)
+    everyone[900].tamper = lambda message, reply: [reply, reply]
+    server = strategy(LALR)
+    server.start(InProcessGrid(everyone))
+    assert torch.equal(server.result.state["x"]["0.weight"], simulated(LALR).state["x"]["0.weight"])
+    assert {r.clients for r in server.result.metrics} == {POPULATION}
+    assert [r.rejected for r in server.result.metrics] == [((0, "the client has answered already"),)] * 2
+
+
+def test_a_reply_to_an_older_round_is_ignored(tmp_path):
+    held = []
+
+    def late(message, reply):
+        held.append(reply)
+        return [held[0], reply] if len(held) > 1 else reply
+
+    everyone = nodes(LALR, tmp_path)
+    everyone[900].tamper = late
+    server = strategy(LALR)
+    server.start(InProcessGrid(everyone))
+    assert same(server.result, simulated(LALR))
+
+
+def test_too_few_usable_replies_fail_the_round_and_name_the_clients(tmp_path):
+    everyone = nodes(LALR, tmp_path)
+    for node in (900, 893):
+        everyone[node].tamper = raising
+    server = strategy(LALR, settings={"min_clients": 4})
+    with pytest.raises(fl.RoundFailed, match=r"3 usable replies, 4 wanted.*client 0: .*broken; client 1"):
+        server.start(InProcessGrid(everyone))
+
+
+def test_a_failed_round_is_tried_again_as_often_as_asked(tmp_path):
+    failures = iter([True, True])
+    everyone = nodes(LALR, tmp_path)
+    everyone[900].tamper = lambda m, reply: raising(m, reply) if next(failures, False) else reply
+    settings = {"min_clients": POPULATION}
+    with pytest.raises(fl.RoundFailed):
+        strategy(LALR, settings=settings, retries=1).start(InProcessGrid(everyone))
+    failures = iter([True, True])
+    server = strategy(LALR, settings=settings, retries=2)
+    server.start(InProcessGrid(everyone))
+    assert same(server.result, simulated(LALR))
+
+
+def test_missing_nodes_are_counted_and_not_waited_for_twice(tmp_path, caplog):
+    everyone = nodes(LALR, tmp_path)
+    absent = everyone.pop(900 - 7)
+    grid = InProcessGrid(everyone)
+    server = strategy(LALR, settings={"rounds": 1, "min_clients": 4})
+    server.start(grid)
+    assert [(r.client, "no connected node serves it" in r.reason) for r in server.result.metrics[0].rejected] == [
+        (1, True)
+    ]
+    waits = [record for record in caplog.records if "waiting up to" in record.message]
+    assert len(waits) <= 1
+    grid.nodes[5] = absent
+    server = strategy(LALR)
+    server.start(grid)
+    assert same(server.result, simulated(LALR)), "a node that comes back under another id serves its client again"
+
+
+def test_no_client_trains_for_a_round_that_cannot_succeed(tmp_path):
+    everyone = nodes(LALR, tmp_path)
+    del everyone[900]
+    grid = InProcessGrid(everyone)
+    with pytest.raises(fl.RoundFailed, match="0 usable replies, 5 wanted"):
+        strategy(LALR, settings={"min_clients": 5}).start(grid)
+    assert grid.trained == []
+
+
+def test_unknown_second_and_disagreeing_nodes_take_no_part(tmp_path):
+    everyone = nodes(LALR, tmp_path)
+    everyone[1] = nodes(LALR, tmp_path)[900]
+    everyone[1].config = {"partition-id": 77}
+    everyone[2] = nodes(LALR, tmp_path)[900]
+    everyone[3] = nodes(fl.FedLALR(lr=0.01), tmp_path)[900]
+    everyone[4] = nodes(LALR, tmp_path)[900]
+    everyone[4].config = {}
+    grid = InProcessGrid(everyone)
+    server = strategy(LALR)
+    server.start(grid)
+    assert same(server.result, simulated(LALR))
+    assert not {1, 2, 3, 4} & set(grid.trained)
+
+
+def test_a_client_whose_settings_differ_is_left_out_with_the_reason(tmp_path):
+    everyone = nodes(LALR, tmp_path)
+    everyone[900] = nodes(LALR, tmp_path, settings={"batch_size": 5})[900]
+    server = strategy(LALR, settings={"rounds": 1})
+    server.start(InProcessGrid(everyone))
+    assert "other settings" in server.result.metrics[0].rejected[0].reason
+
+
+def test_a_resumed_run_ends_in_the_bits_of_one_that_never_stopped(tmp_path):
+    for name, algorithm in (("fedlalr", LALR), ("scaffold", fl.SCAFFOLD(lr=0.05))):
+        folder = tmp_path / name
+        settings = {"rounds": 5, "run_dir": folder / "run", "resume": True, "clients_per_round": 3, "min_clients": 3}
+        wanted = simulated(algorithm, settings={"rounds": 5, "clients_per_round": 3})
+        everyone = nodes(algorithm, folder / "state")
+        for node in everyone.values():
+            node.tamper = lambda message, reply: raising(message, reply) if message.metadata.group_id == "3" else reply
+        with pytest.raises(fl.RoundFailed):
+            strategy(algorithm, settings=settings).start(InProcessGrid(everyone))
+        server = strategy(algorithm, settings=settings)
+        server.start(InProcessGrid(nodes(algorithm, folder / "state")))
+        assert same(server.result, wanted)
+        assert server.result.info.first_round == 3
+
+
+def test_a_run_on_flower_is_not_resumed_with_other_settings(tmp_path):
+    settings = {"run_dir": tmp_path / "run", "resume": True}
+    strategy(LALR, settings=settings).start(InProcessGrid(nodes(LALR, tmp_path)))
+    with pytest.raises(RuntimeError, match="seed was 5 and is now 6"):
+        strategy(LALR, settings=settings | {"seed": 6}).start(InProcessGrid(nodes(LALR, tmp_path)))
+
+
+def test_what_a_client_keeps_changes_only_when_its_reply_is_accepted(tmp_path):
+    """The simulator with a client that fails in round 2 is the model; the node has trained and stored all the same."""
+    algorithm = fl.SCAFFOLD(lr=0.05)
+    everyone = nodes(algorithm, tmp_path / "state")
+    everyone[900].tamper = lambda message, reply: None if message.metadata.group_id == "2" else reply
+    server = strategy(algorithm, settings={"rounds": 4})
+    server.start(InProcessGrid(everyone))
+
+    class FailsInRoundTwo(fl.Observer):
+        round = 0
+
+        def include(self, round):
+            FailsInRoundTwo.round = round
+            return ()
+
+    class Broken(torch.utils.data.Dataset):
+        def __init__(self, pair, breaks):
+            self.pair, self.breaks = pair, breaks
+
+        def __len__(self):
+            return len(self.pair[1])
+
+        def __getitem__(self, index):
+            if self.breaks and FailsInRoundTwo.round == 2:
+                raise RuntimeError("not this round")
+            return self.pair[0][index], self.pair[1][index]
+
+    datasets = [Broken(pair, client == 0) for client, pair in enumerate(PAIRS)]
+    wanted = fl.run(
+        make_model(),
+        datasets,
+        algorithm,
+        engine="reference",
+        observers=[FailsInRoundTwo()],
+        **(SETTINGS | {"rounds": 4}),
+    )
+    assert [r.clients for r in wanted.metrics] == [5, 4, 5, 5]
+    assert same(server.result, wanted)
+    stored = sorted(path.name for path in (tmp_path / "state").rglob("client-000001/*"))
+    assert stored == [f"round-{t:06d}.safetensors" for t in (2, 3, 4)], "older ones can no longer be asked for"
+
+
+def test_a_node_that_lost_what_its_client_kept_says_so(tmp_path):
+    algorithm = fl.SCAFFOLD(lr=0.05)
+    everyone = nodes(algorithm, tmp_path / "state")
+
+    def lose(message, reply):
+        if message.metadata.group_id == "1":
+            for path in (tmp_path / "state").rglob("client-000000/*"):
+                path.unlink()
+        return reply
+
+    everyone[900].tamper = lose
+    server = strategy(algorithm, settings={"rounds": 2})
+    server.start(InProcessGrid(everyone))
+    assert "was told to go on from what it kept after round 1" in server.result.metrics[1].rejected[0].reason
+
+
+def test_a_node_without_a_partition_id_says_what_to_do():
+    app = client_app(lambda context: make_model(), lambda context: PAIRS[0], LALR, SETTINGS)
+    from flwr.app import Context, RecordDict
+
+    grid = InProcessGrid({})
+    question = Message(RecordDict(), 3, "query")
+    assert grid is not None
+    with pytest.raises(ValueError, match="start it with --node-config 'partition-id=N'"):
+        app(question, Context(1, 3, {}, RecordDict(), {}))
+
+
+def test_settings_and_method_may_depend_on_the_runs_configuration(tmp_path):
+    from flwr.app import Context, RecordDict
+
+    app = client_app(
+        lambda context: make_model(),
+        lambda context: PAIRS[0],
+        lambda context: fl.FedLALR(lr=float(context.run_config["lr"])),
+        lambda context: SETTINGS | {"batch_size": int(context.run_config["batch"])},
+    )
+    InProcessGrid({})
+    replies = [
+        app(Message(RecordDict(), 3, "query"), Context(1, 3, {"partition-id": 0}, RecordDict(), {"lr": lr, "batch": b}))
+        for lr, b in ((0.1, 4), (0.1, 4), (0.2, 4), (0.1, 5))
+    ]
+    contracts = [reply.content["fedlalr"]["contract"] for reply in replies]
+    assert contracts[0] == contracts[1]
+    assert len(set(contracts)) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "reason"),
+    [
+        ({"population": 0}, ValueError, "population must be"),
+        ({"deadline": 0}, ValueError, "deadline must be"),
+        ({"layout": "flat"}, ValueError, "layout"),
+        ({"retries": -1}, ValueError, "retries must be"),
+        ({"settings": {"min_clients": 9}}, ValueError, "min_clients is 9"),
+        ({"settings": {"engine": "stacked"}}, TypeError, "no setting 'engine'"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options, error, reason):
+    with pytest.raises(error, match=reason):
+        strategy(LALR, **options)
+
+
+def test_arrays_of_another_module_are_refused_as_a_start():
+    with pytest.raises(ValueError, match=r"no '0\.weight'"):
+        strategy(LALR).start(InProcessGrid({}), initial_arrays=ArrayRecord())
+
+
+def test_observers_see_every_round(tmp_path):
+    class Seen(fl.Observer):
+        def __init__(self):
+            self.rounds, self.info, self.result = [], None, None
+
+        def on_start(self, info):
+            self.info = info
+
+        def include(self, round):
+            return (4,)
+
+        def on_round(self, record):
+            self.rounds.append(record.round)
+
+        def on_end(self, result):
+            self.result = result
+
+    seen = Seen()
+    server = strategy(LALR, settings={"clients_per_round": 2}, observers=[seen])
+    grid = InProcessGrid(nodes(LALR, tmp_path))
+    server.start(grid)
+    assert seen.rounds == [1, 2]
+    assert (seen.info.engine, seen.info.population) == ("flower", POPULATION)
+    assert seen.result is server.result
+    assert grid.trained.count(900 - 28) == 2, "the client that an observer insists on"
+
+
+def test_the_strategy_is_one_of_flowers():
+    from flwr.serverapp.strategy import Strategy
+
+    assert issubclass(FederatedStrategy, Strategy)
