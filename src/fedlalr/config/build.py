@@ -21,6 +21,7 @@ from fedlalr.data.population import Samples
 from fedlalr.data.sources import DataCorrupt
 from fedlalr.federation import Observer, Result, RoundFailed, RunInfo, run
 from fedlalr.federation.rundir import RunDirectoryError
+from fedlalr.federation.trajectory import TRAJECTORY_FILE, Trajectory
 from fedlalr.training import Epochs, Interval, LogInterval, Steps
 
 PLAIN = (
@@ -136,7 +137,8 @@ def execute(
     beginning = _Beginning(config, directory)
     failure = None
     try:
-        return run(**prepared, observers=(beginning, *observers), run_dir=run_dir, resume=resume)
+        watching = (beginning, *_recorders(config, run_dir), *observers)
+        return run(**prepared, observers=watching, run_dir=run_dir, resume=resume)
     except (ValueError, TypeError, RunDirectoryError) as error:
         if beginning.info is None:  # refused before anything ran: the settings do not fit together
             raise ConfigError(str(error)) from error
@@ -160,6 +162,7 @@ def _prepare(config: Config) -> dict[str, Any]:
         raise
     except (ValueError, TypeError) as error:
         raise ConfigError(str(error)) from error
+    _check_trajectory(config, algorithm, len(population))
     return {
         "model": model,
         "clients": population,
@@ -168,6 +171,26 @@ def _prepare(config: Config) -> dict[str, Any]:
         "dtype": getattr(torch, config.dtype) if config.dtype is not None else None,
         **{name: getattr(config, name) for name in PLAIN},
     }
+
+
+def _check_trajectory(config: Config, algorithm: Algorithm, population: int) -> None:
+    if config.trajectory is None:
+        return
+    if "v_hat" not in algorithm.slots.up:
+        raise ConfigError(
+            f"a trajectory follows the clients' v̂, and those of {config.algorithm.name} have none; use fedlalr"
+        )
+    if max(config.trajectory.clients) >= population:
+        raise ConfigError(f"trajectory.clients are numbered from 0 to {population - 1}")
+
+
+def _recorders(config: Config, run_dir: str | Path | None) -> list[Observer]:
+    """What the configuration asks to be recorded beside the metrics."""
+    wanted = config.trajectory
+    if wanted is None:
+        return []
+    path = None if run_dir is None else Path(run_dir) / TRAJECTORY_FILE
+    return [Trajectory(wanted.clients, wanted.rounds, path)]
 
 
 class _Beginning(Observer):

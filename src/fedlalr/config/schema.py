@@ -98,6 +98,15 @@ class LocalConfig(Section):
         return self
 
 
+class TrajectoryConfig(Section):
+    """Whose second moments and learning rates to record over the local steps, in `trajectory.jsonl`."""
+
+    clients: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
+    """Put into the cohorts of the recorded rounds in place of sampled ones."""
+    rounds: Annotated[list[Count], Field(min_length=1)] | None = None
+    """None: every round."""
+
+
 class Named(Section):
     """A name and the options that the thing of that name has."""
 
@@ -169,6 +178,7 @@ class Config(Section):
     device: str = "auto"
     dtype: Literal["float32", "float64", "bfloat16", "float16"] | None = None
     checkpoint_every: Count = 1
+    trajectory: TrajectoryConfig | None = None
     target: Annotated[float, Field(gt=0, le=1)] | None = None
     """The accuracy that a comparison counts rounds and megabytes to."""
     methods: dict[str, Settings] = {}

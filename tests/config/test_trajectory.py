@@ -1,0 +1,44 @@
+from pathlib import Path
+
+import pytest
+
+from fedlalr import config
+from fedlalr.config import ConfigError
+from fedlalr.federation.trajectory import read_trajectory
+
+SMALL = ("rounds=3", "partition.clients=12", "clients_per_round=3", "local.steps=2", "engine=reference")
+
+
+def small(*overrides: str) -> config.Config:
+    return config.load("quickstart", [*SMALL, *overrides])
+
+
+def test_a_configuration_can_ask_for_a_trajectory(tmp_path: Path) -> None:
+    wanted = small("trajectory={clients: [3, 7], rounds: [1, 3]}")
+    config.execute(wanted, tmp_path)
+    points = read_trajectory(tmp_path / "trajectory.jsonl")
+    assert [point[:3] for point in points] == [(t, client, k) for t in (1, 3) for client in (3, 7) for k in (1, 2)]
+    assert config.load(tmp_path) == wanted
+
+
+def test_it_changes_the_cohorts_and_so_the_problem() -> None:
+    assert small("trajectory.clients=[3]").problem() != small().problem()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trajectory.clients=[12]", "numbered from 0 to 11"),
+        ("trajectory={clients: [0], rounds: [0]}", "trajectory.rounds.0"),
+        ("trajectory.clients=[]", "at least 1 item"),
+        ("trajectory.client=[0]", "Did you mean 'trajectory.clients'"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config.execute(small(override))
+
+
+def test_a_method_whose_clients_have_no_second_moments_is_refused() -> None:
+    with pytest.raises(ConfigError, match="those of fedavg have none"):
+        config.execute(small("trajectory.clients=[0]", "algorithm=fedavg"))
