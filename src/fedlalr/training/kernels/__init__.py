@@ -1,0 +1,34 @@
+"""Fast kernels for a stack of clients on a GPU, and the same operations in plain PyTorch.
+
+Every operation here has one meaning and two forms with the same signature: `plain` runs anywhere in the parameters'
+own precision; the Triton one runs on CUDA with bfloat16 activations, float32 arithmetic and float32 gradients of
+parameters. `kernels_available` says whether the second can be used.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+import torch
+
+
+def kernels_available(device: torch.device | str) -> bool:
+    """Whether the Triton kernels can run on a device: CUDA of compute capability 8 or higher with Triton installed.
+
+    Under Triton's interpreter (`TRITON_INTERPRET=1`) they also run, slowly, on CPU tensors.
+    """
+    if find_spec("triton") is None:
+        return False
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return True
+    device = torch.device(device)
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def shared_memory(device: torch.device | str) -> int:
+    """Bytes of shared memory that one program can have on a CUDA device; no limit under Triton's interpreter."""
+    if torch.device(device).type != "cuda":
+        return 1 << 30
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", 0))

@@ -1,0 +1,65 @@
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
+"""FedLALR's local step over a stack of clients in one pass through memory, in place.
+
+Reads gradient, x, m, v and v̂ once and writes the last four once, with everything that happens around the step (clipping
+factor, weight decay) folded in. The plain form of the same step is `local_step` around `FedLALR.step`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def step_block(
+    gradient, x, m, v, v_hat, lr, factor, active, place, client, elements,
+    beta1, beta2, weight_decay, decoupled, SCALED: tl.constexpr, GUARDED: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """The step at some places. WHOLE: all of them exist and belong to one client, so they move in wide words."""
+    keep = None if WHOLE else place < elements
+    g = tl.load(gradient + place, mask=keep)
+    x_old = tl.load(x + place, mask=keep)
+    m_old = tl.load(m + place, mask=keep)
+    v_old = tl.load(v + place, mask=keep)
+    v_hat_old = tl.load(v_hat + place, mask=keep)
+    rate = tl.load(lr)
+    if SCALED:
+        g *= tl.load(factor + client, mask=keep)
+    g += weight_decay * x_old
+    m_new = beta1 * m_old + (1 - beta1) * g
+    v_new = beta2 * v_old + (1 - beta2) * g * g
+    v_hat_new = tl.maximum(v_hat_old, v_new)
+    x_new = x_old * (1 - rate * decoupled) - tl.div_rn(rate * m_new, tl.sqrt_rn(v_hat_new))
+    if GUARDED:
+        on = tl.load(active + client, mask=keep) != 0
+        x_new = tl.where(on, x_new, x_old)
+        m_new = tl.where(on, m_new, m_old)
+        v_new = tl.where(on, v_new, v_old)
+        v_hat_new = tl.where(on, v_hat_new, v_hat_old)
+    tl.store(x + place, x_new, mask=keep)
+    tl.store(m + place, m_new, mask=keep)
+    tl.store(v + place, v_new, mask=keep)
+    tl.store(v_hat + place, v_hat_new, mask=keep)
+
+
+@triton.jit
+def amsgrad(
+    gradient, x, m, v, v_hat, lr, factor, active, elements, size,
+    beta1, beta2, weight_decay, decoupled,
+    SCALED: tl.constexpr, GUARDED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One element-wise pass over `[C, P]`; `factor` and `active` are `[C]`, `lr` is one number on the device."""
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    place = first + tl.arange(0, BLOCK)
+    client = first // size
+    if (first + BLOCK <= elements) & ((first + BLOCK - 1) // size == client):
+        step_block(
+            gradient, x, m, v, v_hat, lr, factor, active, place, client, elements,
+            beta1, beta2, weight_decay, decoupled, SCALED, GUARDED, True,
+        )  # fmt: skip
+    else:
+        step_block(
+            gradient, x, m, v, v_hat, lr, factor, active, place, place // size, elements,
+            beta1, beta2, weight_decay, decoupled, SCALED, GUARDED, False,
+        )  # fmt: skip

@@ -1,0 +1,158 @@
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
+"""Triton kernels of out = x + BN(gelu(depthwise(x) + bias)), forward, and of the convolution's gradients.
+
+One program owns one channel of one client, a contiguous row of B images, as in `norm_triton`. The convolution runs on
+the tensor cores: a block of R output rows of an image depends on a window of eight input rows around it, linearly and
+in the same way everywhere, so a whole batch of blocks is one product with a banded Toeplitz matrix `[8 W, R W]` that is
+made from the taps once per program. Its mirror image gives the input gradient, and the product of the windows of one
+side with the blocks of the other, summed along the bands, the gradient of the taps.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fedlalr.training.kernels.gelu import gelu
+from fedlalr.training.kernels.norm_triton import finish_statistics, load_kept, load_tile, row_count, store_tile
+
+
+@triton.jit
+def toeplitz(table, WIDTH: tl.constexpr, ROWS: tl.constexpr, MIRRORED: tl.constexpr):
+    """The matrix that takes the eight rows of a window to the `ROWS` rows of its block.
+
+    `table` holds the taps amid zeros, `[11, 2 W]`, with the middle tap at (5, W): see `tap_table`. So the entry for a
+    shift needs no bounds.
+    """
+    k = tl.arange(0, 8 * WIDTH)[:, None]
+    n = tl.arange(0, ROWS * WIDTH)[None, :]
+    place = (k // WIDTH - 2) * (2 * WIDTH) + k % WIDTH - (n // WIDTH * (2 * WIDTH) + n % WIDTH)
+    if MIRRORED:
+        place = -place
+    return tl.load(table + 5 * (2 * WIDTH) + WIDTH + place)
+
+
+@triton.jit
+def load_windows(row_start, window, windows, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
+    """The eight rows around each block, zero outside its image: `[len(window), 8 W]`. An image has `BLOCKS` blocks."""
+    k = tl.arange(0, 8 * WIDTH)[None, :]
+    image_row = (window % BLOCKS)[:, None] * ROWS - 2 + k // WIDTH
+    inside = (image_row >= 0) & (image_row < ROWS * BLOCKS) & (window < windows)[:, None]
+    return tl.load(row_start + window[:, None] * (ROWS * WIDTH) - 2 * WIDTH + k, mask=inside, other=0.0)
+
+
+@triton.jit
+def tile_residual(x, y, scale, shift, out, image, images, PIXELS: tl.constexpr, BOUNDED: tl.constexpr):
+    """Writes x + scale · gelu(y) + shift of some images."""
+    z = gelu(load_tile(y, image, images, PIXELS, BOUNDED)) * scale + shift
+    store_tile(out, image, images, z + load_tile(x, image, images, PIXELS, BOUNDED), PIXELS, BOUNDED)
+
+
+@triton.jit
+def depthwise_forward(
+    x, table, bias, gamma, beta, running_mean, running_var, mask, y, out, mean_out, rstd_out, new_mean, new_var,
+    bias_stride, gamma_stride, beta_stride, channels, images, momentum, eps,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr, MASKED: tl.constexpr,
+    WINDOWS: tl.constexpr, TILE: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    """y = depthwise(x) + bias and out = x + BN(gelu(y))."""
+    PIXELS: tl.constexpr = BLOCKS * ROWS * WIDTH
+    row = tl.program_id(0)
+    client, channel = (row // channels).to(tl.int64), row % channels
+    b = tl.load(bias + client * bias_stride + channel)
+    scale = tl.load(gamma + client * gamma_stride + channel)
+    shift = tl.load(beta + client * beta_stride + channel)
+    matrix = toeplitz(table + row * (22 * WIDTH), WIDTH, ROWS, False)
+    first = row.to(tl.int64) * images * PIXELS
+    x += first
+    y += first
+    out += first
+    if MASKED:
+        mask += client * images
+    count = row_count(mask, images, PIXELS, MASKED)
+
+    windows = images * BLOCKS
+    sums = tl.zeros([WINDOWS], tl.float32)
+    squares = tl.zeros([WINDOWS], tl.float32)
+    for start in range(0, windows, WINDOWS):
+        window = start + tl.arange(0, WINDOWS)
+        conv = tl.dot(load_windows(x, window, windows, WIDTH, ROWS, BLOCKS), matrix) + b
+        store_tile(y, window, windows, conv, ROWS * WIDTH, True)
+        g = gelu(conv)
+        if MASKED:
+            weighted = g * load_kept(mask, window // BLOCKS, images)
+        else:
+            weighted = tl.where((window < windows)[:, None], g, 0.0)
+        sums += tl.sum(weighted, axis=1)
+        squares += tl.sum(weighted * g, axis=1)
+    total, total_squares = tl.sum(sums), tl.sum(squares)
+
+    mean, rstd = finish_statistics(
+        total,
+        total_squares,
+        count,
+        row,
+        running_mean,
+        running_var,
+        new_mean,
+        new_var,
+        mean_out,
+        rstd_out,
+        momentum,
+        eps,
+    )
+    scale *= rstd
+    shift -= mean * scale
+    tl.debug_barrier()  # the second pass reads what other threads of this program wrote
+    whole = images // TILE * TILE
+    for start in range(whole, images, TAIL):
+        rest = start + tl.arange(0, TAIL)
+        tile_residual(x, y, scale, shift, out, rest, images, PIXELS, True)
+    for done in range(0, whole, TILE):
+        image = whole - TILE - done + tl.arange(0, TILE)
+        tile_residual(x, y, scale, shift, out, image, images, PIXELS, False)
+
+
+@triton.jit
+def depthwise_backward(
+    x, dy, dout, table, dx, dtaps, scratch, images,
+    KERNEL: tl.constexpr, TAPS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
+    WINDOWS: tl.constexpr,
+):  # fmt: skip
+    """dx = dout + the convolution's input gradient, and the gradient of its taps, from dy, that of its output."""
+    row = tl.program_id(0)
+    matrix = toeplitz(table + row * (22 * WIDTH), WIDTH, ROWS, True)
+    windows = images * BLOCKS
+    first = row.to(tl.int64) * windows * (ROWS * WIDTH)
+    products = tl.zeros([8 * WIDTH, ROWS * WIDTH], tl.float32)
+    for start in range(0, windows, WINDOWS):
+        window = start + tl.arange(0, WINDOWS)
+        around = load_windows(dy + first, window, windows, WIDTH, ROWS, BLOCKS)
+        here = load_tile(x + first, window, windows, ROWS * WIDTH, True).to(tl.bfloat16)
+        residual = load_tile(dout + first, window, windows, ROWS * WIDTH, True)
+        store_tile(dx + first, window, windows, tl.dot(around, matrix) + residual, ROWS * WIDTH, True)
+        products = tl.dot(tl.trans(around), here, products)
+    scratch += row.to(tl.int64) * (8 * ROWS * WIDTH * WIDTH)
+    store_taps(products, scratch, dtaps + row * (KERNEL * KERNEL), KERNEL, WIDTH, ROWS, TAPS)
+
+
+@triton.jit
+def store_taps(
+    products, scratch, dtaps, KERNEL: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr
+):
+    """Sum products of windows of dy with blocks of x, `[8 W, R W]`, along their bands, one for each tap.
+
+    A band crosses all threads. Laying the products down in memory and picking them up again is far cheaper than
+    reductions between warps, which meet in the banks of shared memory.
+    """
+    k = tl.arange(0, 8 * WIDTH)[:, None]
+    n = tl.arange(0, ROWS * WIDTH)[None, :]
+    tl.store(scratch + k * (ROWS * WIDTH) + n, products)
+    tl.debug_barrier()
+    tap = tl.arange(0, TAPS)[:, None]
+    down = n // WIDTH + 2 + KERNEL // 2 - tap // KERNEL
+    across = n % WIDTH + KERNEL // 2 - tap % KERNEL
+    inside = (across >= 0) & (across < WIDTH) & (tap < KERNEL * KERNEL)
+    band = tl.load(scratch + (down * WIDTH + across) * (ROWS * WIDTH) + n, mask=inside, other=0.0)
+    place = tl.arange(0, TAPS)
+    tl.store(dtaps + place, tl.sum(band, axis=1), mask=place < KERNEL * KERNEL)

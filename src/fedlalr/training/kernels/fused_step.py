@@ -1,0 +1,82 @@
+"""A local step with everything around it in one pass over the stack, for the algorithms that have a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedlalr.algorithms.fedlalr import FedLALR
+from fedlalr.algorithms.slots import Algorithm, Slots
+from fedlalr.training.kernels import kernels_available
+
+
+class FusedStep(Protocol):
+    """Does what `local_step` does, but writes the new values into the client's own slots `[C, P]`.
+
+    The slots must be contiguous and no two of them may share memory. Nothing is read back to the host, so the call can
+    be captured in a CUDA graph; then `lr` should be a tensor, which the next replay may find changed.
+    """
+
+    def __call__(
+        self,
+        client: Slots,
+        gradient: Tensor,
+        lr: float | Tensor,
+        *,
+        clip_norm: float | None = None,
+        weight_decay: float = 0.0,
+        decoupled_weight_decay: float = 0.0,
+        active: Tensor | None = None,
+    ) -> None:
+        """One step of every client, or of those that `active` (bool `[C]`) marks."""
+        ...
+
+
+def fused_step(algorithm: Algorithm, device: torch.device | str) -> FusedStep | None:
+    """The fused form of an algorithm's local step on a device, or None where there is none and `step` is to be used."""
+    if not kernels_available(device):
+        return None
+    make = _FUSED.get(type(algorithm))
+    return make(algorithm) if make is not None else None
+
+
+def _fedlalr(algorithm: Algorithm) -> FusedStep:
+    from fedlalr.training.kernels.amsgrad import amsgrad  # Triton is not installed everywhere
+
+    assert isinstance(algorithm, FedLALR)
+    beta1, beta2 = algorithm.betas
+
+    def step(
+        client: Slots,
+        gradient: Tensor,
+        lr: float | Tensor,
+        *,
+        clip_norm: float | None = None,
+        weight_decay: float = 0.0,
+        decoupled_weight_decay: float = 0.0,
+        active: Tensor | None = None,
+    ) -> None:
+        x = client.x
+        tensors = [gradient.contiguous(), *(client[name] for name in ("x", "m", "v", "v_hat"))]
+        if any(not tensor.is_contiguous() or tensor.shape != x.shape for tensor in tensors):
+            raise ValueError(
+                "the fused step writes in place and needs every slot as a contiguous stack [C, P] of its own"
+            )
+        rate = torch.full((), lr, device=x.device, dtype=x.dtype) if isinstance(lr, float | int) else lr.to(x.dtype)
+        factor = None
+        if clip_norm is not None:
+            factor = clip_norm / torch.linalg.vector_norm(gradient, dim=-1).clamp(min=clip_norm)
+        block = 1024
+        amsgrad[(-(-x.numel() // block),)](
+            *tensors, rate, factor, active, x.numel(), x.shape[-1],
+            beta1, beta2, weight_decay, decoupled_weight_decay,
+            SCALED=factor is not None, GUARDED=active is not None, BLOCK=block, num_warps=4,
+        )  # fmt: skip
+
+    return step
+
+
+_FUSED: dict[type, Callable[[Algorithm], FusedStep]] = {FedLALR: _fedlalr}

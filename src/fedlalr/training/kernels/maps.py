@@ -1,0 +1,136 @@
+"""The fused operations on stacked maps `[C, D, B, H, W]` in bfloat16: autograd around the Triton kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from fedlalr.training.kernels.depthwise_triton import depthwise_backward, depthwise_forward
+from fedlalr.training.kernels.norm_triton import norm_backward, norm_forward
+from fedlalr.training.kernels.plain import Norm, Normed
+from fedlalr.training.kernels.products import pointwise
+
+__all__ = ["depthwise_gelu_norm", "gelu_norm", "pointwise", "supported"]
+
+# Tiles and launch options, as measured on an H200: images in a tile of a pass over a row and in the tiles of its rest;
+# image rows in a block of the convolution and blocks in one product.
+NORM_FORWARD = {"TILE": 8, "TAIL": 2, "num_warps": 8}
+NORM_BACKWARD = {"TILE": 8, "TAIL": 2, "num_warps": 8}
+DEPTHWISE_FORWARD = {"TILE": 16, "TAIL": 2, "ROWS": 4, "WINDOWS": 64, "num_warps": 4, "num_stages": 1}
+DEPTHWISE_BACKWARD = {"ROWS": 2, "WINDOWS": 64, "num_warps": 4, "num_stages": 1}
+
+
+def supported(height: int, width: int, kernel: int) -> bool:
+    """Whether the kernels fit maps and a depthwise convolution of this size."""
+    return width in (8, 16) and height in (4, 8, 16) and kernel in (3, 5)
+
+
+class _GeluNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, y: Tensor, bias: Tensor, weight: Tensor, shift: Tensor, norm: Norm, mask: Tensor | None, pooled: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        y, bias, weight, shift = y.contiguous(), _rows(bias), _rows(weight), _rows(shift)
+        clients, channels, images = y.shape[:3]
+        out = torch.empty(y.shape[:3], device=y.device) if pooled else torch.empty_like(y)
+        mean, rstd, new_mean, new_var = torch.empty(4, clients, channels, device=y.device).unbind()
+        norm_forward[(clients * channels,)](
+            y, bias, weight, shift, norm.running_mean, norm.running_var, mask, out, mean, rstd, new_mean, new_var,
+            bias.stride(0), weight.stride(0), shift.stride(0), channels, images, norm.momentum, norm.eps,
+            PIXELS=y[0, 0, 0].numel(), MASKED=mask is not None, POOLED=pooled, **NORM_FORWARD,
+        )  # fmt: skip
+        ctx.save_for_backward(y, bias, weight, mean, rstd, mask)
+        ctx.pooled = pooled
+        ctx.mark_non_differentiable(new_mean, new_var)
+        return out, new_mean, new_var
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        y, bias, weight, mean, rstd, mask = ctx.saved_tensors
+        clients, channels, images = y.shape[:3]
+        dy = torch.empty_like(y)
+        dbias, dweight, dshift = torch.empty(3, clients, channels, device=y.device).unbind()
+        norm_backward[(clients * channels,)](
+            y, dout.contiguous(), bias, weight, mask, mean, rstd, dy, dbias, dweight, dshift,
+            bias.stride(0), weight.stride(0), channels, images,
+            PIXELS=y[0, 0, 0].numel(), BIASED=True, MASKED=mask is not None, POOLED=ctx.pooled, **NORM_BACKWARD,
+        )  # fmt: skip
+        return dy, dbias, dweight, dshift, None, None, None
+
+
+class _DepthwiseGeluNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, taps: Tensor, bias: Tensor, weight: Tensor, shift: Tensor, norm: Norm, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        x, bias, weight, shift = x.contiguous(), _rows(bias), _rows(weight), _rows(shift)
+        clients, channels, images, height, width = x.shape
+        table = tap_table(taps, width)
+        y, out = torch.empty_like(x), torch.empty_like(x)
+        mean, rstd, new_mean, new_var = torch.empty(4, clients, channels, device=x.device).unbind()
+        depthwise_forward[(clients * channels,)](
+            x, table, bias, weight, shift, norm.running_mean, norm.running_var, mask, y, out,
+            mean, rstd, new_mean, new_var,
+            bias.stride(0), weight.stride(0), shift.stride(0), channels, images, norm.momentum, norm.eps,
+            WIDTH=width, BLOCKS=height // DEPTHWISE_FORWARD["ROWS"], MASKED=mask is not None, **DEPTHWISE_FORWARD,
+        )  # fmt: skip
+        ctx.save_for_backward(x, y, table, weight, mean, rstd, mask)
+        ctx.taps_shape = taps.shape
+        ctx.mark_non_differentiable(new_mean, new_var)
+        return out, new_mean, new_var
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, table, weight, mean, rstd, mask = ctx.saved_tensors
+        clients, channels, images, height, width = x.shape
+        dout, dy = dout.contiguous(), torch.empty_like(y)
+        dbias, dweight, dshift = torch.empty(3, clients, channels, device=x.device).unbind()
+        norm_backward[(clients * channels,)](
+            y, dout, None, weight, mask, mean, rstd, dy, dbias, dweight, dshift, 0, weight.stride(0), channels, images,
+            PIXELS=y[0, 0, 0].numel(), BIASED=False, MASKED=mask is not None, POOLED=False, **NORM_BACKWARD,
+        )  # fmt: skip
+        dx, dtaps = torch.empty_like(x), torch.empty(ctx.taps_shape, device=x.device)
+        rows, kernel = DEPTHWISE_BACKWARD["ROWS"], dtaps.shape[-1]
+        scratch = torch.empty(clients * channels, 8 * width, rows * width, device=x.device)
+        depthwise_backward[(clients * channels,)](
+            x, dy, dout, table, dx, dtaps, scratch, images,
+            KERNEL=kernel, TAPS=32, WIDTH=width, BLOCKS=height // rows, **DEPTHWISE_BACKWARD,
+        )  # fmt: skip
+        return dx, dtaps, dbias, dweight, dshift, None, None
+
+
+def gelu_norm(y: Tensor, bias: Tensor, norm: Norm, mask: Tensor | None = None, pooled: bool = False) -> Normed:
+    """BN(gelu(y + bias)), or its mean over the pixels in float32, `[C, D, B]`."""
+    parts = _GeluNorm.apply(y, bias, norm.weight, norm.bias, _contiguous(norm), _kept(mask), pooled)  # type: ignore[no-untyped-call]
+    return Normed(*parts)
+
+
+def depthwise_gelu_norm(x: Tensor, taps: Tensor, bias: Tensor, norm: Norm, mask: Tensor | None = None) -> Normed:
+    """x + BN(gelu(depthwise(x) + bias))."""
+    parts = _DepthwiseGeluNorm.apply(x, taps, bias, norm.weight, norm.bias, _contiguous(norm), _kept(mask))  # type: ignore[no-untyped-call]
+    return Normed(*parts)
+
+
+def tap_table(taps: Tensor, width: int) -> Tensor:
+    """The taps `[C, D, 1, k, k]` amid zeros, `[C, D, 11, 2 W]`, the middle one at (5, W)."""
+    half = taps.shape[-1] // 2
+    return F.pad(taps[:, :, 0].to(torch.bfloat16), (width - half, width - half - 1, 5 - half, 5 - half))
+
+
+def _rows(parameter: Tensor) -> Tensor:
+    """A stacked parameter `[C, D]` whose rows are contiguous; they may lie apart, as views of flat vectors do."""
+    return parameter if parameter.stride(-1) == 1 else parameter.contiguous()
+
+
+def _contiguous(norm: Norm) -> Norm:
+    return norm._replace(running_mean=norm.running_mean.contiguous(), running_var=norm.running_var.contiguous())
+
+
+def _kept(mask: Tensor | None) -> Tensor | None:
+    return None if mask is None else mask.to(torch.float32).contiguous()

@@ -1,0 +1,247 @@
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
+"""Triton kernels of GELU followed by BatchNorm, forward and backward.
+
+Maps lie as `[C, D, B, H, W]`: everything one BatchNorm channel of one client averages over is one contiguous row, so
+one program owns it, no sum crosses programs and the result does not depend on their order. A program goes over its row
+twice, once for the sums and once with them, the second time backwards, from what the cache still has. It works on tiles
+of whole images: `TILE` of them at a time, which needs no bounds, and `TAIL` at a time what is left. Maps are bfloat16,
+arithmetic is float32.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fedlalr.training.kernels.gelu import gelu, gelu_and_slope
+
+
+@triton.jit
+def row_count(mask, images, PIXELS: tl.constexpr, MASKED: tl.constexpr):
+    """How many values a client's statistics are taken over, at least one; `mask` is at the client's row."""
+    if MASKED:
+        kept = tl.zeros([64], tl.float32)
+        for start in range(0, images, 64):
+            image = start + tl.arange(0, 64)
+            kept += tl.load(mask + image, mask=image < images, other=0.0)
+        count = tl.maximum(tl.sum(kept) * PIXELS, 1.0)
+    else:
+        count = images * PIXELS * 1.0
+    return count
+
+
+@triton.jit
+def finish_statistics(
+    total, squares, count, row, running_mean, running_var, new_mean, new_var, mean_out, rstd_out, momentum, eps
+):
+    """Mean and 1/σ of a row from its sums; also writes them and the new running statistics."""
+    mean = total / count
+    variance = tl.maximum(squares / count - mean * mean, 0.0)
+    rstd = 1.0 / tl.sqrt(variance + eps)
+    unbiased = variance * count / tl.maximum(count - 1, 1.0)
+    tl.store(new_mean + row, (1 - momentum) * tl.load(running_mean + row) + momentum * mean)
+    tl.store(new_var + row, (1 - momentum) * tl.load(running_var + row) + momentum * unbiased)
+    tl.store(mean_out + row, mean)
+    tl.store(rstd_out + row, rstd)
+    return mean, rstd
+
+
+@triton.jit
+def load_tile(row_start, image, images, PIXELS: tl.constexpr, BOUNDED: tl.constexpr):
+    """Some images of a row in float32, `[len(image), PIXELS]`; zero where there is no such image."""
+    place = image[:, None] * PIXELS + tl.arange(0, PIXELS)[None, :]
+    if BOUNDED:
+        tile = tl.load(row_start + place, mask=(image < images)[:, None], other=0.0)
+    else:
+        tile = tl.load(row_start + place)
+    return tile.to(tl.float32)
+
+
+@triton.jit
+def store_tile(row_start, image, images, tile, PIXELS: tl.constexpr, BOUNDED: tl.constexpr):
+    """Write some images of a row, rounded."""
+    place = image[:, None] * PIXELS + tl.arange(0, PIXELS)[None, :]
+    if BOUNDED:
+        tl.store(row_start + place, tile.to(tl.bfloat16), mask=(image < images)[:, None])
+    else:
+        tl.store(row_start + place, tile.to(tl.bfloat16))
+
+
+@triton.jit
+def load_kept(mask, image, images):
+    """1 for images that count, 0 for padding: `[len(image), 1]`."""
+    return tl.load(mask + image, mask=image < images, other=0.0)[:, None]
+
+
+@triton.jit
+def tile_statistics(y, b, mask, image, images, PIXELS: tl.constexpr, MASKED: tl.constexpr, BOUNDED: tl.constexpr):
+    """What some images of a row add to Σ g and Σ g²."""
+    g = gelu(load_tile(y, image, images, PIXELS, BOUNDED) + b)
+    weighted = g
+    if MASKED:
+        weighted = g * load_kept(mask, image, images)
+    elif BOUNDED:
+        weighted = tl.where((image < images)[:, None], g, 0.0)
+    return weighted, weighted * g
+
+
+@triton.jit
+def tile_output(
+    y, b, scale, shift, out, image, images, PIXELS: tl.constexpr, POOLED: tl.constexpr, BOUNDED: tl.constexpr
+):
+    """Writes scale · gelu(y + b) + shift of some images, or its mean over the pixels."""
+    x = gelu(load_tile(y, image, images, PIXELS, BOUNDED) + b) * scale + shift
+    if POOLED:
+        tl.store(out + image, tl.sum(x, axis=1) * (1.0 / PIXELS), mask=image < images)
+    else:
+        store_tile(out, image, images, x, PIXELS, BOUNDED)
+
+
+@triton.jit
+def norm_forward(
+    y, bias, gamma, beta, running_mean, running_var, mask, out, mean_out, rstd_out, new_mean, new_var,
+    bias_stride, gamma_stride, beta_stride, channels, images, momentum, eps,
+    PIXELS: tl.constexpr, MASKED: tl.constexpr, POOLED: tl.constexpr, TILE: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    """out = BN(gelu(y + bias)), or its mean over the pixels."""
+    row = tl.program_id(0)
+    client, channel = (row // channels).to(tl.int64), row % channels
+    b = tl.load(bias + client * bias_stride + channel)
+    scale = tl.load(gamma + client * gamma_stride + channel)
+    shift = tl.load(beta + client * beta_stride + channel)
+    first = row.to(tl.int64) * images
+    y += first * PIXELS
+    out += first if POOLED else first * PIXELS
+    if MASKED:
+        mask += client * images
+    count = row_count(mask, images, PIXELS, MASKED)
+    whole = images // TILE * TILE
+
+    sums = tl.zeros([TILE, PIXELS], tl.float32)
+    squares = tl.zeros([TILE, PIXELS], tl.float32)
+    for start in range(0, whole, TILE):
+        image = start + tl.arange(0, TILE)
+        more, more_squares = tile_statistics(y, b, mask, image, images, PIXELS, MASKED, False)
+        sums += more
+        squares += more_squares
+    total, total_squares = tl.sum(sums), tl.sum(squares)
+    for start in range(whole, images, TAIL):
+        rest = start + tl.arange(0, TAIL)
+        last, last_squares = tile_statistics(y, b, mask, rest, images, PIXELS, MASKED, True)
+        total += tl.sum(last)
+        total_squares += tl.sum(last_squares)
+
+    mean, rstd = finish_statistics(
+        total,
+        total_squares,
+        count,
+        row,
+        running_mean,
+        running_var,
+        new_mean,
+        new_var,
+        mean_out,
+        rstd_out,
+        momentum,
+        eps,
+    )
+    scale *= rstd
+    shift -= mean * scale
+    for start in range(whole, images, TAIL):
+        rest = start + tl.arange(0, TAIL)
+        tile_output(y, b, scale, shift, out, rest, images, PIXELS, POOLED, True)
+    for done in range(0, whole, TILE):
+        image = whole - TILE - done + tl.arange(0, TILE)
+        tile_output(y, b, scale, shift, out, image, images, PIXELS, POOLED, False)
+
+
+@triton.jit
+def load_gradient(dout, image, images, PIXELS: tl.constexpr, POOLED: tl.constexpr, BOUNDED: tl.constexpr):
+    """The gradient of some images of a row; of pooled ones, every pixel's share."""
+    if POOLED:
+        share = tl.load(dout + image, mask=image < images, other=0.0) * (1.0 / PIXELS)
+        dx = share[:, None] + tl.zeros([1, PIXELS], tl.float32)
+    else:
+        dx = load_tile(dout, image, images, PIXELS, BOUNDED)
+    return dx
+
+
+@triton.jit
+def tile_projections(y, b, dout, image, images, PIXELS: tl.constexpr, POOLED: tl.constexpr, BOUNDED: tl.constexpr):
+    """What some images of a row add to Σ dx and Σ dx g; nothing where there is no image, since dx is zero there."""
+    dx = load_gradient(dout, image, images, PIXELS, POOLED, BOUNDED)
+    return dx, dx * gelu(load_tile(y, image, images, PIXELS, BOUNDED) + b)
+
+
+@triton.jit
+def tile_gradient(
+    y, b, dout, dy, mask, a, c, e, image, images,
+    PIXELS: tl.constexpr, MASKED: tl.constexpr, POOLED: tl.constexpr, BOUNDED: tl.constexpr,
+):  # fmt: skip
+    """Writes dy of some images and gives it for its sum."""
+    dx = load_gradient(dout, image, images, PIXELS, POOLED, BOUNDED)
+    g, slope = gelu_and_slope(load_tile(y, image, images, PIXELS, BOUNDED) + b)
+    correction = c * g + e
+    if MASKED:
+        correction *= load_kept(mask, image, images)
+    gradient = slope * (a * dx - correction)
+    if BOUNDED:
+        gradient = tl.where((image < images)[:, None], gradient, 0.0)
+    store_tile(dy, image, images, gradient, PIXELS, BOUNDED)
+    return gradient
+
+
+@triton.jit
+def norm_backward(
+    y, dout, bias, gamma, mask, mean_in, rstd_in, dy, dbias, dgamma, dbeta,
+    bias_stride, gamma_stride, channels, images,
+    PIXELS: tl.constexpr, BIASED: tl.constexpr, MASKED: tl.constexpr, POOLED: tl.constexpr,
+    TILE: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    """Gradients of `norm_forward` with respect to y, bias, gamma and beta; without BIASED y has its bias already."""
+    row = tl.program_id(0)
+    client, channel = (row // channels).to(tl.int64), row % channels
+    b = 0.0
+    if BIASED:
+        b = tl.load(bias + client * bias_stride + channel)
+    scale = tl.load(gamma + client * gamma_stride + channel)
+    mean, rstd = tl.load(mean_in + row), tl.load(rstd_in + row)
+    first = row.to(tl.int64) * images
+    y += first * PIXELS
+    dy += first * PIXELS
+    dout += first if POOLED else first * PIXELS
+    if MASKED:
+        mask += client * images
+    count = row_count(mask, images, PIXELS, MASKED)
+    whole = images // TILE * TILE
+
+    sum_dx = tl.zeros([TILE, PIXELS], tl.float32)
+    sum_dxg = tl.zeros([TILE, PIXELS], tl.float32)
+    for start in range(0, whole, TILE):
+        image = start + tl.arange(0, TILE)
+        more, more_g = tile_projections(y, b, dout, image, images, PIXELS, POOLED, False)
+        sum_dx += more
+        sum_dxg += more_g
+    total, projected = tl.sum(sum_dx), tl.sum(sum_dxg)
+    for start in range(whole, images, TAIL):
+        rest = start + tl.arange(0, TAIL)
+        last, last_g = tile_projections(y, b, dout, rest, images, PIXELS, POOLED, True)
+        total += tl.sum(last)
+        projected += tl.sum(last_g)
+    projected = (projected - mean * total) * rstd
+    tl.store(dbeta + row, total)
+    tl.store(dgamma + row, projected)
+
+    # dg = γ/σ (dx − Σdx/n − ĝ Σ(dx ĝ)/n), written as a·dx − (c·g + e)
+    a = scale * rstd
+    c = a * rstd * projected / count
+    e = a * total / count - c * mean
+    total_dy = 0.0
+    for start in range(whole, images, TAIL):
+        rest = start + tl.arange(0, TAIL)
+        total_dy += tl.sum(tile_gradient(y, b, dout, dy, mask, a, c, e, rest, images, PIXELS, MASKED, POOLED, True))
+    sum_dy = tl.zeros([TILE, PIXELS], tl.float32)
+    for done in range(0, whole, TILE):
+        image = whole - TILE - done + tl.arange(0, TILE)
+        sum_dy += tile_gradient(y, b, dout, dy, mask, a, c, e, image, images, PIXELS, MASKED, POOLED, False)
+    tl.store(dbias + row, total_dy + tl.sum(sum_dy))

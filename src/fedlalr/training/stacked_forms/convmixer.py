@@ -1,0 +1,137 @@
+"""ConvMixer with BatchNorm over a stack of clients, on maps that lie as `[C, D, B, H, W]`.
+
+In that layout a 1×1 convolution is one batched matrix product, and everything that a BatchNorm channel averages over is
+one contiguous piece of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedlalr.models.convmixer import ConvMixer
+from fedlalr.training.kernels import plain
+from fedlalr.training.kernels.plain import Norm, Normed
+from fedlalr.training.stacked_forms.form import precision_fits
+
+
+class ConvMixerForm:
+    """A `StackedForward` of `ConvMixer`."""
+
+    def __init__(self, module: nn.Module, compute: torch.dtype | None) -> None:
+        assert isinstance(module, ConvMixer)
+        self.patch = module.patches.kernel_size[0]
+        self.depth = len(module.blocks)
+        self.norms = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.BatchNorm2d)}
+        self.compute = compute
+
+    @staticmethod
+    def fits(module: nn.Module, compute: torch.dtype | None, sample: torch.Size) -> bool:
+        """Whether the module is a ConvMixer with stock BatchNorm and the kernels, if asked for, take its maps."""
+        if type(module) is not ConvMixer or len(sample) != 3 or not precision_fits(module, compute):
+            return False
+        norms = [layer for name, layer in module.named_modules() if name.endswith("norm")]
+        if not all(type(layer) is nn.BatchNorm2d and _is_plain(layer) for layer in norms):
+            return False
+        if compute is None:
+            return True
+        from fedlalr.training.kernels.maps import supported
+
+        patch = module.patches.kernel_size[0]
+        kernel = module.get_parameter("blocks.0.depthwise.weight").shape[-1]
+        return supported(sample[1] // patch, sample[2] // patch, kernel)
+
+    def __call__(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        inputs: Tensor,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        with torch.autocast(inputs.device.type, enabled=False):  # the operations choose their precision themselves
+            return self._forward(parameters, buffers, inputs, mask)
+
+    def _forward(
+        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        stack = _Stack(self, parameters, buffers, mask)
+        x = stack.gelu_norm("patches", self._patches(parameters["patches.weight"], inputs), pooled=False)
+        for block in range(self.depth):
+            x = stack.depthwise(f"blocks.{block}.depthwise", x)
+            y = stack.operations.pointwise(parameters[f"blocks.{block}.pointwise.weight"].flatten(2), x)
+            x = stack.gelu_norm(f"blocks.{block}.pointwise", y, pooled=block == self.depth - 1)
+        weight, bias = parameters["head.weight"], parameters["head.bias"]
+        logits = torch.baddbmm(bias[:, None, :], x.transpose(1, 2), weight.transpose(1, 2))
+        return logits, stack.new_buffers()
+
+    def _patches(self, weight: Tensor, images: Tensor) -> Tensor:
+        """The patch convolution as a product: every patch is a column."""
+        clients, batch, channels, height, width = images.shape
+        p, rows, columns = self.patch, height // self.patch, width // self.patch
+        tiles = images[..., : rows * p, : columns * p].reshape(clients, batch, channels, rows, p, columns, p)
+        tiles = tiles.to(self.compute or weight.dtype).permute(0, 2, 4, 6, 1, 3, 5).flatten(1, 3)
+        weight = weight.flatten(2)
+        if self.compute is not None:  # whole groups of eight keep the products on the tensor cores
+            extra = -tiles.shape[1] % 8
+            tiles, weight = F.pad(tiles, (0,) * 7 + (extra,)), F.pad(weight, (0, extra))
+        product: Tensor = operations(self.compute).pointwise(weight, tiles)
+        return product
+
+
+class _Stack:
+    """One pass through the network: looks up parameters by name and collects the new running statistics."""
+
+    def __init__(
+        self, form: ConvMixerForm, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], mask: Tensor | None
+    ) -> None:
+        self.form, self.parameters, self.buffers, self.mask = form, parameters, buffers, mask
+        self.operations = operations(form.compute)
+        self._changed: dict[str, Tensor] = {}
+
+    def gelu_norm(self, layer: str, y: Tensor, pooled: bool) -> Tensor:
+        bias = self.parameters[f"{layer}.bias"]
+        return self._remember(layer, self.operations.gelu_norm(y, bias, self._norm(layer), self.mask, pooled))
+
+    def depthwise(self, layer: str, x: Tensor) -> Tensor:
+        taps, bias = self.parameters[f"{layer}.weight"], self.parameters[f"{layer}.bias"]
+        return self._remember(layer, self.operations.depthwise_gelu_norm(x, taps, bias, self._norm(layer), self.mask))
+
+    def new_buffers(self) -> dict[str, Tensor]:
+        counters = [f"{name}.num_batches_tracked" for name in self.form.norms]
+        counts = torch._foreach_add([self.buffers[name] for name in counters], 1)
+        return {**self.buffers, **self._changed, **dict(zip(counters, counts, strict=True))}
+
+    def _norm(self, layer: str) -> Norm:
+        name = f"{layer}_norm"
+        stock = self.form.norms[name]
+        assert stock.momentum is not None
+        return Norm(
+            self.parameters[f"{name}.weight"],
+            self.parameters[f"{name}.bias"],
+            self.buffers[f"{name}.running_mean"],
+            self.buffers[f"{name}.running_var"],
+            stock.momentum,
+            stock.eps,
+        )
+
+    def _remember(self, layer: str, normed: Normed) -> Tensor:
+        self._changed[f"{layer}_norm.running_mean"] = normed.running_mean
+        self._changed[f"{layer}_norm.running_var"] = normed.running_var
+        return normed.output
+
+
+def operations(compute: torch.dtype | None) -> ModuleType:
+    """The operations on maps: plain ones, or kernels for bfloat16."""
+    if compute is None:
+        return plain
+    from fedlalr.training.kernels import maps  # Triton is not installed everywhere
+
+    return maps
+
+
+def _is_plain(layer: nn.BatchNorm2d) -> bool:
+    return layer.affine and layer.track_running_stats and layer.momentum is not None
