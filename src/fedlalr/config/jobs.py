@@ -5,9 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,10 @@ class Event:
     reused: bool = False
 
 
+Step = tuple[int | None, Sequence[int], Exception | None]
+"""The number of the job that is over, or None every moment; the jobs under way; the error that ended the one over."""
+
+
 def finished(job: Job) -> Summary | None:
     """The summary of a run of the same settings that the folder already holds, be it one that failed in a round."""
     summary = job.directory.summary()
@@ -68,8 +73,14 @@ def same_problem(config: dict[str, Any], folder: Path) -> bool:
         return False
 
 
-def run_jobs(jobs: Sequence[Job], workers: int, on_event: Callable[[Event], None]) -> list[Summary]:
-    """Run what is not finished yet and return every job's summary, in order. A failed round is an outcome too."""
+def run_jobs(
+    jobs: Sequence[Job], workers: int, on_event: Callable[[Event], None], *, keep_going: bool = False
+) -> list[Summary]:
+    """Run what is not finished yet and return every job's summary, in order. A failed round is an outcome too.
+
+    With `keep_going` any other error, also a process that dies, is the failure of its run alone, which is tried again
+    the next time.
+    """
     summaries: dict[int, Summary] = {}
     todo: list[int] = []
     for i, job in enumerate(jobs):
@@ -79,19 +90,22 @@ def run_jobs(jobs: Sequence[Job], workers: int, on_event: Callable[[Event], None
         else:
             summaries[i] = summary
             on_event(Event(len(summaries), len(jobs), over=job, summary=summary, reused=True))
-    started = _in_turn(jobs, todo) if min(workers, len(todo)) < 2 else _at_once(jobs, todo, min(workers, len(todo)))
-    for over, running in started:
-        if over is not None:
-            summaries[over] = _summary(jobs[over])
-        on_event(
-            Event(
-                done=len(summaries),
-                total=len(jobs),
-                running=[jobs[j] for j in running],
-                over=None if over is None else jobs[over],
-                summary=None if over is None else summaries[over],
+    several = min(workers, len(todo))
+    with closing(_in_turn(jobs, todo) if several < 2 else _at_once(jobs, todo, several)) as started:
+        for over, running, error in started:
+            if error is not None and not keep_going:
+                raise error
+            if over is not None:
+                summaries[over] = _summary(jobs[over]) if error is None else _broken(jobs[over], error)
+            on_event(
+                Event(
+                    done=len(summaries),
+                    total=len(jobs),
+                    running=[jobs[j] for j in running],
+                    over=None if over is None else jobs[over],
+                    summary=None if over is None else summaries[over],
+                )
             )
-        )
     return [summaries[i] for i in range(len(jobs))]
 
 
@@ -104,29 +118,45 @@ def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _in_turn(jobs: Sequence[Job], todo: Sequence[int]) -> Iterator[tuple[int | None, Sequence[int]]]:
+def _in_turn(jobs: Sequence[Job], todo: Sequence[int]) -> Generator[Step]:
     for i in todo:
-        yield None, [i]
-        _work(jobs[i].config.model_dump(), str(jobs[i].folder))
-        yield i, []
+        yield None, [i], None
+        error = None
+        try:
+            _work(jobs[i].config.model_dump(), str(jobs[i].folder))
+        except Exception as raised:  # for the caller to judge
+            error = raised
+        yield i, [], error
 
 
-def _at_once(jobs: Sequence[Job], todo: Sequence[int], workers: int) -> Iterator[tuple[int | None, Sequence[int]]]:
-    """Yields the number of each job that is over, or None every moment, with those under way."""
-    with _pool(workers) as pool:
-        waiting = list(todo)
-        running: dict[Future[None], int] = {}
-        while waiting or running:
-            while waiting and len(running) < workers:
-                job = jobs[waiting[0]]
-                running[pool.submit(_work, job.config.model_dump(), str(job.folder))] = waiting.pop(0)
-            over, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
-            if not over:
-                yield None, list(running.values())
-            for future in over:
-                i = running.pop(future)
-                future.result()
-                yield i, list(running.values())
+def _at_once(jobs: Sequence[Job], todo: Sequence[int], workers: int) -> Generator[Step]:
+    waiting = list(todo)
+    while waiting:  # with new processes, where one has died
+        with _pool(workers) as pool:
+            yield from _drain(pool, jobs, waiting, workers)
+
+
+def _drain(pool: ProcessPoolExecutor, jobs: Sequence[Job], waiting: list[int], workers: int) -> Generator[Step]:
+    """Have the waiting jobs done, until none is left or the pool is broken."""
+    running: dict[Future[None], int] = {}
+    broken = False
+    while running or (waiting and not broken):
+        while waiting and len(running) < workers and not broken:
+            job = jobs[waiting[0]]
+            try:
+                future = pool.submit(_work, job.config.model_dump(), str(job.folder))
+            except BrokenProcessPool:
+                broken = True
+            else:
+                running[future] = waiting.pop(0)
+        over, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
+        if not over:
+            yield None, list(running.values()), None
+        for future in over:
+            i, error = running.pop(future), future.exception()
+            broken |= isinstance(error, BrokenProcessPool)
+            assert error is None or isinstance(error, Exception)  # workers ignore interrupts
+            yield i, list(running.values()), error
 
 
 @contextmanager
@@ -161,6 +191,13 @@ def _work(config: dict[str, Any], folder: str) -> None:
     resume = same_problem(config, Path(folder)) and RunDirectory(folder).holds_run
     with suppress(RoundFailed):  # the summary says why
         execute(check(config), folder, resume=resume, overwrite=not resume)
+
+
+def _broken(job: Job, error: Exception) -> Summary:
+    """What is known of a run that an unexpected error ended. It is not written: the next time the run goes on."""
+    died = isinstance(error, BrokenProcessPool)
+    failure = "its process died, or one beside it" if died else f"{type(error).__name__}: {error}"
+    return {"accuracy": None, "seconds": 0.0, **(job.directory.summary() or {}), "status": "failed", "failure": failure}
 
 
 def _summary(job: Job) -> Summary:
