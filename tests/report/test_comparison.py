@@ -26,12 +26,13 @@ def test_the_best_comes_first_and_a_method_that_failed_last(comparison: Comparis
     assert [outcome.method for outcome in comparison.outcomes] == ["fedlalr", "fedavg", "fedadam"]
 
 
-def test_rounds_and_megabytes_are_counted_to_the_first_round_at_the_target(comparison: Comparison) -> None:
+def test_rounds_megabytes_and_seconds_are_counted_to_the_first_round_at_the_target(comparison: Comparison) -> None:
     fedlalr, fedavg, _ = comparison.outcomes
     assert fedlalr.rounds_to_target == (2, 2, 2)
     assert fedlalr.megabytes_to_target == (13.0, 13.0, 13.0)
     assert fedavg.rounds_to_target == (3, 2, 3)
     assert fedavg.megabytes_to_target == (7.5, 5.0, 7.5)
+    assert fedavg.seconds_to_target == (6.0, 4.0, 6.0)
 
 
 def test_an_accuracy_reached_and_lost_again_counts() -> None:
@@ -63,7 +64,7 @@ def test_unequal_seeds_are_refused() -> None:
 def test_the_table_says_what_the_seeds_allow(comparison: Comparison) -> None:
     table = comparison_table(comparison)
     rows = {row[0]: row for row in table.rows}
-    assert rows["FedLALR"] == ("FedLALR", "87.0 ± 2.6", "–", "2 ± 0", "13.0 ± 0.0", "19.5", "6.0")
+    assert rows["FedLALR"] == ("FedLALR", "87.0 ± 2.6", "–", "2 ± 0", "13.0 ± 0.0", "4.0 ± 0.0", "19.5", "6.0 ± 0.0")
     assert rows["FedAvg"][3] == "3 ± 1"
     assert rows["FedAdam"][3] == "2 ± 0 (2/3)"
     assert any("only k of 3 seeds" in note for note in table.notes)
@@ -79,7 +80,7 @@ def test_methods_that_seeds_cannot_tell_apart_are_named() -> None:
 
 def test_one_seed_is_said_to_be_too_few() -> None:
     table = comparison_table(compare({"fedavg": [curve([0.8])], "fedlalr": [curve([0.9])]}, SETTINGS, target=0.95))
-    assert table.rows[0][:5] == ("FedLALR", "90.0", "–", "not reached", "not reached")
+    assert table.rows[0][:6] == ("FedLALR", "90.0", "–", "not reached", "not reached", "not reached")
     assert table.rows[1][2] == "-10.0"
     assert any("One seed" in note for note in table.notes)
 

@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from fedlalr.cli import compare, data, doctor, presets, resume, run
+from fedlalr.cli import compare, data, doctor, presets, report, resume, run
 from fedlalr.cli.errors import Commands
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "run": run.run,
     "resume": resume.resume,
     "compare": compare.compare,
+    "report": report.report,
     "presets": presets.presets,
     "doctor": doctor.doctor,
 }

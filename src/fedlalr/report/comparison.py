@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any
 
 from fedlalr.federation import Record
@@ -25,6 +26,8 @@ class Outcome:
     """The first round that reached the target; None where none did."""
     megabytes_to_target: tuple[float | None, ...]
     """Sent until then, up and down, buffers included, by all clients together."""
+    seconds_to_target: tuple[float | None, ...]
+    """Until the end of that round."""
     megabytes: Spread
     """Sent over the whole run."""
     seconds: Spread
@@ -91,6 +94,10 @@ class Curve:
             sums.append(total / MEGABYTE)
         return sums
 
+    def seconds(self) -> list[float]:
+        """Passed until the end of each round."""
+        return list(accumulate(record.seconds for record in self.records))
+
     @property
     def final(self) -> float | None:
         if self.failure is not None or not self.records:
@@ -132,19 +139,16 @@ def default_target(runs: Mapping[str, Sequence[Curve]]) -> float:
 def _outcome(
     method: str, settings: Mapping[str, Any], curves: Sequence[Curve], target: float, to_best: Interval | None
 ) -> Outcome:
-    places = [curve.first_at(target) for curve in curves]
+    firsts = [(curve, curve.first_at(target)) for curve in curves]
     return Outcome(
         method=method,
         settings=settings,
         finals=tuple(curve.final for curve in curves),
-        rounds_to_target=tuple(
-            None if place is None else curve.records[place].round for curve, place in zip(curves, places, strict=True)
-        ),
-        megabytes_to_target=tuple(
-            None if place is None else curve.megabytes()[place] for curve, place in zip(curves, places, strict=True)
-        ),
+        rounds_to_target=tuple(None if at is None else curve.records[at].round for curve, at in firsts),
+        megabytes_to_target=tuple(None if at is None else curve.megabytes()[at] for curve, at in firsts),
+        seconds_to_target=tuple(None if at is None else curve.seconds()[at] for curve, at in firsts),
         megabytes=spread([(curve.megabytes() or [0.0])[-1] for curve in curves]),
-        seconds=spread([sum(record.seconds for record in curve.records) for curve in curves]),
+        seconds=spread([(curve.seconds() or [0.0])[-1] for curve in curves]),
         failures=tuple(curve.failure for curve in curves),
         to_best=to_best,
     )

@@ -47,13 +47,14 @@ class Table:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Final accuracy with its difference to the best method's, rounds and megabytes to the target, seconds."""
+    """Final accuracy with its difference to the best's, and rounds, megabytes and seconds to the target and in all."""
     heading = (
         "method",
         "final accuracy, %",
         "difference to best [95 %]",
         f"rounds to {comparison.target:.0%}",
         f"MB to {comparison.target:.0%}",
+        f"seconds to {comparison.target:.0%}",
         "MB sent",
         "seconds",
     )
@@ -71,8 +72,9 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
         _interval(outcome.to_best),
         _reached(outcome.rounds_to_target, 0),
         _reached(outcome.megabytes_to_target, 1),
+        _reached(outcome.seconds_to_target, 1),
         f"{outcome.megabytes.mean:.1f}",
-        f"{outcome.seconds.mean:.1f}",
+        _plus_minus(outcome.seconds, 1, 1),
     )
 
 

@@ -1,0 +1,40 @@
+"""`fedlalr report`: runs as a page to look at and to hand on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+PAGE = "report.html"
+
+
+def report(
+    places: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Run directories, or a directory above several.", show_default=False),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The page to write.", show_default="report.html in the first directory"),
+    ] = None,
+) -> None:
+    """Write one HTML page about runs: curves, clients, partition, refusals, timing, and how to repeat them.
+
+    Everything is in the one file: it opens without a network. Runs that differ in their seed alone are drawn as one
+    line with its range. Trajectories are shown where a run recorded them.
+
+    [bold]Examples[/]
+
+    fedlalr report runs/cifar10
+
+    fedlalr report runs/demo -o demo.html
+
+    fedlalr report runs/fedavg runs/fedlalr -o both.html
+    """
+    from fedlalr.cli.progress import standard_output
+    from fedlalr.report.html import write_report
+
+    written = write_report(places, output or places[0] / PAGE)
+    standard_output().print(f"written to {written}")

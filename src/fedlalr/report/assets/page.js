@@ -1,0 +1,84 @@
+// The switches of the page, and what each chart shows under them.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const find = (id) => document.getElementById(id);
+
+function radios(fieldset, choices, change) {
+  const rest = fieldset.querySelector("legend");
+  fieldset.replaceChildren(rest, ...choices.map(([value, text], i) => {
+    const input = make("input", { type: "radio", name: fieldset.id, value });
+    input.checked = i === 0;
+    input.addEventListener("change", () => change(value));
+    return make("label", {}, input, make("span", {}, text));
+  }));
+}
+
+function options(id, items, change) {
+  if (items.length < 2) return;
+  find(id).append(...items.map((item, i) => make("option", { value: i }, item.label)));
+  find(id).addEventListener("change", (event) => change(items[Number(event.target.value)]));
+  find(id).parentElement.hidden = false;
+}
+
+const QUANTITIES = [["accuracy", "accuracy"], ["loss", "test loss"], ["train_loss", "training loss"], ["lr", "client rate"]];
+const AXES = [["round", "rounds"], ["megabytes", "megabytes"], ["seconds", "time"]];
+const AXIS_LABELS = { round: "round", megabytes: "megabytes sent, up and down", seconds: "seconds" };
+
+function curves() {
+  const there = QUANTITIES.filter(([name]) => data.curves.some((c) => c.y[name]));
+  if (!there.length) { find("curves-chart").textContent = "No run has finished a round yet."; return; }
+  let y = there[0][0], x = AXES[0][0];
+  const label = (name) => there.find(([n]) => n === name)[1];
+  const several = data.curves.some((c) => c.seeds > 1);
+  const draw = lineChart(find("curves-chart"), () => ({
+    series: data.curves.filter((c) => c.y[y]).map((c) => ({ label: c.label, x: c.x[x], y: c.y[y].mean, low: c.y[y].low, high: c.y[y].high })),
+    xLabel: AXIS_LABELS[x],
+    yLabel: label(y) + (several ? ", mean and range over seeds" : ""),
+    whole: x === "round",
+    format: y === "accuracy" ? percent : number,
+    tick: y === "accuracy" ? (v) => `${Math.round(100 * v)} %` : number,
+    hint: "Values after the last round. Point at the chart to read others; click a name to hide its line.",
+    where: (at) => (x === "round" ? `At round ${at}:` : x === "seconds" ? `After ${number(at)} seconds:` : `After ${number(at)} megabytes:`),
+  }));
+  radios(find("curves-y"), there, (value) => { y = value; draw(); });
+  radios(find("curves-x"), AXES, (value) => { x = value; draw(); });
+}
+
+function trajectories() {
+  if (!data.trajectories.length) {
+    find("trajectories-chart").textContent = "No trajectory was recorded in these runs.";
+    find("trajectories-y").hidden = true;
+    return;
+  }
+  let run = data.trajectories[0], name = run.quantities[0].name;
+  const draw = lineChart(find("trajectories-chart"), () => ({
+    series: run.clients.map((c) => ({
+      label: `client ${c.client}`, x: c.x, ...c.values[name],
+      breaks: new Set(c.round.flatMap((r, k) => (k && r !== c.round[k - 1] ? [k] : []))),
+    })),
+    xLabel: "local steps, round after round",
+    yLabel: run.quantities.filter((q) => q.name === name).map((q) => q.name + q.detail)[0],
+    zero: false, whole: true,
+    marks: run.marks.map((m) => ({ x: m.x, text: `round ${m.round}` })),
+    format: number, tick: number,
+    hint: "Values after the last recorded step. Point at the chart to read others.",
+    where: (at) => {
+      for (const c of run.clients) { const k = c.x.indexOf(at); if (k >= 0) return `After step ${c.step[k]} of round ${c.round[k]}:`; }
+      return "";
+    },
+  }));
+  const quantities = () => radios(find("trajectories-y"), run.quantities.map((q) => [q.name, q.name]), (value) => { name = value; draw(); });
+  quantities();
+  options("trajectories-run", data.trajectories, (chosen) => { run = chosen; name = run.quantities[0].name; quantities(); draw(); });
+}
+
+function partition() {
+  if (!data.partitions.length) return;
+  let chosen = data.partitions[0];
+  const draw = map(find("partition-chart"), () => chosen);
+  options("partition-choice", data.partitions, (view) => { chosen = view; draw(); });
+}
+
+curves();
+trajectories();
+partition();

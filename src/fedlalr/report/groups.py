@@ -1,0 +1,132 @@
+"""Runs that differ in their seed alone belong together: what such a group is called, and its curves."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedlalr.report.comparison import Curve
+from fedlalr.report.runs import ReportedRun
+from fedlalr.report.tables import name_of
+
+Settings = Mapping[str, Any]
+"""Dotted name → value."""
+MOST_POINTS = 2000
+"""Of a longer curve evenly spaced points are drawn."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """One method with one group of settings, over its seeds."""
+
+    label: str
+    settings: Settings
+    runs: tuple[ReportedRun, ...]
+
+
+def group_runs(runs: Iterable[ReportedRun]) -> list[Group]:
+    """Runs of the same settings together, in the order of their seeds; FedLALR first, the others as they come."""
+    together: dict[str, list[ReportedRun]] = {}
+    for run in runs:
+        key = json.dumps(settings_of(run), sort_keys=True) if run.config else str(run.path)
+        together.setdefault(key, []).append(run)
+    members = [sorted(group, key=lambda run: run.seed or 0) for group in together.values()]
+    members.sort(key=lambda group: method_of(group[0]) != "FedLALR")
+    labels = _labels([group[0] for group in members])
+    return [Group(label, settings_of(g[0]), tuple(g)) for label, g in zip(labels, members, strict=True)]
+
+
+def settings_of(run: ReportedRun) -> Settings:
+    """Everything the outcome depends on but the seed."""
+    if run.config is None:
+        return {name: value for name, value in run.facts.items() if name != "seed"}
+    flat: dict[str, Any] = {}
+    for name, value in run.config.problem().items():
+        if name == "seed":
+            continue
+        if isinstance(value, dict) and name != "reduce":
+            flat |= {f"{name}.{option}": inner for option, inner in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def method_of(run: ReportedRun) -> str:
+    """The method as papers write it, or as the checkpoint names it."""
+    if run.config is not None:
+        return name_of(run.config.algorithm.name)
+    return str(run.facts.get("algorithm", "run")).rsplit(".", 1)[-1]
+
+
+def differing(settings: Sequence[Settings]) -> list[str]:
+    """The names of the settings that are not the same everywhere.
+
+    >>> differing([{"lr": 0.1, "rounds": 5}, {"lr": 0.2, "rounds": 5}])
+    ['lr']
+    """
+    names = dict.fromkeys(name for one in settings for name in one)
+    return [name for name in names if len({json.dumps(one.get(name, "–"), sort_keys=True) for one in settings}) > 1]
+
+
+def curves_of(group: Group) -> dict[str, Any] | None:
+    """Means and ranges over the seeds, over the rounds that every run reached; None where there is no such round."""
+    length = min(len(run.records) for run in group.runs)
+    if not length:
+        return None
+    kept = np.unique(np.linspace(0, length - 1, min(length, MOST_POINTS)).round().astype(int))
+    megabytes = [Curve(run.records).megabytes()[:length] for run in group.runs]
+    seconds = [Curve(run.records).seconds()[:length] for run in group.runs]
+    return {
+        "label": group.label,
+        "seeds": len(group.runs),
+        "x": {
+            "round": [group.runs[0].records[i].round for i in kept],
+            "megabytes": _plain(np.mean(megabytes, axis=0)[kept]),
+            "seconds": _plain(np.mean(seconds, axis=0)[kept]),
+        },
+        "y": {name: _band(group, name, kept) for name in ("accuracy", "loss", "train_loss", "lr")},
+    }
+
+
+def _band(group: Group, name: str, kept: Any) -> dict[str, list[float | None]] | None:
+    values = np.array(
+        [[math.nan if (v := getattr(run.records[i], name)) is None else v for i in kept] for run in group.runs]
+    )
+    if np.isnan(values).all():
+        return None
+    band = {"mean": _plain(values.mean(axis=0))}
+    if len(values) > 1:
+        band |= {"low": _plain(values.min(axis=0)), "high": _plain(values.max(axis=0))}
+    return band
+
+
+def _plain(values: Iterable[float]) -> list[float | None]:
+    """Five digits, more than a line on a screen can show; None for what is not finite."""
+    return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
+
+
+def _labels(runs: Sequence[ReportedRun]) -> list[str]:
+    """The method, with the settings that tell it from others of the same method, or the folder where it has none."""
+    methods = [method_of(run) for run in runs]
+    labels = []
+    for run, method in zip(runs, methods, strict=True):
+        alike = [other for other, name in zip(runs, methods, strict=True) if name == method]
+        if len(alike) == 1:
+            labels.append(method)
+        elif any(other.config is None for other in alike):
+            labels.append(f"{method} in {run.path}")
+        else:
+            own = settings_of(run)
+            names = differing([settings_of(other) for other in alike])
+            told = ", ".join(f"{name.removeprefix('algorithm.')} {_shown(own[name])}" for name in names if name in own)
+            labels.append(f"{method}, {told}")
+    return labels
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,180 @@
+"""The HTML page: one file with everything in it, which opens without a network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from fedlalr.config import dump
+from fedlalr.report.command import command_for
+from fedlalr.report.groups import Group, curves_of, group_runs
+from fedlalr.report.partitions import PartitionView, view_partitions
+from fedlalr.report.runs import ReportedRun, find_runs, read_run
+from fedlalr.report.sections import (
+    comparison_section,
+    rejections_table,
+    runs_table,
+    settings_table,
+    shared_table,
+    timing_table,
+)
+from fedlalr.report.tables import Table
+from fedlalr.report.trajectories import trajectories_of
+
+MOST_DRAWN_CLIENTS = 200
+"""Columns of the map of a partition; more would be narrower than a pixel on a phone."""
+
+
+def write_report(places: Iterable[str | Path], output: Path) -> Path:
+    """Write the page of some run directories, or of those below them. The same runs give the same bytes."""
+    runs = [read_run(path) for path in find_runs(places)]
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(page(runs), encoding="utf-8")
+    return output
+
+
+def page(runs: Sequence[ReportedRun]) -> str:
+    """The page as text."""
+    groups = group_runs(runs)
+    partitions = view_partitions(runs)
+    script = _asset("chart.js") + _asset("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return Template(_asset("page.html")).substitute(
+        title=escape(_title(groups)),
+        subtitle=escape(_subtitle(groups)),
+        style=_asset("page.css"),
+        script=script,
+        script_hash=digest,
+        data=_json(_drawn(groups, partitions)),
+        runs=_table(runs_table(groups)),
+        comparison=_comparison(groups),
+        configuration=_configuration(groups),
+        partitions="".join(map(_partition, partitions)) or "<p>The runs carry no configuration to deal it by.</p>",
+        rejections=_rejections(groups),
+        timing=_table(timing_table(groups)),
+        reproduction=_reproduction(groups),
+    )
+
+
+def _drawn(groups: Sequence[Group], partitions: Sequence[PartitionView]) -> dict[str, Any]:
+    """What the scripts draw."""
+    trajectories = [
+        trajectories_of(run, f"{group.label}, {'seed ' + str(run.seed) if run.seed is not None else run.path}")
+        for group in groups
+        for run in group.runs
+    ]
+    return {
+        "curves": [curves for group in groups if (curves := curves_of(group)) is not None],
+        "trajectories": [found for found in trajectories if found is not None],
+        "partitions": [
+            {"label": view.label, "clients": len(view.counts), "counts": view.counts[:MOST_DRAWN_CLIENTS].tolist()}
+            for view in partitions
+            if view.counts is not None
+        ],
+    }
+
+
+def _title(groups: Sequence[Group]) -> str:
+    names = list(dict.fromkeys(run.config.name for group in groups for run in group.runs if run.config))
+    return ", ".join(names) or "Runs"
+
+
+def _subtitle(groups: Sequence[Group]) -> str:
+    descriptions = dict.fromkeys(run.config.description for group in groups for run in group.runs if run.config)
+    count = sum(len(group.runs) for group in groups)
+    methods = ", ".join(group.label for group in groups) if len(groups) <= 8 else f"{len(groups)} methods"
+    words = [*filter(None, descriptions), methods, f"{count} run{'s' if count > 1 else ''}"]
+    return "; ".join(words)
+
+
+def _comparison(groups: Sequence[Group]) -> str:
+    table = comparison_section(groups)
+    return "" if table is None else f"<h3>Methods compared</h3>{_table(table)}"
+
+
+def _configuration(groups: Sequence[Group]) -> str:
+    parts = [_table(settings_table(groups))]
+    if len(groups) > 1:
+        parts.insert(0, "<p>Settings that differ:</p>")
+        parts.append(_folded("Settings that are the same for all", _table(shared_table(groups))))
+    for group in groups:
+        if (config := group.runs[0].config) is not None:
+            seed = f"{group.label}, seed {config.seed}" if len(groups) > 1 or len(group.runs) > 1 else "this run"
+            parts.append(_folded(f"config.yaml of {seed}", f"<pre tabindex='0'>{escape(dump(config))}</pre>"))
+        else:
+            parts.append("<p>This run was started from Python; the table is what its checkpoint recorded.</p>")
+    return "".join(parts)
+
+
+def _partition(view: PartitionView) -> str:
+    words = view.facts or (view.missing,)
+    return (
+        f"<h3>{escape(view.label)}</h3><ul class='facts'>{''.join(f'<li>{escape(line)}</li>' for line in words)}</ul>"
+    )
+
+
+def _rejections(groups: Sequence[Group]) -> str:
+    table = rejections_table(groups)
+    return "<p>No reply was refused.</p>" if table is None else _table(table)
+
+
+def _reproduction(groups: Sequence[Group]) -> str:
+    runs = [run for group in groups for run in group.runs]
+    commands, by_file = [], False
+    for run in runs:
+        command = command_for(run.config) if run.config else None
+        if command is None and run.config is not None:
+            command, by_file = f"fedlalr run {run.config.name}.yaml seed={run.config.seed}", True
+        if command is not None:
+            commands.append(command)
+    parts = [f"<pre tabindex='0' id='commands'>{escape(chr(10).join(commands))}</pre>"] if commands else []
+    if by_file:
+        parts.append("<p>Save the configuration above under the name that the command has.</p>")
+    if any(run.config is None for run in runs):
+        parts.append("<p>A run that was started from Python is made again by its program.</p>")
+    machines = dict.fromkeys(_machine(run) for run in runs)
+    parts += [f"<p>{escape(machine)}</p>" for machine in machines if machine]
+    return "".join(parts)
+
+
+def _machine(run: ReportedRun) -> str:
+    """What the last bits depend on beside the settings."""
+    chosen = {"engine": run.choices.get("engine"), "threads": run.choices.get("threads"), **run.versions}
+    device = run.summary.get("device") or run.facts.get("device")
+    words = [f"{name} {value}" for name, value in {"device": device, **chosen}.items() if value is not None]
+    return f"Computed with {', '.join(words)}." if words else ""
+
+
+def _table(table: Table) -> str:
+    """A table that scrolls by itself where the screen is narrow."""
+    head = "".join(f"<th scope='col'>{escape(cell)}</th>" for cell in table.heading)
+    body = "".join(
+        f"<tr><th scope='row'>{escape(row[0])}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in row[1:])}</tr>"
+        for row in table.rows
+    )
+    notes = "".join(f"<p class='note'>{escape(note)}</p>" for note in table.notes)
+    return (
+        f"<div class='scroll' tabindex='0' role='region' aria-label='table'>"
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{notes}"
+    )
+
+
+def _folded(summary: str, content: str) -> str:
+    return f"<details><summary>{escape(summary)}</summary>{content}</details>"
+
+
+def _json(value: Any) -> str:
+    """JSON that may stand in a script element: no `<` ends it early."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c")
+
+
+def _asset(name: str) -> str:
+    return (resources.files("fedlalr.report") / "assets" / name).read_text(encoding="utf-8")

@@ -1,0 +1,98 @@
+"""Runs as a report reads them: whatever their directories hold, whoever started them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedlalr.config import Config, ConfigError, RunDirectory
+from fedlalr.config.loading import CONFIG_FILE
+from fedlalr.federation import Record
+from fedlalr.federation.checkpoint import CheckpointError, read_description
+from fedlalr.federation.rundir import CHECKPOINTS, METRICS_FILE
+from fedlalr.federation.trajectory import TRAJECTORY_FILE, Point, read_trajectory
+
+TUNING = "grid"
+"""The folder of a comparison that holds its tuning runs; they are not reported."""
+
+
+@dataclass(frozen=True)
+class ReportedRun:
+    """One run directory, read."""
+
+    path: Path
+    records: Sequence[Record]
+    config: Config | None = None
+    """None where the run was started from Python, which writes no configuration."""
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    """Empty while the run is under way, and of a run started from Python."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What the last checkpoint says the result depends on."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    choices: Mapping[str, Any] = field(default_factory=dict)
+    """What was left to the library, such as the engine."""
+    trajectory: Sequence[Point] = ()
+
+    @property
+    def seed(self) -> int | None:
+        seed = self.config.seed if self.config else self.facts.get("seed")
+        return seed if isinstance(seed, int) else None
+
+    @property
+    def failure(self) -> str | None:
+        return self.summary.get("failure")
+
+
+def find_runs(places: Iterable[str | Path]) -> list[Path]:
+    """The run directories among the places and below them, each once; tuning runs of a comparison are left out.
+
+    Raises `ConfigError` for a place that holds none.
+    """
+    found: dict[Path, None] = {}
+    for place in map(Path, places):
+        if (place / METRICS_FILE).is_file():
+            found[place] = None
+            continue
+        below = sorted(file.parent for file in place.rglob(METRICS_FILE))
+        runs = [run for run in below if TUNING not in run.relative_to(place).parts]
+        if not runs:
+            raise ConfigError(
+                f"{place} holds no run: there is no {METRICS_FILE} in it or below it. Give the directory of a run "
+                f"(fedlalr run --run-dir DIR) or of a comparison (fedlalr compare --run-dir DIR)"
+            )
+        found |= dict.fromkeys(runs)
+    return list(found)
+
+
+def read_run(path: Path) -> ReportedRun:
+    """Everything a run directory says. A damaged file is a `ConfigError` that names it."""
+    directory = RunDirectory(path)
+    try:
+        records = directory.records()
+        summary = directory.summary() or {}
+        trajectory = read_trajectory(path / TRAJECTORY_FILE)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"the records in {path} cannot be read, they are damaged: {error}") from error
+    description = _description(path)
+    return ReportedRun(
+        path=path,
+        records=records,
+        config=directory.config() if (path / CONFIG_FILE).is_file() else None,
+        summary=summary,
+        facts=description.get("facts", {}),
+        versions=description.get("versions", {}),
+        choices=description.get("choices", {}),
+        trajectory=trajectory,
+    )
+
+
+def _description(path: Path) -> Mapping[str, Any]:
+    """Of the newest checkpoint that can be read; nothing where there is none, for a report needs no checkpoint."""
+    for place in sorted((path / CHECKPOINTS).glob("round-*"), reverse=True):
+        try:
+            return read_description(place)
+        except CheckpointError:
+            continue
+    return {}

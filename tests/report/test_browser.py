@@ -1,0 +1,146 @@
+"""The page in a real browser, without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedlalr.report.html import write_report
+from report.browser import Browser, chromium
+
+pytestmark = pytest.mark.browser
+
+LINES = "return [...document.querySelectorAll('#{}-chart > svg > .line')].map(line => line.getAttribute('d'))"
+TEXTS = "return [...document.querySelectorAll('#{}-chart > svg > text')].map(text => text.textContent)"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with chromium(tmp_path_factory.mktemp("chromium")) as browser:
+        browser.offline()
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def written(comparison_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report([comparison_folder], tmp_path_factory.mktemp("page") / "report.html")
+
+
+@pytest.fixture
+def opened(browser: Browser, written: Path) -> Browser:
+    browser.resize(1200, 900)
+    browser.scheme("light")
+    browser.complaints()
+    browser.open(written)
+    return browser
+
+
+def test_it_opens_offline_without_a_complaint(opened: Browser) -> None:
+    assert opened.run("return document.querySelector('h1').textContent") == "quickstart"
+    assert opened.run("return performance.getEntriesByType('resource').length") == 0
+    assert len(opened.run(LINES.format("curves"))) == 2
+    assert opened.complaints() == []
+
+
+def test_the_axis_switches_between_rounds_megabytes_and_time(opened: Browser) -> None:
+    drawn = {"rounds": opened.run(LINES.format("curves"))}
+    assert "round" in opened.run(TEXTS.format("curves"))
+    for value, label in (("megabytes", "megabytes sent, up and down"), ("seconds", "seconds"), ("round", "round")):
+        opened.click(f"#curves-x input[value={value}]")
+        assert label in opened.run(TEXTS.format("curves"))
+        drawn[value] = opened.run(LINES.format("curves"))
+    assert drawn["megabytes"] != drawn["rounds"]
+    assert drawn["seconds"] not in (drawn["rounds"], drawn["megabytes"])
+    assert drawn["round"] == drawn["rounds"]
+    assert opened.complaints() == []
+
+
+def test_every_quantity_can_be_shown(opened: Browser) -> None:
+    values = opened.run("return [...document.querySelectorAll('#curves-y input')].map(input => input.value)")
+    assert values == ["accuracy", "loss", "train_loss", "lr"]
+    for value in values:
+        opened.click(f"#curves-y input[value={value}]")
+        assert len(opened.run(LINES.format("curves"))) == 2
+    assert "client rate, mean and range over seeds" in opened.run(TEXTS.format("curves"))[-1]
+
+
+def test_a_line_can_be_hidden_and_comes_back(opened: Browser) -> None:
+    button = "#curves-chart .legend li:first-child button"
+    opened.click(button)
+    assert len(opened.run(LINES.format("curves"))) == 1
+    assert opened.run(f"return document.querySelector('{button}').getAttribute('aria-pressed')") == "false"
+    opened.click(button)
+    assert len(opened.run(LINES.format("curves"))) == 2
+
+
+def test_arrow_keys_read_the_curves(opened: Browser) -> None:
+    where = "return document.querySelector('#curves-chart .where').textContent"
+    right, escape = "\ue014", "\ue00c"
+    opened.press("#curves-chart > svg", right + right)
+    assert opened.run(where) == "At round 2:"
+    opened.press("#curves-chart > svg", escape)
+    assert opened.run(where).startswith("Values after the last round")
+
+
+def test_trajectories_show_each_client_and_both_quantities(opened: Browser) -> None:
+    legend = "return [...document.querySelectorAll('#trajectories-chart .legend span')].map(name => name.textContent)"
+    assert opened.run(legend) == ["client 3", "client 5"]
+    assert {"round 1", "round 3"} <= set(opened.run(TEXTS.format("trajectories")))
+    assert opened.run("return document.querySelectorAll('#trajectories-chart .band').length") == 0
+    opened.click("#trajectories-y label:last-of-type input")
+    assert opened.run("return document.querySelectorAll('#trajectories-chart .band').length") == 4
+    assert opened.complaints() == []
+
+
+def test_another_run_and_another_partition_can_be_chosen(opened: Browser) -> None:
+    cells = "return [...document.querySelectorAll('#partition-chart .cell')].map(cell => cell.getAttribute('d')).join()"
+    before = opened.run(cells), opened.run(LINES.format("trajectories"))
+    for choice in ("partition-choice", "trajectories-run"):
+        opened.run(
+            f"const list = document.getElementById('{choice}'); list.value = '1'; "
+            "list.dispatchEvent(new Event('change'))"
+        )
+    after = opened.run(cells), opened.run(LINES.format("trajectories"))
+    assert before[0] != after[0]
+    assert before[1] != after[1]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_is_readable_on_a_phone(opened: Browser, written: Path, tmp_path: Path, scheme: str) -> None:
+    opened.scheme(scheme)
+    opened.resize(360, 740, phone=True)
+    opened.open(written)
+    assert opened.run("return document.documentElement.scrollWidth") == 360
+    smallest = (
+        "return Math.min(...[...document.querySelectorAll('p, td, th, a, label, button, .chart text')]"
+        ".filter(node => node.getClientRects().length).map(node => parseFloat(getComputedStyle(node).fontSize)))"
+    )
+    assert opened.run(smallest) >= 12
+    outside = (
+        "return [...document.querySelectorAll('.chart > svg')].flatMap(svg => [...svg.querySelectorAll('text')].filter("
+        "text => { const mine = text.getBoundingClientRect(), page = svg.getBoundingClientRect();"
+        " return mine.left < page.left - 1 || mine.right > page.right + 1; }).map(text => text.textContent))"
+    )
+    assert opened.run(outside) == []
+    assert contrast(opened, "td", "body") >= 4.5
+    assert contrast(opened, ".where", "body") >= 4.5
+    assert opened.screenshot(tmp_path / "phone.png").stat().st_size > 10_000
+    assert opened.complaints() == []
+
+
+def contrast(browser: Browser, text: str, background: str) -> float:
+    """The ratio of luminances, as accessibility guidelines define it."""
+    colours = (
+        browser.run(f"return getComputedStyle(document.querySelector('{selector}')).{what}")
+        for selector, what in ((text, "color"), (background, "backgroundColor"))
+    )
+    lighter, darker = sorted((_luminance(colour) for colour in colours), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    channels = [int(part) / 255 for part in colour.removeprefix("rgb(").removesuffix(")").split(", ")]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -1,0 +1,51 @@
+import shlex
+
+import pytest
+
+from fedlalr import config
+from fedlalr.config import Config
+from fedlalr.report.command import command_for
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["rounds=7", "seed=3"],
+        ["algorithm=fedadam", "algorithm.server_lr=0.5", "algorithm.betas=[0.8, 0.9]"],
+        ["local.steps=4", "partition=iid", "partition.clients=10"],
+        ["model=logistic", "batch_size=null", "clip_norm=1.5", "dtype=float64"],
+        ["reduce={v_hat: median}", "max_norm_ratio=null", "data.validation=0.2"],
+        ["data.folder=/some/where with space", "local={start: 3, base: 4.0}"],
+    ],
+)
+def test_the_command_means_the_same_configuration(overrides: list[str]) -> None:
+    wanted = config.load("quickstart", overrides)
+    command = command_for(wanted)
+    assert command is not None
+    program, verb, preset, *given = shlex.split(command)
+    assert (program, verb, preset) == ("fedlalr", "run", "quickstart")
+    assert config.load(preset, given).problem() == wanted.problem()
+
+
+def test_what_is_as_the_preset_has_it_is_not_repeated() -> None:
+    assert command_for(config.load("quickstart")) == "fedlalr run quickstart"
+    assert command_for(config.load("cifar10", ["algorithm=fedavg", "seed=1"])) == (
+        "fedlalr run cifar10 algorithm=fedavg seed=1"
+    )
+
+
+def test_a_text_that_reads_like_a_number_is_quoted() -> None:
+    command = command_for(config.load("quickstart", ['data.folder="12"']))
+    assert command == """fedlalr run quickstart 'data.folder="12"'"""
+
+
+def test_a_configuration_of_ones_own_has_no_command() -> None:
+    plain = config.load("quickstart").model_dump()
+    assert command_for(Config.model_validate(plain | {"name": "mine"})) is None
+
+
+def test_a_preset_that_an_override_cannot_reach_has_no_command() -> None:
+    plain = config.load("quickstart").model_dump()
+    del plain["model"]["hidden"]
+    assert command_for(Config.model_validate(plain)) is None

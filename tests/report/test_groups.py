@@ -1,0 +1,72 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedlalr import config
+from fedlalr.report.groups import MOST_POINTS, curves_of, group_runs
+from fedlalr.report.runs import ReportedRun
+from report.curves import curve
+
+
+def reported(*overrides: str, accuracies: tuple[float | None, ...] = (0.1, 0.5)) -> ReportedRun:
+    settings = config.load("quickstart", overrides)
+    return ReportedRun(Path("-".join(overrides) or "plain"), curve(accuracies).records, settings)
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_group() -> None:
+    groups = group_runs([reported("algorithm=fedavg"), reported("seed=1"), reported("seed=0")])
+    assert [group.label for group in groups] == ["FedLALR", "FedAvg"]
+    assert [run.seed for run in groups[0].runs] == [0, 1]
+
+
+def test_groups_of_one_method_are_told_apart_by_what_differs() -> None:
+    groups = group_runs([reported("partition.alpha=0.1"), reported("partition.alpha=1.0", "algorithm.lr=0.1")])
+    assert [group.label for group in groups] == [
+        "FedLALR, partition.alpha 0.1, lr 0.002",
+        "FedLALR, partition.alpha 1.0, lr 0.1",
+    ]
+
+
+def test_runs_without_a_configuration_stand_alone_under_their_folders() -> None:
+    runs = [ReportedRun(Path(name), curve([0.5]).records, facts={"algorithm": "FedAvg"}) for name in ("a", "b")]
+    assert [group.label for group in group_runs(runs)] == ["FedAvg in a", "FedAvg in b"]
+
+
+def test_a_curve_is_the_mean_with_the_range_over_the_seeds() -> None:
+    (group,) = group_runs([reported(accuracies=(0.1, 0.5)), reported("seed=1", accuracies=(0.3, 0.7, 0.9))])
+    curves = curves_of(group)
+    assert curves is not None
+    assert curves["x"]["round"] == [1, 2]
+    assert curves["x"]["megabytes"] == [2.5, 5.0]
+    assert curves["x"]["seconds"] == [2.0, 4.0]
+    assert curves["y"]["accuracy"] == {"mean": [0.2, 0.6], "low": [0.1, 0.5], "high": [0.3, 0.7]}
+
+
+def test_what_was_not_measured_is_no_curve() -> None:
+    (group,) = group_runs([reported(accuracies=(None, None))])
+    curves = curves_of(group)
+    assert curves is not None
+    assert curves["y"]["accuracy"] is None
+    assert curves["y"]["loss"] == {"mean": [1.0, 1.0]}
+
+
+def test_a_group_without_a_round_is_not_drawn() -> None:
+    (group,) = group_runs([reported(accuracies=())])
+    assert curves_of(group) is None
+
+
+def test_a_long_curve_keeps_its_first_and_last_point() -> None:
+    run = reported(accuracies=(0.5,) * (3 * MOST_POINTS))
+    curves = curves_of(group_runs([run])[0])
+    assert curves is not None
+    assert len(curves["x"]["round"]) == MOST_POINTS
+    assert (curves["x"]["round"][0], curves["x"]["round"][-1]) == (1, 3 * MOST_POINTS)
+
+
+def test_a_value_that_is_not_finite_is_left_out() -> None:
+    plain = reported()
+    broken = replace(plain, records=[replace(plain.records[0], loss=float("inf")), plain.records[1]])
+    curves = curves_of(group_runs([broken])[0])
+    assert curves is not None
+    assert curves["y"]["loss"]["mean"] == [None, pytest.approx(1.0)]

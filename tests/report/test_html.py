@@ -1,0 +1,164 @@
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fedlalr as fl
+from fedlalr.cli import app
+from fedlalr.config import Config
+from fedlalr.federation import Rejection
+from fedlalr.report.html import page, write_report
+from fedlalr.report.runs import ReportedRun, find_runs, read_run
+
+VOID = {"meta", "link", "input", "br"}
+
+
+class Checker(HTMLParser):
+    """Collects the words of a page and everything it would load; refuses tags that are not closed in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.loaded: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        given = dict(attrs)
+        self.loaded += [value for key in ("src", "href") if (value := given.get(key)) and not value.startswith("#")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.words.append(data)
+
+
+def checked(text: str) -> Checker:
+    checker = Checker()
+    checker.feed(text)
+    assert checker.open == []
+    return checker
+
+
+@pytest.fixture(scope="module")
+def text(comparison_folder: Path) -> str:
+    return page([read_run(path) for path in find_runs([comparison_folder])])
+
+
+def test_the_page_is_whole_and_loads_nothing(text: str) -> None:
+    assert checked(text).loaded == ["data:,"]
+    assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
+    assert "url(" not in text
+
+
+def test_every_part_is_there(text: str) -> None:
+    words = " ".join(checked(text).words)
+    for part in (
+        "Results",
+        "Curves",
+        "Client trajectories",
+        "Configuration",
+        "Partition",
+        "Rejected clients",
+        "Timing",
+    ):
+        assert part in words
+    assert "fedlalr run quickstart algorithm=fedavg partition.clients=12 rounds=3" in words
+    assert "local training" in words
+    assert "more than 1.2 times the cohort's" in words
+    assert "label entropy of a client" in words
+    assert "Not told apart" in words or "difference to best" in words
+    assert "engine reference" in words
+
+
+def test_the_same_runs_give_the_same_page(text: str, comparison_folder: Path) -> None:
+    assert page([read_run(path) for path in find_runs([comparison_folder])]) == text
+
+
+def test_the_drawn_data_is_that_of_the_runs(text: str, comparison_folder: Path) -> None:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, flags=re.S)
+    assert found is not None
+    data = json.loads(found[1])
+    assert [curves["label"] for curves in data["curves"]] == ["FedLALR", "FedAvg"]
+    runs = [read_run(comparison_folder / "fedavg" / f"seed-{seed}") for seed in (0, 1)]
+    mean = sum(run.records[-1].loss for run in runs) / 2
+    assert data["curves"][1]["y"]["loss"]["mean"][-1] == pytest.approx(mean, rel=1e-4)
+    assert len(data["trajectories"]) == 2
+    assert [len(view["counts"]) for view in data["partitions"]] == [12, 12]
+
+
+def test_words_of_a_configuration_cannot_become_markup(comparison_folder: Path) -> None:
+    run = read_run(comparison_folder / "fedavg" / "seed-0")
+    assert run.config is not None
+    evil = "</script><script>alert(1)</script><b onclick='x'>"
+    plain = run.config.model_dump() | {"name": evil, "description": evil}
+    record = replace(run.records[0], rejected=(Rejection(3, evil),))
+    text = page([replace(run, config=Config.model_validate(plain), records=[record], path=Path(evil))])
+    checked(text)
+    assert "<script>alert" not in text
+    assert "<b onclick" not in text
+
+
+def test_only_the_pages_own_script_may_run(text: str) -> None:
+    import base64
+    import hashlib
+
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+    script = re.search(r"<script>(.*?)</script>", text, flags=re.S)
+    assert policy is not None
+    assert script is not None
+    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in policy[1]
+    assert "default-src 'none'" in policy[1]
+
+
+def test_a_run_from_python_is_reported_by_its_checkpoint(tmp_path: Path) -> None:
+    clients = [(torch.randn(8, 3), torch.randint(0, 2, (8,))) for _ in range(3)]
+    fl.run(torch.nn.Linear(3, 2), clients, fl.FedAvg(lr=0.125), rounds=2, engine="reference", run_dir=tmp_path)
+    words = " ".join(checked(write_report([tmp_path], tmp_path / "page.html").read_text(encoding="utf-8")).words)
+    assert "started from Python" in words
+    assert "0.125" in words
+
+
+def test_a_run_without_a_round_is_reported(comparison_folder: Path) -> None:
+    run = read_run(comparison_folder / "fedavg" / "seed-0")
+    failed = replace(run, records=[], summary={"status": "failed", "failure": "round 1: not finite"})
+    words = " ".join(checked(page([failed])).words)
+    assert "round 1: not finite" in words
+    assert "0/3" in words
+
+
+def test_a_configuration_of_ones_own_is_reproduced_from_the_page(comparison_folder: Path) -> None:
+    run = read_run(comparison_folder / "fedavg" / "seed-0")
+    assert run.config is not None
+    mine = Config.model_validate(run.config.model_dump() | {"name": "mine"})
+    words = " ".join(checked(page([ReportedRun(run.path, run.records, mine)])).words)
+    assert "fedlalr run mine.yaml seed=0" in words
+    assert "Save the configuration above" in words
+
+
+def test_the_command_writes_the_page_where_it_is_told(comparison_folder: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["report", str(comparison_folder), "-o", str(tmp_path / "new" / "page.html")])
+    assert result.exit_code == 0, result.output
+    assert "FedLALR" in (tmp_path / "new" / "page.html").read_text(encoding="utf-8")
+
+
+def test_without_an_output_the_page_lies_in_the_first_directory(comparison_folder: Path) -> None:
+    one = comparison_folder / "fedavg" / "seed-1"
+    result = CliRunner().invoke(app, ["report", str(one)])
+    assert result.exit_code == 0, result.output
+    assert (one / "report.html").is_file()
+
+
+def test_the_command_refuses_a_place_without_runs(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "holds no run" in result.output
