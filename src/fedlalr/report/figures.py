@@ -39,9 +39,11 @@ def accuracy_figure(
     for axes, label in ((by_rounds, "round"), (by_megabytes, "megabytes sent, up and down")):
         axes.set_xlabel(label)
         axes.grid(alpha=0.3)
-        axes.set_xlim(left=0)
         if target is not None:
             axes.axhline(target, color="0.4", linewidth=0.8, linestyle=(0, (2, 4)))
+    by_rounds.set_xlim(left=0)
+    by_megabytes.set_xscale("log")  # methods differ by factors in what they send
+    by_megabytes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     by_rounds.set_ylabel("test accuracy")
     by_rounds.set_ylim(0, 1)
     by_rounds.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
