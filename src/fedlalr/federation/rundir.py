@@ -210,6 +210,9 @@ class Journal:
             records = [Record.from_json(line) for line in content[: found.offset].decode().split("\n")[:-1]]
         except (ValueError, TypeError, KeyError) as error:
             raise RunDirectoryError(f"{file} is damaged: {error}") from error
+        before = found.state.round - (found.record is not None)
+        if [record.round for record in records] != list(range(1, before + 1)):
+            raise RunDirectoryError(f"{file} is damaged: up to the checkpoint it should hold rounds 1 to {before}")
         after, newline, _ = content[found.offset :].partition(b"\n")
         written = _record_in(after) if newline else None
         if found.record is None:

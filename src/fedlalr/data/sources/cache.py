@@ -42,7 +42,7 @@ def load(file: Path, name: str) -> tuple[Arrays, str]:
         raise DataCorrupt(f"the cached file {file} does not hold {name}; {_remedy(name)}")
     if header.get("sha256") != _digest(arrays):
         raise DataCorrupt(f"the cached file {file} was changed since it was written (wrong checksum); {_remedy(name)}")
-    return arrays, header["origin"]
+    return arrays, header.get("origin", "unknown")
 
 
 def origin(file: Path) -> str:

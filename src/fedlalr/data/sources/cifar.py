@@ -150,7 +150,9 @@ def _sheet(content: bytes, where: str) -> NDArray[np.uint8]:
             if sheet.width != 32 * 32 or sheet.mode != "RGB":
                 raise DataCorrupt(f"{where} is {sheet.width} pixels wide in mode {sheet.mode}, not 1024 in RGB")
             pixels = np.asarray(sheet)
-    except (OSError, SyntaxError) as error:
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        if isinstance(error, DataCorrupt):
+            raise
         raise DataCorrupt(f"{where} is not a whole PNG ({error})") from error
     return np.ascontiguousarray(pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2))
 
@@ -158,7 +160,7 @@ def _sheet(content: bytes, where: str) -> NDArray[np.uint8]:
 def _json_labels(content: bytes, count: int, where: str) -> NDArray[np.uint8]:
     try:
         labels = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataCorrupt(f"{where} is not JSON ({error})") from error
     return _as_labels(labels, count, where)
 

@@ -117,17 +117,22 @@ def _text(content: bytes, where: str) -> str:
 def _leaf_users(path: Path) -> Iterator[tuple[str, tuple[list[str], list[str]]]]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        for user in found["users"]:
-            data: dict[str, Any] = found["user_data"][user]
-            if len(data["x"]) != len(data["y"]):
-                raise DataCorrupt(f"{path}: user {user} has {len(data['x'])} windows but {len(data['y'])} labels")
-            yield user, (data["x"], data["y"])
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, DataCorrupt):
-            raise
-        raise DataCorrupt(
-            f"{path} is not a LEAF file with users and user_data ({type(error).__name__}: {error})"
-        ) from error
+    except (ValueError, RecursionError) as error:
+        raise DataCorrupt(f"{path} is not a LEAF file with users and user_data ({error})") from error
+    match found:
+        case {"users": list() as users, "user_data": dict() as tables} if all(isinstance(u, str) for u in users):
+            pass
+        case _:
+            raise DataCorrupt(f"{path} is not a LEAF file with users and user_data")
+    for user in users:
+        match tables.get(user):
+            case {"x": list() as windows, "y": list() as labels} if all(isinstance(t, str) for t in windows + labels):
+                pass
+            case _:
+                raise DataCorrupt(f"{path} is not a LEAF file: user {user} has no lists of texts x and y")
+        if len(windows) != len(labels):
+            raise DataCorrupt(f"{path}: user {user} has {len(windows)} windows but {len(labels)} labels")
+        yield user, (windows, labels)
 
 
 def _parquet(files: Iterable[Path]) -> Iterator[tuple[list[str], list[str], list[str]]]:
