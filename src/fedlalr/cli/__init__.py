@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedlalr.cli import compare, data, doctor, presets, report, resume, run
+from fedlalr.cli import compare, data, doctor, flower, presets, report, resume, run
 from fedlalr.cli.errors import Commands
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -18,7 +18,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "presets": presets.presets,
     "doctor": doctor.doctor,
 }
-GROUPS = {"data": data.app}
+GROUPS = {"data": data.app, "flower": flower.app}
 
 app = typer.Typer(
     cls=Commands,

@@ -1,0 +1,157 @@
+"""`fedlalr flower`: a preset as a Flower app, and a federation of real processes on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedlalr.cli.errors import FAILED, complain
+from fedlalr.cli.options import Arguments, Json, Quiet, fetch_if_needed, progress_console, split_arguments
+
+if TYPE_CHECKING:
+    from fedlalr.cli.progress import RunProgress
+    from fedlalr.config import Config
+    from fedlalr.federation import Record, RunInfo
+
+app = typer.Typer(no_args_is_help=True, help="Run on Flower: other machines, or other owners' data.")
+
+Nodes = Annotated[int, typer.Option(min=1, help="How many supernodes there are, each serving one client.")]
+
+
+@app.command()
+def export(
+    preset: Annotated[str, typer.Argument(help="A preset's name, a YAML file or a run directory.")],
+    folder: Annotated[Path, typer.Argument(help="Where the app goes: a new or empty folder.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.", show_default=False)
+    ] = None,
+    nodes: Nodes = 3,
+) -> None:
+    """Write a Flower app for a preset, ready for `flwr run`.
+
+    Its configuration has one client a node, all of them in every round, unless you say otherwise.
+
+    [bold]Examples[/]
+
+    fedlalr flower export quickstart app
+
+    fedlalr flower export fashion app algorithm=fedadam rounds=20 --nodes 10
+    """
+    from fedlalr.cli.progress import standard_output
+    from fedlalr.flower.export import export as write
+    from fedlalr.flower.export import for_nodes
+
+    config = for_nodes(preset, overrides or [], nodes)
+    write(config, folder)
+    standard_output().print(
+        f"{folder}: {config.algorithm.name} on {config.data.name}, {config.partition.clients} clients. "
+        f"Read {folder / 'README.md'}; then: flwr run {folder} --stream"
+    )
+
+
+@app.command()
+def local(
+    arguments: Arguments = None,
+    nodes: Nodes = 3,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Keep metrics and checkpoints here; nothing is kept unless given.")
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Without certificates and node keys.")] = False,
+    patience: Annotated[float, typer.Option(help="Seconds that a round may take.")] = 600.0,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run a preset on Flower's real processes on this machine: a superlink, supernodes, TLS and node keys.
+
+    Every message starts a process that imports torch, so a round takes some 10 seconds on two cores however small the
+    model is. Only the loopback interface is used. Nothing is left behind, also after Ctrl-C.
+
+    [bold]Examples[/]
+
+    fedlalr flower local --nodes 3 rounds=3
+
+    fedlalr flower local quickstart algorithm=scaffold rounds=5 --run-dir runs/flower
+    """
+    from fedlalr.cli.progress import RunProgress
+
+    _check_installed()
+    from fedlalr.flower.demonstration import demonstrate
+    from fedlalr.flower.export import for_nodes
+    from fedlalr.flower.local import FederationError
+
+    source, overrides = split_arguments(arguments)
+    config = for_nodes(source, overrides, nodes)
+    console = progress_console(as_json)
+    fetch_if_needed(config, console, quiet)
+    silent = quiet or (as_json and not console.is_terminal)
+    try:
+        with RunProgress(console, silent) as progress:
+            info = _info(config)
+            records = demonstrate(
+                config,
+                nodes,
+                run_dir,
+                secure=not insecure,
+                patience=patience,
+                on_stage=lambda stage: None if silent else _stage(progress, stage, info),
+                on_record=progress.on_round,
+            )
+    except FederationError as error:
+        complain(f"error: {error}")
+        raise typer.Exit(FAILED) from error
+    _show(config, info, records, as_json)
+
+
+def _stage(progress: RunProgress, stage: str, info: RunInfo) -> None:
+    progress.console.print(f"starting {stage}")
+    if stage == "the run":
+        progress.on_start(info)
+
+
+def _show(config: Config, info: RunInfo, records: list[Record], as_json: bool) -> None:
+    import json
+
+    from fedlalr.cli.progress import duration, megabytes, standard_output
+    from fedlalr.config.run_dir import summarise
+
+    summary = summarise(config, info, records)
+    if as_json:
+        print(json.dumps(summary, ensure_ascii=False))
+        return
+    accuracy = "" if summary["accuracy"] is None else f"accuracy {summary['accuracy']:.1%}, "
+    standard_output().print(
+        f"{summary['name']} with {summary['algorithm']['name']} on {info.population} supernodes: {accuracy}"
+        f"loss {summary['loss']:.3f} after {summary['rounds']} rounds; {megabytes(summary['bytes_up'])} up, "
+        f"{megabytes(summary['bytes_down'])} down, {duration(summary['seconds'])}"
+    )
+
+
+def _info(config: Config) -> RunInfo:
+    """What is known before the run starts."""
+    from fedlalr.config import build_algorithm, build_model, build_population
+    from fedlalr.federation import RunInfo
+    from fedlalr.training.layout import Layout
+
+    population = build_population(config)
+    clients = len(population)
+    return RunInfo(
+        algorithm=type(build_algorithm(config)).__name__,
+        engine="flower",
+        reason="real processes",
+        device="cpu",
+        rounds=config.rounds,
+        first_round=1,
+        population=clients,
+        clients_per_round=config.clients_per_round or clients,
+        parameters=Layout.of(build_model(config.model, population, config.seed)).size,
+    )
+
+
+def _check_installed() -> None:
+    if importlib.util.find_spec("flwr") is None:
+        from fedlalr.config import ConfigError
+
+        raise ConfigError("this needs Flower: pip install 'fedlalr[flower]'")

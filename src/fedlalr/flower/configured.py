@@ -1,0 +1,50 @@
+"""An app from a configuration: what the folders that `fedlalr flower export` writes are made of."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context
+
+from fedlalr.config import Config, load
+from fedlalr.config.build import PLAIN, build_interval
+from fedlalr.config.errors import ConfigError
+from fedlalr.flower.settings import Settings
+
+OVERRIDES, RUN_FOLDER = "overrides", "run-dir"
+_SERVER_OPTIONS: dict[str, type] = {"deadline": float, "join-deadline": float, "retries": int, "layout": str}
+
+
+def config_of(file: str | Path, context: Context) -> Config:
+    """The configuration in a file, with the run's own `overrides` laid over it.
+
+    `flwr run . --run-config 'overrides="rounds=5 algorithm.lr=0.01"'` reaches the server and every client.
+    """
+    return load(file, shlex.split(str(context.run_config.get(OVERRIDES, ""))))
+
+
+def settings_of(config: Config, context: Context | None = None) -> dict[str, Any]:
+    """The options of `fl.run` that a configuration gives, for the server, the clients and the simulator alike.
+
+    A run directory of the run's (`run-dir`) is the server's: a run that broke off there goes on.
+    """
+    if config.trajectory is not None:
+        raise ConfigError("a trajectory is recorded in the simulator alone; leave `trajectory` out on Flower")
+    known = {field.name for field in fields(Settings)}
+    settings: dict[str, Any] = {name: getattr(config, name) for name in PLAIN if name in known}
+    settings |= {
+        "local": build_interval(config.local),
+        "dtype": getattr(torch, config.dtype) if config.dtype is not None else None,
+    }
+    folder = str(context.run_config.get(RUN_FOLDER, "")) if context is not None else ""
+    return settings | ({"run_dir": folder, "resume": True} if folder else {})
+
+
+def server_options(context: Context) -> dict[str, Any]:
+    """The options of `FederatedStrategy` in the run's configuration: how long to wait, how often to try again."""
+    given = context.run_config
+    return {name.replace("-", "_"): kind(given[name]) for name, kind in _SERVER_OPTIONS.items() if name in given}

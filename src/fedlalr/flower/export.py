@@ -1,0 +1,187 @@
+"""`fedlalr flower export`: a Flower app in a folder, made from a configuration."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from fedlalr import __version__
+from fedlalr.config import Config, ConfigError, dump, load
+
+DEADLINE, JOIN_DEADLINE = 3600.0, 600.0
+
+_PYPROJECT = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "{name}"
+version = "1.0.0"
+description = "{description}"
+license = "Apache-2.0"
+dependencies = ["fedlalr[flower]>={version}"]
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "fedlalr"
+
+[tool.flwr.app.components]
+serverapp = "{package}.server_app:app"
+clientapp = "{package}.client_app:app"
+
+# What `flwr run . --run-config '…'` can change.
+[tool.flwr.app.config]
+# Settings of config.yaml: overrides="rounds=5 algorithm.lr=0.01"
+overrides = ""
+# A folder on the server for metrics and checkpoints. A run that broke off there goes on.
+run-dir = ""
+# Seconds that a round waits for replies, and for nodes to connect.
+deadline = {deadline}
+join-deadline = {join_deadline}
+# How often a round with too few usable replies is played again.
+retries = 0
+# Or "packed": one record for all slots, as Flower's modifiers expect it.
+layout = "records"
+"""
+
+_TASK = '''\
+"""What is trained, on which data, by which method. Replace a function to make it your own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from torch import nn
+
+from fedlalr.algorithms import Algorithm
+from fedlalr.config import build_algorithm, build_model, build_population
+from fedlalr.data import Population
+from fedlalr.flower.configured import config_of, settings_of
+
+FILE = Path(__file__).with_name("config.yaml")
+
+
+def data(context: Context) -> Population:
+    """All clients' data, dealt as config.yaml says: a node trains on the part of its `partition-id` alone.
+
+    Where each owner has data of its own, return that: a pair of tensors (inputs, targets) or a torch data set.
+    """
+    return build_population(config_of(FILE, context))
+
+
+def model(context: Context) -> nn.Module:
+    """The network."""
+    config = config_of(FILE, context)
+    return build_model(config.model, data(context), config.seed)
+
+
+def algorithm(context: Context) -> Algorithm:
+    """The method with its hyper-parameters."""
+    return build_algorithm(config_of(FILE, context))
+
+
+def settings(context: Context) -> dict[str, Any]:
+    """The options of `fl.run`."""
+    return settings_of(config_of(FILE, context), context)
+'''
+
+_CLIENT = '''\
+"""What runs on every node."""
+
+from {package}.task import algorithm, data, model, settings
+
+from fedlalr.flower import client_app
+
+app = client_app(model, data, algorithm, settings)
+'''
+
+_SERVER = '''\
+"""What runs beside the superlink."""
+
+from {package}.task import algorithm, data, model, settings
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedlalr.flower import FederatedStrategy
+from fedlalr.flower.configured import server_options
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run all rounds. The server uses the test set alone."""
+    population = data(context)
+    strategy = FederatedStrategy(
+        model(context),
+        algorithm(context),
+        settings(context),
+        population=len(population),
+        test=population,
+        **server_options(context),
+    )
+    strategy.start(grid)
+'''
+
+_README = """\
+# {name}
+
+{description}
+
+{clients} clients: every supernode serves one, the one that its `partition-id` names. See the page on Flower in the
+documentation of fedlalr for certificates, node keys and what happens when something fails.
+
+    pip install 'fedlalr[flower]'                                    # on every machine
+    flower-superlink --insecure --disable-runtime-dependency-installation
+    flower-supernode --insecure --superlink 127.0.0.1:8000 --port 9094 --node-config 'partition-id=0'   # … and so on
+    flwr run . --stream
+
+The same run in the simulator, to the same bits on a CPU with one thread:
+
+    fedlalr run {package}/config.yaml engine=reference
+"""
+
+
+def for_nodes(source: str, overrides: list[str], nodes: int) -> Config:
+    """A preset's configuration with one client a node, all of them in every round, on the CPU."""
+    fitted = [f"partition.clients={nodes}", "clients_per_round=null", "device=cpu", "checkpoint_every=1"]
+    given = {text.partition("=")[0] for text in overrides}
+    return load(source, [*(text for text in fitted if text.partition("=")[0] not in given), *overrides])
+
+
+def export(config: Config, folder: str | Path) -> Path:
+    """Write an app for a configuration into a new or empty folder."""
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is there already and not empty; choose a new folder for the app")
+    clients = config.partition.clients
+    if clients is None:
+        raise ConfigError("say how many clients there are, one for each node: partition.clients=3")
+    package = f"{re.sub(r'[^a-z0-9]+', '_', config.name.lower()).strip('_') or 'run'}_app"
+    names = {
+        "name": package.replace("_", "-"),
+        "package": package,
+        "description": config.description.replace('"', "'") or f"{config.algorithm.name} on {config.data.name}",
+        "version": __version__,
+        "deadline": DEADLINE,
+        "join_deadline": JOIN_DEADLINE,
+        "clients": clients,
+    }
+    inner = folder / package
+    inner.mkdir(parents=True)
+    for path, text in (
+        (folder / "pyproject.toml", _PYPROJECT),
+        (folder / "README.md", _README),
+        (inner / "client_app.py", _CLIENT),
+        (inner / "server_app.py", _SERVER),
+    ):
+        path.write_text(text.format(**names), encoding="utf-8")
+    (inner / "task.py").write_text(_TASK, encoding="utf-8")
+    (inner / "__init__.py").write_text(f'"""{names["description"]}."""\n', encoding="utf-8")
+    (inner / "config.yaml").write_text(dump(config), encoding="utf-8")
+    return folder

@@ -1,0 +1,118 @@
+"""Processes that are ours: started with a mark in their environment, found again by it, ended one by one."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+MARK = "FEDLALR_FEDERATION"
+PROC = Path("/proc")
+
+
+class Processes:
+    """A family of processes. Ending it ends their children too, also those that have left their parent's group.
+
+    Children are found under /proc. Where there is none (macOS), Flower's own children notice that their parent is gone.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.mark = secrets.token_hex(16)
+        self.environment = {**environment, MARK: self.mark}
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, command: Sequence[str | Path], log: Path) -> subprocess.Popen[bytes]:
+        """Start a process in a session of its own, so that Ctrl-C in a terminal does not reach it before us."""
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [str(part) for part in command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self.environment,
+                start_new_session=True,
+            )
+        self._started[name] = process
+        return process
+
+    def started(self, name: str) -> subprocess.Popen[bytes]:
+        """A process by its name."""
+        return self._started[name]
+
+    def alive(self, name: str) -> bool:
+        """Whether a process is still running."""
+        return name in self._started and self._started[name].poll() is None
+
+    def kill(self, name: str) -> None:
+        """End a process and its children at once, as a power cut would."""
+        process = self._started.pop(name)
+        family = [process.pid, *descendants(process.pid)]
+        for pid in family:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+    def stop(self, patience: float = 10.0) -> None:
+        """Ask everything to end, the last started first, and end what is left after some seconds."""
+        for process in reversed(self._started.values()):
+            with suppress(ProcessLookupError):
+                process.terminate()
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline and (self.members() or self._running()):
+            time.sleep(0.1)
+        for _ in range(50):  # a process may start another while it is being looked for
+            left = self.members()
+            for pid in [*left, *(process.pid for process in self._running())]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if not left:
+                break
+            time.sleep(0.1)
+        for process in self._started.values():
+            process.wait()
+        self._started.clear()
+
+    def members(self) -> list[int]:
+        """The ids of all running processes that carry the mark, other than this one."""
+        wanted = f"{MARK}={self.mark}".encode()
+        found = []
+        for pid in _pids():
+            with suppress(OSError):
+                if wanted in (PROC / str(pid) / "environ").read_bytes().split(b"\0") and _state(pid) != "Z":
+                    found.append(pid)
+        return found
+
+    def _running(self) -> list[subprocess.Popen[bytes]]:
+        return [process for process in self._started.values() if process.poll() is None]
+
+
+def descendants(pid: int) -> list[int]:
+    """The ids of a process's children and theirs."""
+    children: dict[int, list[int]] = {}
+    for each in _pids():
+        with suppress(OSError, ValueError, IndexError):
+            children.setdefault(int(_stat(each)[1]), []).append(each)
+    found, left = [], [pid]
+    while left:
+        mine = children.get(left.pop(), [])
+        found += mine
+        left += mine
+    return found
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()] if PROC.is_dir() else []
+
+
+def _state(pid: int) -> str:
+    return _stat(pid)[0]
+
+
+def _stat(pid: int) -> list[str]:
+    """State, parent and so on: the fields after the command's name, which may contain anything."""
+    return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
