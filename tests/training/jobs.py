@@ -43,7 +43,7 @@ MODELS = {
         nn.Linear(5, 3),
     ),
     "groupnorm": lambda: nn.Sequential(
-        nn.Conv2d(1, 4, 3, stride=2), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)
+        nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3)
     ),
 }
 

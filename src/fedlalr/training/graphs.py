@@ -140,7 +140,7 @@ class StaticSteps:
             broadcast=work.broadcast.map(torch.empty_like),
             tables=Tables(tables.pool, rows, real, random),
             steps=torch.empty(start.size, 1, device=device, dtype=dtype),
-            lr=torch.empty((), device=device, dtype=torch.float64),
+            lr=torch.empty((), device=device, dtype=dtype),
             step=torch.empty((), device=device, dtype=torch.float64),
             place=torch.empty(1, device=device, dtype=torch.int64),
         )

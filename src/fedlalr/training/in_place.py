@@ -64,7 +64,7 @@ class SGDStep(InPlaceStep):
 
     def update(self, client: Slots, gradient: Tensor, lr: float | Tensor) -> None:
         if isinstance(lr, Tensor):
-            client.x.sub_(gradient.mul_(lr))
+            client.x.addcmul_(gradient, lr, value=-1)
         else:
             client.x.sub_(gradient, alpha=lr)
 

@@ -28,8 +28,9 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 class Chunks:
     """The number of clients that are trained at once, from the memory that one local step of a few clients takes."""
 
-    def __init__(self, training: Training, one_step: Callable[[Work], object]) -> None:
-        self.training, self._one_step = training, one_step
+    def __init__(self, training: Training, one_step: Callable[[Work], object], each: int | None = None) -> None:
+        """`each` is what one client takes where that is known exactly, so that nothing need be measured."""
+        self.training, self._one_step, self._each = training, one_step, each
         self._size: int | None = None
 
     def size(self, work: Work) -> int:
@@ -42,19 +43,25 @@ class Chunks:
 
     @property
     def known(self) -> int | None:
-        """The number that was measured, if it was."""
+        """The number that was measured or given, if it was."""
         return self._size
+
+    @known.setter
+    def known(self, clients: int) -> None:
+        self._size = clients
 
     def halve(self, clients: int) -> None:
         """Learn that so many clients did not fit."""
         self._size = max(clients // 2, 1)
 
     def _fitting(self, work: Work) -> int:
-        try:
-            few, more = (self._peak(work, count) for count in (2, 4))
-        except Exception:  # this client's data may be at fault; if it is memory, the round will find out and halve
-            return len(work.clients)
-        each = max((more - few) // 2, 1)
+        each = self._each
+        if each is None:
+            try:
+                few, more = (self._peak(work, count) for count in (2, 4))
+            except Exception:  # a client's data may be at fault; if it is memory, the round will find out and halve
+                return len(work.clients)
+            each = max((more - few) // 2, 1)
         replies = len(work.clients) * len(self.training.algorithm.slots.up) * work.broadcast.x.nbytes
         room = SHARE[self.training.device.type] * free_memory(self.training.device) - replies
         return max(int(room // each), 1)

@@ -56,6 +56,7 @@ def _candidates(training: Training, sample: torch.Size) -> Iterator[StackedGradi
     if form is not None:
         yield ForwardGradient(training, form)
     yield ForwardGradient(training, VmapForward(training.model))
+    yield ForwardGradient(training, VmapForward(training.model, grouped=False))
 
 
 class Trial:

@@ -26,6 +26,7 @@ from fedlalr.training.stack import Stack, join_replies, stacked
 from fedlalr.training.stackable import choose_gradient
 from fedlalr.training.stacked_feed import Feed
 from fedlalr.training.stacked_gradient import ForwardGradient
+from fedlalr.training.stacked_linear import LinearGradient
 from fedlalr.training.stacked_statistics import stacked_statistics
 from fedlalr.training.vmap_forward import VmapForward
 from fedlalr.training.work import Buffers, Replies, Trace, Training, Work
@@ -45,7 +46,9 @@ class StackedEngine:
         self._static = self._static_steps()
         if training.device.type == "cpu":
             keep_freed_memory()
-        self._chunks = Chunks(training, lambda work: self._train_chunk(work, steps=1))
+        slots = len(training.algorithm.slots.down) + len(training.algorithm.slots.up) + 2
+        each = self._gradient.bytes_each(slots) if isinstance(self._gradient, LinearGradient) else None
+        self._chunks = Chunks(training, lambda work: self._train_chunk(work, steps=1), each)
 
     def _static_steps(self) -> StaticSteps | None:
         """Steps in fixed memory for CUDA graphs, where there is a GPU that holds the data and slots to write into."""
@@ -55,6 +58,16 @@ class StackedEngine:
         if not on_gpu or not keeps_its_slots(training, params):
             return None
         return StaticSteps(training, self._gradient, self._in_place, capture=True)
+
+    @property
+    def chunk(self) -> int | None:
+        """How many clients are trained at once, as soon as that is known. A run that goes on sets what it began
+        with."""
+        return self._chunks.known
+
+    @chunk.setter
+    def chunk(self, clients: int) -> None:
+        self._chunks.known = clients
 
     def train(self, work: Work) -> Replies:
         rows = torch.split(torch.arange(len(work.clients)), self._chunks.size(work))

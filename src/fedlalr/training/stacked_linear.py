@@ -84,6 +84,14 @@ class LinearGradient:
             slope = slope * self.layers[-1].activation.slope(last)
         return losses, self._backward(x, parameters, results, slope), buffers
 
+    def bytes_each(self, slots: int) -> int:
+        """The memory that one client takes: its slots before and after a step, its gradient, and what flows through."""
+        layout, sizes = self.training.layout, self.training.clients.sizes
+        shapes = dict(zip(layout.names, layout.shapes, strict=True))
+        samples = int(sizes.max()) if self.training.batch_size is None else self.training.batch_size
+        flow = shapes[self.layers[0].weight][1] + 4 * sum(shapes[layer.weight][0] for layer in self.layers)
+        return layout.dtype.itemsize * (layout.size * (2 * slots + 4) + 2 * samples * flow)
+
     def _backward(self, x: Tensor, parameters: dict[str, Tensor], inputs: list[Tensor], slope: Tensor) -> Tensor:
         """Gradients `[C, P]` from the slope of the loss in the last layer's result and every layer's input."""
         gradient = torch.empty(x.shape, dtype=x.dtype, device=x.device)

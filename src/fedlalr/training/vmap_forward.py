@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedlalr.training.checked_embedding import replace_embeddings
+from fedlalr.training.grouped_layers import replace_layers
 from fedlalr.training.masked_norm import masked, replace_norms
 from fedlalr.training.work import Buffers
 
@@ -23,12 +24,16 @@ class VmapForward:
     """A `StackedForward` of any module that vmap can batch. It works on a copy; parameters and buffers come in
     stacked."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, *, grouped: bool = True) -> None:
+        """`grouped` puts layers that are faster for many clients in the place of torch's; not every layer goes with
+        them."""
         self.model = copy.deepcopy(module)
         if not self.model.training:
             self.model.train()
         self._norms = replace_norms(self.model)
         replace_embeddings(self.model)
+        if grouped:
+            replace_layers(self.model)
         self._dtypes = {name: parameter.dtype for name, parameter in self.model.named_parameters()}
         self._plain = vmap(self._run, in_dims=(0, 0, 0, None), randomness="different")
         self._masked = vmap(self._run, in_dims=(0, 0, 0, 0), randomness="different")
