@@ -5,18 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedlalr import config
-from fedlalr.federation.trajectory import TRAJECTORY_FILE, Trajectory
 from settings import replaced
 
 SMALL = ("rounds=3", "partition.clients=12", "clients_per_round=4", "local.steps=2", "engine=reference")
 
 
-def make_run(folder: Path, *overrides: str, trajectory: bool = False) -> Path:
+def make_run(folder: Path, *overrides: str) -> Path:
     """A run of the quickstart, shortened, in a folder."""
-    settings = config.load("quickstart", replaced(SMALL, overrides))
-    observers = [Trajectory([3, 5], [1, 3], folder / TRAJECTORY_FILE)] if trajectory else []
-    folder.mkdir(parents=True, exist_ok=True)
-    config.execute(settings, folder, observers)
+    config.execute(config.load("quickstart", replaced(SMALL, overrides)), folder)
     return folder
 
 
@@ -24,7 +20,7 @@ def make_comparison(folder: Path) -> Path:
     """Two methods over two seeds, FedLALR's with trajectories and refusals, as `fedlalr compare` lays them out."""
     for seed in (0, 1):
         make_run(folder / "fedavg" / f"seed-{seed}", "algorithm=fedavg", f"seed={seed}")
-        strict = ("max_norm_ratio=1.2",)
-        make_run(folder / "fedlalr" / f"seed-{seed}", f"seed={seed}", *strict, trajectory=True)
+        followed = ("max_norm_ratio=1.2", "trajectory={clients: [3, 5], rounds: [1, 3]}")
+        make_run(folder / "fedlalr" / f"seed-{seed}", f"seed={seed}", *followed)
     make_run(folder / "grid" / "fedavg" / "lr=0.1" / "seed-1000", "algorithm=fedavg", "seed=1000", "rounds=1")
     return folder

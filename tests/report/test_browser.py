@@ -13,6 +13,7 @@ from report.browser import Browser, chromium
 pytestmark = pytest.mark.browser
 
 LINES = "return [...document.querySelectorAll('#{}-chart > svg > .line')].map(line => line.getAttribute('d'))"
+SETTLED = "return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 TEXTS = "return [...document.querySelectorAll('#{}-chart > svg > text')].map(text => text.textContent)"
 
 
@@ -34,6 +35,7 @@ def opened(browser: Browser, written: Path) -> Browser:
     browser.scheme("light")
     browser.complaints()
     browser.open(written)
+    browser.run(SETTLED)
     return browser
 
 
@@ -112,6 +114,7 @@ def test_it_is_readable_on_a_phone(opened: Browser, written: Path, tmp_path: Pat
     opened.scheme(scheme)
     opened.resize(360, 740, phone=True)
     opened.open(written)
+    opened.run(SETTLED)
     assert opened.run("return document.documentElement.scrollWidth") == 360
     smallest = (
         "return Math.min(...[...document.querySelectorAll('p, td, th, a, label, button, .chart text')]"

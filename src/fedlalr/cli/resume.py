@@ -9,6 +9,7 @@ import typer
 
 from fedlalr.cli.options import Json, Quiet, progress_console
 from fedlalr.cli.run import run_shown
+from fedlalr.cli.tracking import Track, tracked
 
 
 def resume(
@@ -17,6 +18,7 @@ def resume(
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="rounds=N, to go further than planned.", show_default=False),
     ] = None,
+    track: Track = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -34,10 +36,11 @@ def resume(
     if not (run_dir / CONFIG_FILE).is_file():
         raise configuration.ConfigError(f"{run_dir} holds no run: there is no {CONFIG_FILE} in it")
     config = configuration.load(run_dir, overrides or [])
-    run_shown(
-        run_dir,
-        progress_console(as_json),
-        quiet,
-        as_json,
-        lambda progress: configuration.execute(config, run_dir, [progress], resume=True),
-    )
+    with tracked(track, config, run_dir) as trackers:
+        run_shown(
+            run_dir,
+            progress_console(as_json),
+            quiet,
+            as_json,
+            lambda progress: configuration.execute(config, run_dir, [progress, *trackers], resume=True),
+        )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedlalr.cli.options import Arguments, Json, Quiet, RunDir, fetch_if_needed, progress_console, split_arguments
+from fedlalr.cli.tracking import Track, tracked
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,6 +24,7 @@ def run(
     arguments: Arguments = None,
     run_dir: RunDir = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start anew in a directory that holds a run.")] = False,
+    track: Track = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -41,6 +43,8 @@ def run(
     fedlalr run cifar10 partition.alpha=0.3 seed=1 --run-dir runs/cifar10
 
     fedlalr run my.yaml --json > summary.json
+
+    fedlalr run my.yaml --track tensorboard
     """
     from fedlalr import config as configuration
     from fedlalr.training.ranks import process_rank
@@ -54,13 +58,14 @@ def run(
     console = progress_console(as_json)
     note_defaults(config, console, quiet or as_json)
     fetch_if_needed(config, console, quiet)
-    run_shown(
-        folder,
-        console,
-        quiet,
-        as_json,
-        lambda progress: configuration.execute(config, folder, [progress], overwrite=overwrite),
-    )
+    with tracked(track, config, folder) as trackers:
+        run_shown(
+            folder,
+            console,
+            quiet,
+            as_json,
+            lambda progress: configuration.execute(config, folder, [progress, *trackers], overwrite=overwrite),
+        )
 
 
 def run_shown(

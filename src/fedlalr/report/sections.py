@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from fedlalr.federation import Record
 from fedlalr.report.comparison import MEGABYTE, Curve, compare
 from fedlalr.report.groups import Group, differing
 from fedlalr.report.runs import ReportedRun
@@ -96,30 +97,37 @@ def rejections_table(groups: Sequence[Group]) -> Table | None:
     if not refused:
         return None
     rows = tuple(
-        (key[0], key[1], str(key[2]), str(count), _some(rounds[key]), reasons[key])
+        (key[0], key[1], str(key[2]), reasons[key], str(count), _some(rounds[key]))
         for key, count in refused.most_common(MOST_ROWS)
     )
     more = len(refused) - len(rows)
     notes = (f"{more} more clients were refused; metrics.jsonl names all.",) if more else ()
-    return Table(("run", "seed", "client", "times", "in rounds", "last reason"), rows, notes)
+    return Table(("run", "seed", "client", "last reason", "times", "in rounds"), rows, notes)
 
 
 def timing_table(groups: Sequence[Group]) -> Table:
     """Where the seconds of a run went, on average over the seeds."""
-    names = [name for name in PARTS if any(name in r.timing for g in groups for run in g.runs for r in run.records)]
-    others = {name for g in groups for run in g.runs for r in run.records for name in r.timing} - set(names)
-    names += sorted(others)
-    heading = ("run", *(PARTS.get(name, name) for name in names), REST, "total, s", "a round, s")
-    return Table(heading, tuple(_timing_row(group, names) for group in groups))
+    recorded = {name for group in groups for record in _records(group) for name in record.timing}
+    names = [*(name for name in PARTS if name in recorded), *sorted(recorded - set(PARTS))]
+    shares = [_shares(group, names) for group in groups]
+    labels = [*(PARTS.get(name, name) for name in names), REST]
+    rows = [(label, *(share[i] for share in shares)) for i, label in enumerate(labels)]
+    totals = [sum(record.seconds for record in _records(group)) for group in groups]
+    each = [total / max(1, len(_records(group))) for group, total in zip(groups, totals, strict=True)]
+    whole = [total / len(group.runs) for group, total in zip(groups, totals, strict=True)]
+    rows += [("seconds a round", *(f"{one:.3g}" for one in each)), ("seconds a run", *(f"{one:.1f}" for one in whole))]
+    return Table(("part", *(group.label for group in groups)), tuple(rows))
 
 
-def _timing_row(group: Group, names: Sequence[str]) -> tuple[str, ...]:
-    records = [record for run in group.runs for record in run.records]
-    total = sum(record.seconds for record in records)
-    parts = [sum(record.timing.get(name, 0.0) for record in records) for name in names]
-    shares = [f"{part / total:.1%}" if total else "–" for part in [*parts, max(0.0, total - sum(parts))]]
-    each = total / len(records) if records else 0.0
-    return (group.label, *shares, f"{total / len(group.runs):.1f}", f"{each:.3g}")
+def _shares(group: Group, names: Sequence[str]) -> list[str]:
+    """The parts of a group's time, and what is in none of them."""
+    total = sum(record.seconds for record in _records(group))
+    parts = [sum(record.timing.get(name, 0.0) for record in _records(group)) for name in names]
+    return [f"{part / total:.1%}" if total else "–" for part in [*parts, max(0.0, total - sum(parts))]]
+
+
+def _records(group: Group) -> list[Record]:
+    return [record for run in group.runs for record in run.records]
 
 
 def _some(rounds: Sequence[int], most: int = 8) -> str:

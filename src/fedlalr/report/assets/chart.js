@@ -85,6 +85,18 @@ function parts(series) {
   return found.filter((part) => part.length);
 }
 
+// Draws now and whenever the width has changed.
+function drawnToWidth(container, draw) {
+  let width = container.clientWidth;
+  draw();
+  new ResizeObserver(() => {
+    if (container.clientWidth === width) return;
+    width = container.clientWidth;
+    draw();
+  }).observe(container);
+  return draw;
+}
+
 // A chart that keeps its own state: which lines are hidden, where the cursor is.
 // series: [{label, x, y, low?, high?, breaks?}], the same colour for the same place in the list.
 function lineChart(container, describe) {
@@ -164,12 +176,7 @@ function lineChart(container, describe) {
     return { element, update };
   }
 
-  new ResizeObserver(([entry]) => {
-    if (container.dataset.width === String(entry.contentRect.width)) return;
-    container.dataset.width = entry.contentRect.width;
-    draw();
-  }).observe(container);
-  return draw;
+  return drawnToWidth(container, draw);
 }
 
 function axes(svg, view, x, y, box) {
@@ -222,8 +229,7 @@ function map(container, describe) {
     const some = counts.length < clients ? `client (the first ${counts.length} of ${clients})` : "client";
     svg.append(make("text", { x: (box.left + box.right) / 2, y: box.bottom + 34, "text-anchor": "middle" }, some));
     svg.append(make("text", { x: 4, y: 12 }, "class"));
-    const where = make("p", { class: "where", "aria-live": "polite" }, `Darkest: ${most} samples. Point at a cell to read it.`);
-    if (matchMedia("(prefers-color-scheme: dark)").matches) where.textContent = where.textContent.replace("Darkest", "Brightest");
+    const where = make("p", { class: "where", "aria-live": "polite" }, `Strongest colour: ${most} samples. Point at a cell to read it.`);
     const read = (event) => {
       const frame = svg.getBoundingClientRect(), zoom = width / frame.width;
       const i = Math.floor(((event.clientX - frame.left) * zoom - box.left) / column), k = Math.floor(((event.clientY - frame.top) * zoom - box.top) / row);
@@ -234,10 +240,5 @@ function map(container, describe) {
     container.replaceChildren(svg, where);
   }
 
-  new ResizeObserver(([entry]) => {
-    if (container.dataset.width === String(entry.contentRect.width)) return;
-    container.dataset.width = entry.contentRect.width;
-    draw();
-  }).observe(container);
-  return draw;
+  return drawnToWidth(container, draw);
 }

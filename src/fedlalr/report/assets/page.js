@@ -46,7 +46,7 @@ function curves() {
 
 function trajectories() {
   if (!data.trajectories.length) {
-    find("trajectories-chart").textContent = "No trajectory was recorded in these runs.";
+    find("trajectories-chart").textContent = "No trajectory was recorded in these runs. The setting trajectory={clients: [0, 1]} records one of FedLALR.";
     find("trajectories-y").hidden = true;
     return;
   }
