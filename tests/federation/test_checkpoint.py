@@ -18,6 +18,7 @@ import fedlalr as fl
 from conftest import make_clients, make_model
 from fedlalr.federation.checkpoint import canonical
 from fedlalr.federation.rundir import RunDirectoryError, versions
+from fedlalr.training.stacked import StackedEngine
 from test_contract import VARIANTS
 
 SETTINGS = {"local": fl.Steps(2), "batch_size": 4, "clients_per_round": 3, "lr_decay": 0.9, "engine": "reference"}
@@ -297,6 +298,29 @@ def test_threads_and_engine_are_those_the_run_began_with(tmp_path):
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
+
+
+def test_the_number_of_clients_trained_at_once_is_the_one_the_run_began_with(tmp_path):
+    engines = []
+
+    def stacked(training):
+        engines.append(StackedEngine(training))
+        return engines[-1]
+
+    whole = run(engine="stacked")
+    run(run_dir=tmp_path, rounds=2, engine=stacked)
+    chosen = engines[0].chunk
+    assert chosen is not None
+    assert json.loads((tmp_path / "checkpoint/round-000002/checkpoint.json").read_text())["content"]["choices"] == {
+        "engine": "stacked",
+        "threads": 1,
+        "chunk": chosen,
+    }
+    assert same(whole, run(run_dir=tmp_path, resume=True, engine=stacked))
+    assert engines[1].chunk == chosen
+    rewrite(tmp_path, choices={"engine": "stacked", "threads": 1, "chunk": 2})
+    run(run_dir=tmp_path, resume=True, engine=stacked, rounds=7)
+    assert engines[2].chunk == 2
 
 
 def test_another_version_of_a_library_is_a_warning(tmp_path):

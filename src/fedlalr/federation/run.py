@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedlalr.algorithms.slots import Algorithm
 from fedlalr.data.population import Clients, Population, Samples, as_clients
 from fedlalr.data.transforms import Transform
+from fedlalr.federation.debug import Debugger
 from fedlalr.federation.evaluation import Evaluation, evaluate
 from fedlalr.federation.fingerprint import facts_of
 from fedlalr.federation.metrics import Record
@@ -89,6 +90,7 @@ def run(
     run_dir: str | Path | None = None,
     resume: bool = False,
     checkpoint_every: int = 1,
+    debug: bool = False,
 ) -> Result:
     """Train a module over a federation of clients.
 
@@ -97,6 +99,9 @@ def run(
 
     With `run_dir`, metrics are written as the run goes, and the whole state every `checkpoint_every` rounds; with
     `resume` as well, a run that broke off there goes on, bit for bit on a CPU, and one that has not begun starts.
+
+    With `debug`, every client whose reply is refused is trained again, alone on the reference engine, and what is found
+    out about it and its data is written to standard error.
 
     `engine` is a name or, to put one of your own in its place, a function from `Training` to an `Engine`.
     """
@@ -146,6 +151,7 @@ def run(
     options = {"clients_per_round": cohort_size, "lr_decay": lr_decay, "lr_decay_every": lr_decay_every}
     engine, ranks = join_ranks(engine, where)
     watching = observers if ranks.is_first else ()
+    on_refused = Debugger(training) if debug and ranks.is_first else None
     if not ranks.is_first:
         run_dir, resume = None, False  # the first rank alone reads, writes and shows
     facts = facts_of(training, population, test, {**options, "rules": rules}) if run_dir is not None else {}
@@ -163,8 +169,9 @@ def run(
                 began, t = time.perf_counter(), state.round + 1
                 cohort = with_included(sample(len(population), cohort_size, seed, t), observers, t, len(population))
                 lr = algorithm.lr * lr_decay ** ((t - 1) // lr_decay_every)
-                outcome = play_round(state, cohort, lr, chosen, training, rules, _probe(observers, t))
+                outcome = play_round(state, cohort, lr, chosen, training, rules, _probe(observers, t), on_refused)
                 state = outcome.state
+                journal.choices["chunk"] = getattr(chosen, "chunk", None)
                 evaluation = evaluate_state(state, training, test, transform, ranks)
                 record = make_record(outcome, evaluation, lr, len(cohort), training, time.perf_counter() - began)
                 record = journal.add(state, record, last=t == rounds)
@@ -192,6 +199,8 @@ def _choose(
         chosen, reason = engine(training), "the caller's own"
     else:
         chosen, reason = create_engine(before.get("engine", engine), training, cohort)
+    if before.get("chunk") is not None and hasattr(chosen, "chunk"):
+        chosen.chunk = before["chunk"]
     journal.choices = before or {"engine": chosen.name, "threads": torch.get_num_threads()}
     info = RunInfo(
         algorithm=type(training.algorithm).__name__,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -67,8 +67,12 @@ def play_round(
     training: Training,
     rules: Rules,
     probe: Probe | None = None,
+    on_refused: Callable[[Work, Sequence[Rejection]], None] | None = None,
 ) -> Outcome:
-    """One round with the given cohort. The state passed in is never changed; on `RoundFailed` it still stands."""
+    """One round with the given cohort. The state passed in is never changed; on `RoundFailed` it still stands.
+
+    `on_refused` is told of refused replies before anything comes of them.
+    """
     algorithm, clock = training.algorithm, Stopwatch()
     broadcast = state.slots.only(*algorithm.slots.down)
     work = Work(
@@ -89,6 +93,8 @@ def play_round(
     accepted, rejected = screen(
         replies, broadcast, algorithm.slots, buffers=state.buffers, max_norm_ratio=rules.max_norm_ratio
     )
+    if rejected and on_refused is not None:
+        on_refused(work, rejected)
     if len(accepted.clients) < rules.min_clients:
         raise RoundFailed(too_few(work.round, len(accepted.clients), rules.min_clients, rejected))
     clock.lap("screen")
