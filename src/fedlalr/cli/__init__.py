@@ -7,14 +7,16 @@ from typing import Annotated
 
 import typer
 
-from fedlalr.cli import compare, data, doctor, flower, presets, report, resume, run
+from fedlalr.cli import compare, data, doctor, flower, presets, report, reproduce, resume, run, theory
 from fedlalr.cli.errors import Commands
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "run": run.run,
     "resume": resume.resume,
     "compare": compare.compare,
+    "reproduce": reproduce.reproduce,
     "report": report.report,
+    "theory": theory.theory,
     "presets": presets.presets,
     "doctor": doctor.doctor,
 }

@@ -1,0 +1,117 @@
+"""How a grid of runs is shown: one bar over all work with the time left, a line for each run that is over."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from fedlalr.cli.progress import duration
+from fedlalr.config import Config
+from fedlalr.config.jobs import Event, Job
+from fedlalr.data.sources import SOURCES
+
+_COST = {"mlp": 0.02, "logistic": 0.02}
+"""What a sample costs in a network, relative to a convolutional or recurrent one."""
+_MOMENT = 0.5
+
+
+class GridProgress:
+    """Follows the rounds of all jobs that are still to be run. A context."""
+
+    def __init__(self, console: Console, jobs: Sequence[Job], root: Path, quiet: bool) -> None:
+        self.console, self.root, self.quiet = console, root, quiet
+        self.jobs = {job.folder: job for job in jobs}
+        self.over: set[Path] = set()
+        self.failed: dict[Path, str] = {}
+        self._running: Sequence[Job] = ()
+        self._began = time.monotonic()
+        self._before = sum(self._done(job) for job in self.jobs.values())
+        self._stop = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._bar = Progress(
+            TextColumn("{task.fields[count]} runs"),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.fields[facts]}"),
+            console=console,
+            transient=True,
+            disable=quiet or not console.is_terminal,
+        )
+
+    def __enter__(self) -> GridProgress:
+        self._task = self._bar.add_task("grid", total=1.0, count=self._count(), left="", facts="")
+        self._bar.start()
+        self._watcher.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._watcher.join()
+        self._bar.stop()
+
+    def show(self, event: Event) -> None:
+        """Take note of what happened."""
+        self._running = event.running
+        if event.over is None or event.summary is None:
+            return
+        self.over.add(event.over.folder)
+        failure = event.summary["failure"]
+        if failure:
+            self.failed[event.over.folder] = failure
+        if not self.quiet and (failure or not self.console.is_terminal):
+            accuracy = event.summary["accuracy"]
+            outcome = "" if accuracy is None else f"accuracy {accuracy:.1%}, "
+            told = f"failed, {failure}" if failure else f"{outcome}{duration(event.summary['seconds'])}"
+            self.console.print(f"{self._count()}  {self.label(event.over)}: {told}{self._ending()}")
+
+    def label(self, job: Job) -> str:
+        return str(job.folder.relative_to(self.root))
+
+    def left(self) -> float | None:
+        """Seconds until the grid is done, if it goes on at its pace; None before there is one."""
+        total = sum(work(job.config) for job in self.jobs.values())
+        done = sum(self._done(job) for job in self.jobs.values())
+        made, elapsed = done - self._before, time.monotonic() - self._began
+        return elapsed * (total - done) / made if made > 0 and elapsed > 0 else None
+
+    def _done(self, job: Job) -> float:
+        if job.folder in self.over:
+            return work(job.config)
+        return work(job.config) * min(1.0, job.rounds_done() / job.config.rounds)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_MOMENT):
+            total = sum(work(job.config) for job in self.jobs.values())
+            done = sum(self._done(job) for job in self.jobs.values())
+            facts = " · ".join(
+                f"{self.label(job)} {job.rounds_done()}/{job.config.rounds}" for job in self._running[:2]
+            )
+            left = self._ending().removeprefix("; ")
+            self._bar.update(
+                self._task, completed=done / total if total else 1.0, count=self._count(), left=left, facts=facts
+            )
+
+    def _count(self) -> str:
+        return f"{len(self.over):>{len(str(len(self.jobs)))}}/{len(self.jobs)}"
+
+    def _ending(self) -> str:
+        seconds = self.left()
+        return "" if seconds is None else f"; {duration(seconds)} left"
+
+
+def work(config: Config) -> float:
+    """Samples that a run trains on, weighted by what one costs."""
+    population = config.partition.clients or 1
+    cohort = config.clients_per_round or population
+    local = config.local
+    if local.epochs is not None:
+        each = local.epochs * SOURCES[config.data.name].train / population
+    else:
+        each = float((local.steps or local.start or 1) * (config.batch_size or 1))
+    return config.rounds * cohort * each * _COST.get(config.model.name, 1.0)

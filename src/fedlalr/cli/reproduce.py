@@ -1,0 +1,323 @@
+"""`fedlalr reproduce`: a figure of the paper, its data and the verdicts it allows, from one command."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedlalr.cli.errors import FAILED
+from fedlalr.cli.options import Json, Quiet, progress_console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedlalr.cli.grid_progress import GridProgress
+    from fedlalr.config.jobs import Job
+    from fedlalr.paper.figures import Drawn
+    from fedlalr.paper.plans import Plan, Request
+    from fedlalr.paper.verdicts import Claim
+
+
+class FigureName(StrEnum):
+    """What can be reproduced."""
+
+    heterogeneity = "heterogeneity"
+    cifar = "cifar"
+    shakespeare = "shakespeare"
+    scalability = "scalability"
+    interval = "interval"
+    trajectory = "trajectory"
+    speedup = "speedup"
+    all = "all"
+
+
+class ScaleName(StrEnum):
+    """How large."""
+
+    smoke = "smoke"
+    paper = "paper"
+
+
+NEEDS = {
+    "heterogeneity": ("cifar10", "cifar100"),
+    "cifar": ("cifar10", "cifar100"),
+    "scalability": ("cifar10", "cifar100"),
+    "interval": ("cifar10", "cifar100"),
+    "trajectory": ("cifar10",),
+    "shakespeare": ("shakespeare",),
+}
+"""The data sets of the paper's setting."""
+REPEATS = 5
+"""Of the speed-up, which is cheap."""
+
+
+def reproduce(
+    figure: Annotated[FigureName, typer.Argument(help="Which figure.", show_default=False)],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change in every run.", show_default=False),
+    ] = None,
+    scale: Annotated[
+        ScaleName, typer.Option(help="smoke: in small, for two cores, in minutes. paper: the paper's setting.")
+    ] = ScaleName.smoke,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of every curve.")] = 1,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Run only these; the figure still shows what is finished of others.", show_default="all six"),
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")] = "auto",
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time.", show_default="one for each processor; one on a GPU")
+    ] = None,
+    draw_only: Annotated[bool, typer.Option("--draw-only", help="Run nothing; draw and judge what is there.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Fetch no data, on any scale.")] = False,
+    run_dir: Annotated[Path, typer.Option(help="Where runs and figures go.")] = Path("runs/reproduce"),
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Make a figure of the paper, and say which of its claims hold.
+
+    Files go to [bold]RUN_DIR/SCALE[/] (with changed settings in the name, if any): the figure as PNG, SVG and PDF, its
+    data as CSV, what it was made of as JSON, [bold]verdicts.md[/], and every run under [bold]runs/[/]. Finished runs
+    are used again, interrupted ones go on: repeat the command until all runs are there. On the scale smoke, digits
+    stand in for data that is not on this machine; the figure says so.
+
+    [bold]Examples[/]
+
+    fedlalr reproduce heterogeneity
+
+    fedlalr reproduce all --seeds 3
+
+    fedlalr reproduce cifar --scale paper --device cuda
+
+    fedlalr reproduce cifar --scale paper buffers=recalibrate --methods fedlalr,fedavg
+    """
+    from fedlalr.cli.compare import refuse_algorithm
+    from fedlalr.config.jobs import default_workers
+    from fedlalr.paper.figures import FIGURES, write_provenance
+    from fedlalr.paper.plans import METHODS, Request
+    from fedlalr.paper.verdicts import save_verdicts
+
+    changes = tuple(overrides or ())
+    refuse_algorithm(changes)
+    chosen = check_methods(methods, METHODS)
+    names = list(FIGURES) if figure is FigureName.all else [figure.value]
+    console = progress_console(as_json)
+    silent = quiet or (as_json and not console.is_terminal)
+    here = find_data(
+        names, scale, fetching=scale is ScaleName.paper and not (offline or draw_only), console=console, quiet=silent
+    )
+    request = Request(scale.value, here, (*changes, *([f"device={device}"] if device != "auto" else [])))
+    folder = run_dir / folder_name(scale.value, changes)
+    made = Making(request, folder, seeds, chosen, jobs or default_workers(), console, silent, draw_only)
+
+    drawn: list[Drawn] = []
+    for one in made.figures(names):
+        drawn.append(one)
+        write_provenance(one, folder, scale.value, command_line())
+        save_verdicts(one.claims, scale.value, folder)
+    show(drawn, folder, scale.value, seeds, made.failures(), as_json)
+    if made.failures():
+        raise typer.Exit(FAILED)
+
+
+class Making:
+    """Runs what figures need and draws them one by one."""
+
+    def __init__(
+        self,
+        request: Request,
+        folder: Path,
+        seeds: int,
+        methods: Sequence[str],
+        workers: int,
+        console: Console,
+        quiet: bool,
+        draw_only: bool,
+    ) -> None:
+        self.request, self.folder, self.seeds, self.methods = request, folder, seeds, methods
+        self.workers, self.console, self.quiet, self.draw_only = workers, console, quiet, draw_only
+        self.runs = folder / "runs"
+        self.jobs: dict[Path, Job] = {}
+        self.broken: dict[Path, str] = {}
+
+    def figures(self, names: Sequence[str]) -> Iterable[Drawn]:
+        """Each figure as soon as its runs are over, under one progress display."""
+        from fedlalr.cli.grid_progress import GridProgress
+        from fedlalr.paper.curves import over
+        from fedlalr.paper.figures import draw_heterogeneity, draw_runs, plan_of
+
+        plans = {name: plan_of(name, self.request) for name in names}
+        for plan in plans.values():
+            self.jobs |= {job.folder: job for job in self._jobs(plan)}
+        missing = [] if self.draw_only else [job for job in self.jobs.values() if not over(job)]
+        if not self.quiet and self.jobs:
+            self.console.print(f"{len(self.jobs)} runs, of which {len(self.jobs) - len(missing)} need not be run")
+        with GridProgress(self.console, missing, self.runs, self.quiet) as progress:
+            for name, plan in plans.items():
+                if plan is not None:
+                    self._run([job for job in self._jobs(plan) if job in missing], progress)
+                    yield draw_runs(plan, self.folder, self.runs, self.seeds)
+                elif name == "heterogeneity":
+                    yield draw_heterogeneity(self.request, self.folder, self.seeds)
+        if "speedup" in names:
+            yield self._speedup()
+
+    def failures(self) -> list[tuple[str, str]]:
+        """The runs that failed, and why: those of now, and those found that ended in a round."""
+        from fedlalr.paper.curves import over
+
+        told = dict(self.broken)
+        for folder, job in self.jobs.items():
+            summary = job.directory.summary() if over(job) else None
+            if summary is not None and summary["failure"]:
+                told[folder] = summary["failure"]
+        return [(str(folder.relative_to(self.runs)), reason) for folder, reason in told.items()]
+
+    def _jobs(self, plan: Plan | None) -> list[Job]:
+        return [] if plan is None else plan.jobs(self.runs, self.seeds, self.methods)
+
+    def _run(self, jobs: Sequence[Job], progress: GridProgress) -> None:
+        from fedlalr.config.jobs import run_jobs
+
+        waiting = [job for job in jobs if job.folder not in progress.over]  # another figure may have had them run
+        run_jobs(waiting, self.workers, progress.show, keep_going=True)
+        self.broken |= progress.failed
+
+    def _speedup(self) -> Drawn:
+        from rich.progress import Progress
+
+        from fedlalr.paper.figures import draw_speedup
+        from fedlalr.paper.speedup import SCALES
+
+        shown = self.console.is_terminal and not self.quiet
+        with Progress(console=self.console, transient=True, disable=not shown) as bar:
+            task = bar.add_task("speed-up", total=SCALES[self.request.scale].work)
+            return draw_speedup(
+                self.request.scale, self.folder, max(REPEATS, self.seeds), lambda steps: bar.advance(task, steps)
+            )
+
+
+def find_data(
+    figures: Sequence[str], scale: ScaleName, fetching: bool, console: Console, quiet: bool
+) -> frozenset[str]:
+    """The data sets on this machine, after fetching those that the figures want."""
+    from fedlalr.cli.progress import fetch_progress
+    from fedlalr.data import sources
+    from fedlalr.data.sources import DataNotFound
+
+    here = {data.name for data in sources.available() if data.where is not None}
+    wanted = dict.fromkeys(name for figure in figures for name in NEEDS.get(figure, ()))
+    for name in wanted if fetching else ():
+        if name not in here:
+            try:
+                with fetch_progress(console, quiet) as progress:
+                    sources.fetch(name, progress=progress)
+                here.add(name)
+            except DataNotFound as error:
+                if not quiet:
+                    console.print(f"{name} cannot be fetched and is left out: {error}")
+    return frozenset(here)
+
+
+def check_methods(given: str | None, known: Sequence[str]) -> Sequence[str]:
+    from fedlalr.config import ConfigError
+    from fedlalr.config.errors import hint, listed
+
+    names = [name.strip() for name in given.split(",")] if given else list(known)
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"the paper has no method {name!r}; choose from {listed(list(known))}.{hint(name, known)}"
+            )
+    return names
+
+
+def folder_name(scale: str, overrides: Sequence[str]) -> str:
+    """A folder of its own for every set of changed settings, so that none overwrites another's runs.
+
+    >>> folder_name("paper", ["buffers=recalibrate"])
+    'paper,buffers=recalibrate'
+    """
+    return re.sub(r"[^\w.,=+-]+", "_", ",".join([scale, *sorted(overrides)]))
+
+
+def command_line() -> str:
+    return shlex.join(["fedlalr", *sys.argv[1:]])
+
+
+def show(
+    drawn: Sequence[Drawn],
+    folder: Path,
+    scale: str,
+    seeds: int,
+    failures: Sequence[tuple[str, str]],
+    as_json: bool,
+) -> None:
+    claims = [claim for one in drawn for claim in one.claims]
+    if as_json:
+        print(json.dumps(as_plain(drawn, claims, folder, scale, seeds, failures), ensure_ascii=False))
+        return
+    from fedlalr.cli.progress import standard_output
+    from fedlalr.paper.measures import DEFINITIONS
+    from fedlalr.paper.verdicts import scope
+
+    console = standard_output()
+    for claim in sorted(claims, key=lambda claim: claim.number):
+        show_claim(claim, console)
+    console.print("\n".join([*scope(scale), "Words:", *(f"  {definition}" for definition in DEFINITIONS)]))
+    for note in dict.fromkeys(note for one in drawn for note in one.notes):
+        console.print(note)
+    for run, reason in failures:
+        console.print(f"failed: {run}: {reason}")
+    for one in drawn:
+        pictures = [path.name for path in one.files]
+        console.print(f"{one.figure}: {', '.join(pictures)} in {folder}")
+    console.print(f"Verdicts: {folder / 'verdicts.md'}")
+
+
+def show_claim(claim: Claim, console: Console) -> None:
+    """A claim with its verdict, and the statements below it."""
+    from rich import box
+    from rich.table import Table
+
+    from fedlalr.paper.verdicts import seeds_in_words
+
+    console.print(f"[bold]Claim {claim.number}[/] {claim.text}")
+    console.print(f"  [bold]{claim.summary}[/]")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=True)
+    for heading, ratio in (("statement", 4), ("where", 3), ("measured", 5), ("seeds", 1), ("verdict", 2)):
+        table.add_column(heading, ratio=ratio, overflow="fold")
+    for check in claim.checks:
+        table.add_row(check.statement, check.where, check.measured, seeds_in_words(check.seeds), check.verdict)
+    if claim.checks:
+        console.print(table)
+
+
+def as_plain(
+    drawn: Sequence[Drawn],
+    claims: Sequence[Claim],
+    folder: Path,
+    scale: str,
+    seeds: int,
+    failures: Sequence[tuple[str, str]],
+) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "scale": scale,
+        "seeds": seeds,
+        "run_dir": str(folder),
+        "files": {one.figure: [str(path) for path in one.files] for one in drawn},
+        "notes": {one.figure: one.notes for one in drawn},
+        "claims": [{"text": claim.text, "verdict": claim.verdict, **asdict(claim)} for claim in claims],
+        "failed": [{"run": run, "reason": reason} for run, reason in failures],
+    }

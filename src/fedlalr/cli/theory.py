@@ -1,0 +1,201 @@
+"""`fedlalr theory`: what the paper's theorems say about your numbers of clients, steps and rounds."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedlalr.cli.options import Json
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from fedlalr.theory import Bound, Communication, Problem
+
+FORMS = {"statement": "as stated", "proof": "as the proof ends", "constants": "with the uncapped step size put in"}
+
+
+def theory(
+    clients: Annotated[int, typer.Option("--clients", "-N", help="N, all of them in every round.")] = 50,
+    steps: Annotated[int, typer.Option("--steps", "-K", help="K, local steps of a round.")] = 50,
+    rounds: Annotated[int, typer.Option("--rounds", "-T", help="T.")] = 100,
+    start: Annotated[
+        int | None, typer.Option(help="With --base: K_t = start + ⌊log_base t⌋ in place of K, for Theorem 2.")
+    ] = None,
+    base: Annotated[float | None, typer.Option(help="See --start.")] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="The step size you use.", show_default="that of the corollaries")
+    ] = None,
+    eps: Annotated[float, typer.Option(help="ε; second moments start at ε².")] = 1e-8,
+    beta1: Annotated[float, typer.Option(help="β1.")] = 0.9,
+    L: Annotated[float, typer.Option("--L", help="Smoothness: every client's gradient is L-Lipschitz.")] = 1.0,
+    sigma: Annotated[float, typer.Option(help="σ: σ² bounds the variance of a stochastic gradient.")] = 1.0,
+    G_inf: Annotated[float, typer.Option("--G", help="G∞: bounds every coordinate of every gradient.")] = 1.0,
+    gap: Annotated[float, typer.Option(help="f(x_0) − f*.")] = math.log(10),
+    params: Annotated[int, typer.Option("--params", "-d", help="Number of parameters.")] = 594_186,
+    delta: Annotated[
+        float, typer.Option(help="Target of the mean squared gradient norm, for rounds and bytes.")
+    ] = 0.01,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw which term dominates over N and T (.png, .svg, .pdf).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Evaluate the theorems as the paper prints them: step size, bounds term by term, rounds and bytes to a target.
+
+    The defaults are the paper's setting for CIFAR-10, with L, σ and G∞, which nobody knows there, at 1. These are not
+    guarantees: the remarks say what your numbers do to the theorems, and the page on the theory lists the slips.
+
+    [bold]Examples[/]
+
+    fedlalr theory --alpha 2e-3
+
+    fedlalr theory -N 16 -K 8 -T 4096 --eps 0.5 --G 1.6 --sigma 1.6 -d 8 --gap 2.8
+
+    fedlalr theory -N 16 --start 3 --base 4 -T 1000 --eps 0.5 -d 8 --plot terms.png
+    """
+    from fedlalr.config import ConfigError
+    from fedlalr.theory import Problem, log_intervals
+
+    if (start is None) != (base is None):
+        raise ConfigError("--start and --base belong together: K_t = start + ⌊log_base t⌋")
+    try:
+        problem = Problem(L=L, sigma=sigma, G_inf=G_inf, d=params, gap=gap, eps=eps, beta1=beta1)
+        adaptive = None if start is None or base is None else log_intervals(rounds, start=start, base=base)
+        bounds = evaluate(problem, clients, steps, rounds, adaptive, alpha)
+        steps = steps if adaptive is None else int(adaptive[-1])
+        costs = communicate(delta, clients, steps, params, adaptive is not None)
+        if plot is not None:
+            draw(problem, clients, steps, rounds, plot)
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(error)) from error
+    if as_json:
+        print(json.dumps(as_plain(problem, bounds, costs, clients, steps), ensure_ascii=False))
+    else:
+        show(problem, bounds, costs, clients, steps, plot)
+
+
+def evaluate(
+    problem: Problem, N: int, K: int, T: int, intervals: NDArray[np.int64] | None, alpha: float | None
+) -> list[Bound]:
+    """Every bound that fits what was asked."""
+    from fedlalr.theory import corollary1, corollary2, theorem1, theorem2
+
+    if intervals is not None:
+        bounds = [theorem2(problem, N=N, intervals=intervals, alpha=alpha)]
+        return [*bounds, theorem2(problem, N=N, intervals=intervals, form="constants")] if alpha is None else bounds
+    bounds = [
+        theorem1(problem, N=N, K=K, T=T, alpha=alpha),
+        theorem1(problem, N=N, K=K, T=T, alpha=alpha, form="proof"),
+        corollary2(problem, N=N, K=K, T=T, alpha=alpha),
+    ]
+    return [*bounds, corollary1(problem, N=N, K=K, T=T)] if alpha is None else bounds
+
+
+def communicate(delta: float, N: int, K: int, params: int, adaptive: bool) -> dict[str, Communication]:
+    """What it takes to reach δ, by the leading term with constant 1, as the paper counts."""
+    from fedlalr.theory import communication
+
+    fixed = {
+        f"K = {K}": communication(delta, N=N, K=K, params=params),
+        f"K = {K}, restarted momentum": communication(delta, N=N, K=K, params=params, momentum="restart"),
+    }
+    return ({} if adaptive else fixed) | {"K_t = ln t": communication(delta, N=N, params=params)}
+
+
+def draw(problem: Problem, N: int, K: int, T: int, path: Path) -> None:
+    """The map of dominating terms from one client and round to sixteen times what was asked."""
+    import numpy as np
+
+    from fedlalr.theory import dominance, plot_dominance
+
+    def reach(top: int) -> list[int]:
+        return np.unique(np.geomspace(1, 16 * top, 60).astype(int)).tolist()  # type: ignore[no-any-return]
+
+    plot_dominance(dominance(problem, N=reach(N), T=reach(T), K=K)).savefig(path, dpi=200)
+
+
+def show(
+    problem: Problem,
+    bounds: list[Bound],
+    costs: dict[str, Communication],
+    N: int,
+    K: int,
+    plot: Path | None,
+) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from fedlalr.cli.progress import megabytes, standard_output
+
+    console = standard_output()
+    step = bounds[0].step
+    binds = "the cap binds" if step.cap_binds else "the cap does not bind"
+    root = "√(N/ΣK)" if bounds[0].source == "Theorem 2" else "√(N/(KT))"
+    console.print(
+        f"step size min({root} = {step.uncapped:.3g}, 3ε/(20L) = {step.cap:.3g}): {binds}; "
+        f"evaluated at α = {step.alpha:.3g}"
+    )
+    for bound in bounds:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
+        table.title = f"{bound.source}, {FORMS[bound.form]}"
+        table.add_column("term")
+        for heading in ("constant", "factor", "value"):
+            table.add_column(heading, justify="right")
+        for term in bound.terms:
+            mark = " ←" if term is bound.dominant else ""
+            table.add_row(term.name, f"{term.coefficient:.3g}", f"{term.factor:.3g}", f"{term.value:.3g}{mark}")
+        table.add_row("sum", "", "", f"{bound.total:.3g}")
+        console.print(table)
+    for remark in dict.fromkeys(remark for bound in bounds for remark in bound.remarks):
+        console.print(f"• {remark}")
+    console.print(f"• {_regime(problem, N, K)}")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
+    table.title = f"to a mean squared gradient norm of {next(iter(costs.values())).delta:g}, by the leading term alone"
+    for heading in ("local steps", "rounds", "rounds × clients", "down", "up"):
+        table.add_column(heading, justify="left" if heading == "local steps" else "right")
+    for name, cost in costs.items():
+        sizes = (megabytes(cost.bytes_down), megabytes(cost.bytes_up))
+        table.add_row(name, f"{cost.rounds:.4g}", f"{cost.complexity:.4g}", *sizes)
+    console.print(table)
+    if plot is not None:
+        console.print(f"Largest terms over N and T: {plot}")
+
+
+def as_plain(problem: Problem, bounds: list[Bound], costs: dict[str, Communication], N: int, K: int) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "problem": asdict(problem),
+        "step_size": asdict(bounds[0].step) | {"cap_binds": bounds[0].step.cap_binds},
+        "bounds": [
+            {
+                "source": bound.source,
+                "form": bound.form,
+                "terms": {term.name: term.value for term in bound.terms},
+                "total": bound.total,
+                "dominant": bound.dominant.name,
+                "remarks": bound.remarks,
+            }
+            for bound in bounds
+        ],
+        "regime": _regime(problem, N, K),
+        "communication": {name: asdict(cost) | {"complexity": cost.complexity} for name, cost in costs.items()},
+    }
+
+
+def _regime(problem: Problem, N: int, K: int) -> str:
+    from fedlalr.theory import rounds_to_speedup
+
+    try:
+        rounds = rounds_to_speedup(problem, N=N, K=K)
+    except ValueError as error:
+        return str(error)
+    return (
+        f"By the printed constants, 1/√(NKT) is the largest term of Corollary 1 for K = {K} from T = {rounds:.3g} on."
+    )

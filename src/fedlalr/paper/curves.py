@@ -1,0 +1,166 @@
+"""What the runs of a figure recorded, as arrays over seeds and rounds, and as a table in a file."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedlalr.config import Config
+from fedlalr.config.jobs import Job
+from fedlalr.data.sources import SOURCES
+from fedlalr.federation import Record
+from fedlalr.federation.trajectory import TRAJECTORY_FILE, Point, read_trajectory
+from fedlalr.paper.plans import Line, Panel, Plan
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """One line over its seeds, arrays `[S, T]`; rounds that a run did not reach are NaN."""
+
+    label: str
+    seeds: tuple[int, ...]
+    accuracy: Array
+    loss: Array
+    """On the test set."""
+    train_loss: Array
+    failures: tuple[str | None, ...] = ()
+    """Why a run broke off, for each seed."""
+    passes: float = math.nan
+    """Passes over the training data that a round makes."""
+    trajectories: tuple[tuple[Point, ...], ...] = ()
+    """What was recorded of the local steps, for each seed."""
+
+    @property
+    def rounds(self) -> int:
+        return int(self.accuracy.shape[1])
+
+
+@dataclass(frozen=True)
+class PanelCurves:
+    """The lines of a panel that have runs."""
+
+    panel: Panel
+    lines: Mapping[str, Curves]
+
+
+def collect(plan: Plan, folder: Path, seeds: int) -> list[PanelCurves]:
+    """Everything that is over among the runs of a plan: finished, or failed in a round."""
+    return [
+        PanelCurves(
+            panel, {line.key: curves for line in panel.lines if (curves := _curves(line, panel, folder, seeds))}
+        )
+        for panel in plan.panels
+    ]
+
+
+def over(job: Job) -> bool:
+    """Whether the folder holds this run, be it on another device, to its end: finished, or failed in a round."""
+    summary = job.directory.summary()
+    if summary is None or summary["status"] not in ("finished", "failed"):
+        return False
+    try:
+        return _what(job.directory.config()) == _what(job.config)
+    except ValueError:  # a configuration that this version cannot read
+        return False
+
+
+def stack(values: Iterable[Sequence[float]], rounds: int) -> Array:
+    """Lists of up to `rounds` numbers as rows of one array, NaN after their end."""
+    rows = [[*row, *[math.nan] * (rounds - len(row))] for row in values]
+    return np.array(rows, dtype=float).reshape(-1, rounds)
+
+
+def passes_per_round(config: Config) -> float:
+    """How often a round goes over the training data; NaN where the number of local steps changes.
+
+    >>> from fedlalr.config import load
+    >>> passes_per_round(load("cifar10"))
+    2.5
+    """
+    population = config.partition.clients or 1
+    cohort = config.clients_per_round or population
+    if config.local.epochs is not None:
+        return cohort * config.local.epochs / population
+    if config.local.steps is None or config.batch_size is None:
+        return math.nan
+    samples = SOURCES[config.data.name].train * (1 - config.data.validation)
+    return cohort * config.local.steps * config.batch_size / samples
+
+
+def write_curves(results: Sequence[PanelCurves], path: Path) -> Path:
+    """A line for every panel, curve, seed and round."""
+    columns = ("panel", "line", "seed", "round", "accuracy", "test_loss", "train_loss", "passes")
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        for result in results:
+            for key, curves in result.lines.items():
+                for row, seed in enumerate(curves.seeds):
+                    for t in range(curves.rounds):
+                        values = [a[row, t] for a in (curves.accuracy, curves.loss, curves.train_loss)]
+                        if not all(map(math.isnan, values)):
+                            passes = "" if math.isnan(curves.passes) else f"{curves.passes * (t + 1):.6g}"
+                            writer.writerow([result.panel.key, key, seed, t + 1, *map(_plain, values), passes])
+    return path
+
+
+def write_trajectories(results: Sequence[PanelCurves], path: Path) -> Path:
+    """A line for every recorded local step."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer: csv.DictWriter[str] | None = None
+        for result in results:
+            for curves in result.lines.values():
+                for seed, points in zip(curves.seeds, curves.trajectories, strict=True):
+                    for point in points:
+                        row = {
+                            "panel": result.panel.key,
+                            "seed": seed,
+                            "round": point.round,
+                            "client": point.client,
+                            "step": point.step,
+                            **point.values,
+                        }
+                        if writer is None:
+                            writer = csv.DictWriter(file, list(row))
+                            writer.writeheader()
+                        writer.writerow(row)
+    return path
+
+
+def _curves(line: Line, panel: Panel, folder: Path, seeds: int) -> Curves | None:
+    jobs = [job for seed in range(seeds) if over(job := line.job(folder / panel.key, seed))]
+    if not jobs:
+        return None
+    records = [job.directory.records() for job in jobs]
+    rounds = line.config.rounds
+    return Curves(
+        label=line.label,
+        seeds=tuple(job.config.seed for job in jobs),
+        accuracy=stack([[_accuracy(record) for record in run] for run in records], rounds),
+        loss=stack([[record.loss for record in run] for run in records], rounds),
+        train_loss=stack([[record.train_loss for record in run] for run in records], rounds),
+        failures=tuple((job.directory.summary() or {}).get("failure") for job in jobs),
+        passes=passes_per_round(line.config),
+        trajectories=tuple(tuple(read_trajectory(job.folder / TRAJECTORY_FILE)) for job in jobs),
+    )
+
+
+def _what(config: Config) -> dict[str, object]:
+    """What a run is about, wherever it was computed."""
+    return {name: value for name, value in config.problem().items() if name not in ("device", "engine")}
+
+
+def _accuracy(record: Record) -> float:
+    return math.nan if record.accuracy is None else record.accuracy
+
+
+def _plain(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.6g}"

@@ -1,0 +1,116 @@
+"""Every figure of the paper: its files, and the verdicts it allows."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from fedlalr.config.jobs import Job
+from fedlalr.federation.rundir import versions
+from fedlalr.paper import claims, claims_measured, heterogeneity, plots, speedup, speedup_figure
+from fedlalr.paper.curves import PanelCurves, collect, over, write_curves, write_trajectories
+from fedlalr.paper.plans import PLANS, Plan, Request
+from fedlalr.paper.verdicts import Claim
+
+FIGURES = ("heterogeneity", "cifar", "shakespeare", "interval", "trajectory", "scalability", "speedup")
+"""In the order in which `all` makes them."""
+
+_DRAW: dict[str, Callable[[Sequence[PanelCurves], Sequence[str]], Figure]] = {
+    "cifar": plots.accuracy_figure,
+    "shakespeare": plots.shakespeare_figure,
+    "scalability": plots.scalability_figure,
+    "interval": plots.interval_figure,
+    "trajectory": plots.trajectory_figure,
+}
+_JUDGE: dict[str, Callable[[Sequence[PanelCurves]], list[Claim]]] = {
+    "cifar": claims.cifar_claims,
+    "shakespeare": claims.shakespeare_claims,
+    "scalability": claims.scalability_claims,
+    "interval": claims.interval_claims,
+    "trajectory": claims_measured.trajectory_claims,
+}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure that was made."""
+
+    figure: str
+    files: tuple[Path, ...]
+    claims: tuple[Claim, ...]
+    notes: tuple[str, ...]
+    runs: tuple[dict[str, Any], ...] = ()
+
+
+def plan_of(figure: str, request: Request) -> Plan | None:
+    """The runs of a figure; None for those that train nothing."""
+    return PLANS[figure](request) if figure in PLANS else None
+
+
+def draw_runs(plan: Plan, folder: Path, runs: Path, seeds: int) -> Drawn:
+    """Draw and judge what is there of a figure's runs."""
+    results = collect(plan, runs, seeds)
+    pictures = plots.save(lambda: _DRAW[plan.figure](results, plan.notes), folder / plan.figure)
+    table = folder / f"{plan.figure}.csv"
+    if plan.figure == "trajectory":
+        write_trajectories(results, table)
+    else:
+        write_curves(results, table)
+    facts = tuple(_facts(job, runs) for job in plan.jobs(runs, seeds))
+    return Drawn(plan.figure, (*pictures, table), tuple(_JUDGE[plan.figure](results)), plan.notes, facts)
+
+
+def draw_heterogeneity(request: Request, folder: Path, seeds: int) -> Drawn:
+    dealt, notes = heterogeneity.deal(request, seeds)
+    folder.mkdir(parents=True, exist_ok=True)
+    table = heterogeneity.write_labels(dealt, folder / "heterogeneity.csv")
+    pictures = plots.save(lambda: heterogeneity.label_figure(dealt, notes), folder / "heterogeneity") if dealt else []
+    labels = heterogeneity.labels_by_alpha(dealt)
+    judged = claims_measured.heterogeneity_claims(labels, sorted({one.seed for one in dealt}))
+    return Drawn("heterogeneity", (*pictures, table), tuple(judged), tuple(notes))
+
+
+def draw_speedup(scale: str, folder: Path, repeats: int, advance: Callable[[int], None]) -> Drawn:
+    """Measure the speed-up as far as its file does not have it yet, and draw it."""
+    wanted = speedup.SCALES[scale]
+    result = speedup.measure(replace(wanted, repeats=repeats), folder=folder, advance=advance)
+    files = [*result.write(folder), *speedup_figure.draw(result, folder)]
+    return Drawn("speedup", tuple(files), tuple(claims_measured.speedup_claims(result)), ())
+
+
+def write_provenance(drawn: Drawn, folder: Path, scale: str, command: str) -> Path:
+    """What a figure was made of: the command, the runs with their times and engines, versions, the machine."""
+    path = folder / f"{drawn.figure}.json"
+    plain = {
+        "figure": drawn.figure,
+        "scale": scale,
+        "command": command,
+        "notes": drawn.notes,
+        "versions": versions(),
+        "machine": machine(),
+        "seconds": sum(run.get("seconds") or 0.0 for run in drawn.runs),
+        "runs": drawn.runs,
+    }
+    path.write_text(json.dumps(plain, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path
+
+
+def machine() -> dict[str, str]:
+    """The hardware of this machine, where the figure is drawn; every run says itself on which device it was."""
+    import torch
+
+    described = {"system": platform.platform(), "processor": platform.processor() or platform.machine()}
+    return described | ({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {})
+
+
+def _facts(job: Job, runs: Path) -> dict[str, Any]:
+    """A run in a few words."""
+    wanted = ("status", "failure", "rounds", "accuracy", "seconds", "engine", "device")
+    summary = (job.directory.summary() or {}) if over(job) else {}
+    return {"run": str(job.folder.relative_to(runs)), **{name: summary.get(name) for name in wanted}}

@@ -1,0 +1,204 @@
+"""The figures that are drawn from training runs, as grids of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedlalr.config import Config, with_method
+from fedlalr.config.jobs import Job
+from fedlalr.config.loading import check
+from fedlalr.paper.settings import TITLES, Scale, Setting, find_setting
+from fedlalr.report.tables import name_of
+
+METHODS = ("fedlalr", "fedavg", "fedadam", "fedamsv1", "fedamsv2", "lafedopt")
+"""The paper's six."""
+CIFAR = ("cifar10", "cifar100")
+INTERVALS = {"steps-10": "K = 10", "log-3-4": "3 + ⌊log₄ t⌋", "log-4-2": "4 + ⌊log₂ t⌋"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve: one configuration, run for every seed."""
+
+    key: str
+    label: str
+    config: Config
+
+    def job(self, folder: Path, seed: int) -> Job:
+        """The run of one seed, counted from the configuration's own."""
+        number = self.config.seed + seed
+        return Job(check({**self.config.model_dump(), "seed": number}), folder / self.key / f"seed-{number}")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves that are compared with each other: the same data, partition and cohort."""
+
+    key: str
+    title: str
+    lines: tuple[Line, ...]
+    group: str
+    """Panels of one group are about the same data."""
+    short: str = ""
+    """The title within its group."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All runs of a figure, and what a reader must know of them."""
+
+    figure: str
+    panels: tuple[Panel, ...]
+    notes: tuple[str, ...] = ()
+
+    def jobs(self, folder: Path, seeds: int, methods: Collection[str] = METHODS) -> list[Job]:
+        """Every run, seed by seed, so that a grid that is broken off has whole seeds."""
+        return [
+            line.job(folder / panel.key, seed)
+            for seed in range(seeds)
+            for panel in self.panels
+            for line in panel.lines
+            if line.config.algorithm.name in methods
+        ]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to reproduce, and on which data."""
+
+    scale: Scale
+    here: frozenset[str]
+    overrides: tuple[str, ...] = ()
+
+    def setting(self, data: str, small: Sequence[str] = ()) -> Setting | None:
+        return find_setting(data, self.scale, self.here, self.overrides, small)
+
+    def settings(self, names: Iterable[str], small: Sequence[str] = ()) -> tuple[list[Setting], list[str]]:
+        """The problems on several data sets, each once, and what has to be said of those that are not here."""
+        found: dict[str, Setting] = {}
+        notes = []
+        for name in names:
+            setting = self.setting(name, small)
+            if setting is None:
+                notes.append(f"{TITLES[name]} is not on this machine and was left out.")
+                continue
+            found.setdefault(setting.data, setting)
+            if setting.stands_for is not None:
+                notes.append(f"{setting.title} stands in for {TITLES[name]}, which is not on this machine.")
+        return list(found.values()), notes
+
+
+def cifar(request: Request) -> Plan:
+    """Six methods at two degrees of heterogeneity."""
+    settings, notes = request.settings(CIFAR)
+    panels = [_six(_with_alpha(setting, alpha), f"Dirichlet {alpha:g}") for setting in settings for alpha in (0.6, 0.3)]
+    return Plan("cifar", tuple(panels), (*_described(settings), *notes))
+
+
+def shakespeare(request: Request) -> Plan:
+    """Six methods on speaking roles, and on the same windows pooled and dealt evenly."""
+    settings, notes = request.settings(["shakespeare"])
+    panels = []
+    for setting in settings:
+        panels.append(_six(setting, "non-IID"))
+        panels.append(_six(Setting(setting.data, setting.changed(partition={"scheme": "iid"})), "IID"))
+    return Plan("shakespeare", tuple(panels), (*_described(settings), *notes))
+
+
+def scalability(request: Request) -> Plan:
+    """Six methods with half and with one and a half times the usual cohort; FedLALR with the usual one, too."""
+    settings, notes = request.settings(CIFAR)
+    panels = []
+    for setting in (_with_alpha(setting, 0.6) for setting in settings):
+        usual = setting.config.clients_per_round or _population(setting.config)
+        for share, longer in ((0.5, 2.0), (1.5, 0.8)):
+            config = setting.changed(
+                clients_per_round=max(1, round(usual * share)), rounds=max(1, round(setting.config.rounds * longer))
+            )
+            panels.append(_six(Setting(setting.data, config), f"{config.clients_per_round} clients a round"))
+        panels.append(_panel(setting, f"{usual} clients a round", [_method(setting.config, "fedlalr")]))
+    passes = "The largest cohort passes 1.2 times as often over the data as the others, as in the paper (300 and 250)."
+    return Plan("scalability", tuple(panels), (*_described(settings, "cohort", "rounds"), passes, *notes))
+
+
+def interval(request: Request) -> Plan:
+    """FedLALR with a fixed and with two growing numbers of local steps."""
+    settings, notes = request.settings(CIFAR)
+    local = {
+        "steps-10": {"steps": 10},
+        "log-3-4": {"start": 3, "base": 4.0},
+        "log-4-2": {"start": 4, "base": 2.0},
+    }
+    panels = []
+    for setting in (_with_alpha(setting, 0.6) for setting in settings):
+        lines = [Line(key, INTERVALS[key], setting.changed(local=local[key])) for key in INTERVALS]
+        panels.append(_panel(setting, "Dirichlet 0.6", lines))
+    return Plan("interval", tuple(panels), (*_described(settings, "local"), *notes))
+
+
+def trajectory(request: Request) -> Plan:
+    """FedLALR with two clients followed in four rounds."""
+    settings, notes = request.settings(CIFAR[:1], small=("clients_per_round=4", "local.steps=20"))
+    panels = []
+    for setting in (_with_alpha(setting, 0.6) for setting in settings):
+        rounds = sorted({1 + int(0.3 * part * setting.config.rounds) for part in range(4)})
+        config = setting.changed(trajectory={"clients": [0, 1], "rounds": rounds})
+        panels.append(_panel(setting, "Dirichlet 0.6", [Line("fedlalr-trajectory", "FedLALR", config)]))
+    return Plan("trajectory", tuple(panels), (*_described(settings), *notes))
+
+
+PLANS = {
+    "cifar": cifar,
+    "shakespeare": shakespeare,
+    "scalability": scalability,
+    "interval": interval,
+    "trajectory": trajectory,
+}
+
+
+def _six(setting: Setting, short: str) -> Panel:
+    return _panel(setting, short, [_method(setting.config, method) for method in METHODS])
+
+
+def _method(config: Config, method: str) -> Line:
+    return Line(method, name_of(method), with_method(config, method))
+
+
+def _panel(setting: Setting, short: str, lines: Sequence[Line]) -> Panel:
+    partition, cohort = setting.config.partition, setting.config.clients_per_round
+    alpha = f"{partition.alpha:g}" if partition.scheme.startswith("dirichlet") else ""
+    population = _population(setting.config)
+    key = f"{setting.data}-{partition.scheme}{alpha}-{cohort or population}of{population}"
+    return Panel(key, f"{setting.title}, {short}", tuple(lines), setting.title, short)
+
+
+def _with_alpha(setting: Setting, alpha: float) -> Setting:
+    return Setting(setting.data, setting.changed(partition={"alpha": alpha}), setting.stands_for)
+
+
+def _population(config: Config) -> int:
+    assert config.partition.clients is not None  # every preset of the paper says how many
+    return config.partition.clients
+
+
+def _described(settings: Sequence[Setting], *varied: str) -> list[str]:
+    """The size of each problem in a sentence, without what the figure varies."""
+    sentences = []
+    for setting in settings:
+        config = setting.config
+        length = next(f"{value} local {name}" for name, value in config.local if value is not None)
+        facts = {
+            "cohort": f"{config.clients_per_round} of {_population(config)} clients a round",
+            "rounds": f"{config.rounds} rounds",
+            "local": length,
+            "batch": f"batches of {config.batch_size}",
+        }
+        held_out = f"; accuracy on {config.data.validation:.0%} of the training images, held out"
+        norm = "; BatchNorm statistics averaged" if config.buffers == "average" else "; BatchNorm statistics taken anew"
+        sentences.append(
+            f"{setting.title}: {', '.join(fact for name, fact in facts.items() if name not in varied)}"
+            f"{norm if config.model.name == 'convmixer' else ''}{held_out if config.data.validation else ''}."
+        )
+    return sentences

@@ -1,0 +1,279 @@
+"""The figures drawn from training runs, for one column of a paper.
+
+Colours are told apart with any colour vision, and line styles tell apart what colours may not. Lines are means over the
+seeds, bands go from the lowest seed to the highest, a cross is where a run broke off.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+
+from fedlalr.federation.trajectory import QUANTILES, V_HAT_SQUARED, Point, rate_name
+from fedlalr.paper.curves import Array, Curves, PanelCurves
+from fedlalr.paper.plans import INTERVALS, METHODS
+from fedlalr.report.figures import COLOURS, DASHES
+from fedlalr.report.tables import name_of
+
+WIDTH = 3.5
+STYLE = {
+    "font.size": 8,
+    "axes.titlesize": 7.5,
+    "axes.labelsize": 7.5,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.5,
+    "svg.hashsalt": "fedlalr",
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+}
+
+Look = Mapping[str, Any]
+METHOD_LOOKS: Mapping[str, Look] = {
+    method: {
+        "color": COLOURS[i],
+        "linestyle": DASHES[i],
+        "linewidth": 1.6 if i == 0 else 1.1,
+        "zorder": 4 if i == 0 else 3,
+    }
+    for i, method in enumerate(METHODS)
+}
+INTERVAL_LOOKS: Mapping[str, Look] = {
+    key: {"color": COLOURS[i], "linestyle": DASHES[i], "linewidth": 1.3} for i, key in enumerate(INTERVALS)
+}
+
+
+def save(draw: Callable[[], Figure], path: Path) -> list[Path]:
+    """Draw in the style of a paper and write `path`.png, .svg and .pdf; the same figure gives the same bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kinds = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    paths = [path.with_name(f"{path.name}.{kind}") for kind in kinds]
+    with mpl.rc_context(STYLE):  # type: ignore[arg-type]
+        figure = draw()
+        for target, metadata in zip(paths, kinds.values(), strict=True):
+            figure.savefig(target, dpi=300, metadata=metadata)
+    return paths
+
+
+def accuracy_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Figure:
+    """Test accuracy against rounds, two panels in a row."""
+    rows = -(-len(results) // 2)
+    figure = _figure(1.55 * rows + 0.75)
+    panels = figure.subplots(rows, 2, squeeze=False, sharey="row")
+    for axes, result in zip(panels.flat, results, strict=False):
+        _accuracy_panel(axes, result)
+    for axes in panels.flat[len(results) :]:
+        axes.set_visible(False)
+    _label(panels, "round", "test accuracy")
+    _legend(figure, METHOD_LOOKS, [name_of(method) for method in METHODS])
+    return _with_notes(figure, results, notes)
+
+
+def shakespeare_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Figure:
+    """Accuracy and loss against rounds, non-IID and IID."""
+    figure = _figure(3.9)
+    panels = figure.subplots(2, max(1, len(results)), squeeze=False, sharey="row", sharex="col")
+    for column, result in enumerate(results):
+        _accuracy_panel(panels[0, column], result)
+        _draw_lines(panels[1, column], result, METHOD_LOOKS, lambda curves: curves.loss)
+        _frame_losses(panels[1, column], [curves.loss for curves in result.lines.values()])
+    _label(panels[:1], "", "test accuracy")
+    _label(panels[1:], "round", "test loss")
+    _legend(figure, METHOD_LOOKS, [name_of(method) for method in METHODS])
+    return _with_notes(figure, results, notes)
+
+
+def scalability_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Figure:
+    """Six methods for each cohort, and FedLALR with all cohorts against passes over the data."""
+    groups = list(dict.fromkeys(result.panel.group for result in results))
+    figure = _figure(1.55 * len(groups) + 2.5)
+    above, below = _two_parts(figure, 1.55 * len(groups) + 0.4, 1.6)
+    panels = above.subplots(len(groups), 2, squeeze=False, sharey="row")
+    finals = below.subplots(1, len(groups), squeeze=False)
+    for row, group in enumerate(groups):
+        mine = [result for result in results if result.panel.group == group]
+        six = [result for result in mine if len(result.panel.lines) == len(METHODS)]
+        for axes, result in zip(panels[row], six, strict=True):
+            _accuracy_panel(axes, result)
+        _cohorts_panel(finals[0, row], group, sorted(mine, key=_cohort))
+    _label(panels, "round", "test accuracy")
+    _label(finals, "passes over the data", "test accuracy")
+    _legend(above, METHOD_LOOKS, [name_of(method) for method in METHODS])
+    return _with_notes(figure, results, notes)
+
+
+def interval_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Figure:
+    """Accuracy, test loss and training loss of FedLALR with three numbers of local steps."""
+    figure = _figure(5.0)
+    panels = figure.subplots(3, max(1, len(results)), squeeze=False, sharex="col")
+    for column, result in enumerate(results):
+        panels[0, column].set_title(result.panel.title)
+        _draw_lines(panels[0, column], result, INTERVAL_LOOKS, lambda curves: curves.accuracy)
+        panels[0, column].yaxis.set_major_formatter(_percent)
+        _draw_lines(panels[1, column], result, INTERVAL_LOOKS, lambda curves: curves.loss)
+        _draw_lines(panels[2, column], result, INTERVAL_LOOKS, lambda curves: curves.train_loss)
+    for row, name in enumerate(("test accuracy", "test loss", "training loss")):
+        _label(panels[row : row + 1], "round" if row == 2 else "", name)
+    _legend(figure, INTERVAL_LOOKS, list(INTERVALS.values()), "local steps in round t")
+    return _with_notes(figure, results, notes)
+
+
+def trajectory_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Figure:
+    """‖v̂‖² and the effective rates of the followed clients over the local steps of a few rounds, for the first seed."""
+    recorded = [(result, c) for result in results for c in result.lines.values() if any(c.trajectories)]
+    points = recorded[0][1].trajectories[0] if recorded else ()
+    rounds = sorted({point.round for point in points})
+    clients = sorted({point.client for point in points})
+    rows = max(1, -(-len(rounds) // 2))
+    figure = _figure(2.5 * rows + 1.0)
+    above, below = _two_parts(figure, 1.1, 1)
+    for part, draw, name in (
+        (above, _norms, "‖v̂‖²"),
+        (below, _rates, "effective rate α/√v̂"),
+    ):
+        panels = part.subplots(rows, 2, squeeze=False)
+        for axes, t in zip(panels.flat, rounds, strict=False):
+            axes.set_title(f"round {t}")
+            for i, client in enumerate(clients):
+                mine = [point for point in points if (point.round, point.client) == (t, client)]
+                draw(axes, mine, {"color": COLOURS[i], "linestyle": DASHES[i], "linewidth": 1.2})
+        for axes in panels.flat[len(rounds) :]:
+            axes.set_visible(False)
+        part.supylabel(name, fontsize=7.5)
+        _label(panels, "local step", "")
+    looks = {str(client): {"color": COLOURS[i], "linestyle": DASHES[i]} for i, client in enumerate(clients)}
+    _legend(above, looks, [f"client {client}" for client in clients])
+    band = f"Rates: median over the coordinates, band from {QUANTILES[0]:.0%} to {QUANTILES[-1]:.0%} of them."
+    seed = f"Seed {recorded[0][1].seeds[0]}." if recorded else "No run yet."
+    return add_notes(figure, [*notes, band, seed])
+
+
+def _figure(height: float) -> Figure:
+    return Figure(figsize=(WIDTH, height), layout="constrained")
+
+
+def _two_parts(figure: Figure, above: float, below: float) -> tuple[SubFigure, SubFigure]:
+    grid = figure.add_gridspec(2, 1, height_ratios=(above, below))
+    return figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
+
+
+def _accuracy_panel(axes: Axes, result: PanelCurves) -> None:
+    axes.set_title(result.panel.title)
+    _draw_lines(axes, result, METHOD_LOOKS, lambda curves: curves.accuracy)
+    axes.yaxis.set_major_formatter(_percent)
+
+
+def _cohorts_panel(axes: Axes, group: str, results: Sequence[PanelCurves]) -> None:
+    """FedLALR with every cohort, on an axis on which they have seen equally much data."""
+    axes.set_title(f"FedLALR on {group}")
+    for i, result in enumerate(results):
+        curves = result.lines.get("fedlalr")
+        if curves is None:
+            continue
+        look = {"color": COLOURS[i], "linestyle": DASHES[i], "linewidth": 1.2}
+        x = curves.passes * np.arange(1, curves.rounds + 1)
+        _draw_curve(axes, curves, curves.accuracy, look, x)
+        axes.plot([], [], label=result.panel.short, **look)
+    axes.yaxis.set_major_formatter(_percent)
+    axes.set_xlim(left=0)
+    axes.legend(loc="lower right", frameon=False, fontsize=6.5)
+
+
+def _draw_lines(axes: Axes, result: PanelCurves, looks: Mapping[str, Look], pick: Callable[[Curves], Array]) -> None:
+    if not result.lines:
+        axes.text(0.5, 0.5, "not run yet", transform=axes.transAxes, ha="center", color="0.5")
+    for key, look in looks.items():
+        if key in result.lines:
+            curves = result.lines[key]
+            _draw_curve(axes, curves, pick(curves), look, np.arange(1, curves.rounds + 1))
+    axes.set_xlim(left=0)
+
+
+def _draw_curve(axes: Axes, curves: Curves, values: Array, look: Look, x: NDArray[Any]) -> None:
+    """The mean over the seeds as far as all of them got, with the range of several, and crosses where one broke off."""
+    whole = ~np.isnan(values).any(axis=0)
+    axes.plot(x[whole], values[:, whole].mean(axis=0), **look)
+    if len(values) > 1:
+        low, high = values[:, whole].min(axis=0), values[:, whole].max(axis=0)
+        axes.fill_between(x[whole], low, high, color=look["color"], alpha=0.18, linewidth=0)
+    for row, failure in zip(values, curves.failures, strict=False):
+        reached = np.flatnonzero(~np.isnan(row))
+        if failure is not None and len(reached):
+            last = reached[-1]
+            axes.plot(x[last], row[last], marker="x", markersize=5, color=look["color"], zorder=5)
+
+
+def _norms(axes: Axes, points: Sequence[Point], look: Look) -> None:
+    axes.plot([point.step for point in points], [point.values[V_HAT_SQUARED] for point in points], **look)
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
+    axes.yaxis.get_offset_text().set_fontsize(6)
+
+
+def _rates(axes: Axes, points: Sequence[Point], look: Look) -> None:
+    steps = [point.step for point in points]
+    low, median, high = (
+        [point.values[rate_name(quantile)] for point in points] for quantile in (QUANTILES[0], 0.5, QUANTILES[-1])
+    )
+    axes.plot(steps, median, **look)
+    axes.fill_between(steps, low, high, color=look["color"], alpha=0.15, linewidth=0)
+    axes.set_yscale("log")
+
+
+def _frame_losses(axes: Axes, losses: Sequence[Array]) -> None:
+    """Keep a method whose loss explodes from flattening the others: show up to four times the median of all."""
+    finite = np.concatenate([loss[np.isfinite(loss)] for loss in losses]) if losses else np.empty(0)
+    if len(finite) and finite.max() > 4 * np.median(finite):
+        axes.set_ylim(0, 4 * float(np.median(finite)))
+
+
+def _label(panels: Any, x: str, y: str) -> None:
+    """Name the axes at the rim of a grid of panels."""
+    for axes in panels[-1]:
+        axes.set_xlabel(x)
+    for axes in panels[:, 0]:
+        axes.set_ylabel(y)
+
+
+def _legend(figure: Figure | SubFigure, looks: Mapping[str, Look], labels: Sequence[str], title: str = "") -> None:
+    handles = [Line2D([], [], label=label, **look) for look, label in zip(looks.values(), labels, strict=True)]
+    legend = figure.legend(
+        handles=handles, loc="outside upper center", ncols=3, frameon=False, title=title, handlelength=2.6
+    )
+    legend.get_title().set_fontsize(7)
+
+
+def _with_notes(figure: Figure, results: Sequence[PanelCurves], notes: Sequence[str]) -> Figure:
+    """The notes at the foot, with what the lines are."""
+    curves = [curves for result in results for curves in result.lines.values()]
+    most = max((len(one.seeds) for one in curves), default=0)
+    lines = "No run yet." if not curves else "One seed." if most == 1 else f"Mean and range of up to {most} seeds."
+    broke = any(failure for one in curves for failure in one.failures)
+    return add_notes(figure, [*notes, lines, *(["× marks where a run broke off."] if broke else [])])
+
+
+def add_notes(figure: Figure, notes: Sequence[str]) -> Figure:
+    text = textwrap.fill(" ".join(notes), 92)
+    figure.supxlabel(text, x=0.02, ha="left", fontsize=5.5, color="0.3", linespacing=1.25)
+    return figure
+
+
+def _cohort(result: PanelCurves) -> int:
+    return result.panel.lines[0].config.clients_per_round or 0
+
+
+def _percent(value: float, _: object = None) -> str:
+    return f"{value * 100:g} %"

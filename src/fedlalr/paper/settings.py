@@ -1,0 +1,90 @@
+"""The problems that the figures run on, at both scales, as far as their data is on this machine.
+
+`paper` is the paper's setting: the presets as they are. `smoke` is the same in small, for two processor cores: fewer
+clients and rounds, a few local steps, narrow networks; learning rates and the like stay the paper's. Where a data set
+is not here, smoke takes scikit-learn's digits with the rates of the preset `quickstart`, and paper goes without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fedlalr.config import Config, load
+from fedlalr.config.loading import check
+from fedlalr.config.overrides import merge, parse_overrides
+
+Scale = Literal["smoke", "paper"]
+
+TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "shakespeare": "Shakespeare", "digits": "digits"}
+STAND_IN = "digits"
+
+_PRESETS = {"digits": "quickstart"}
+_SMALL_CIFAR = (
+    "partition.clients=20",
+    "clients_per_round=10",
+    "rounds=25",
+    "local.steps=5",
+    "batch_size=20",
+    "model={dim: 32, depth: 2, patch: 4}",
+    "data.validation=0.02",  # a test set of 10,000 would take longer than the training
+)
+_SMOKE: Mapping[str, tuple[str, ...]] = {
+    "cifar10": _SMALL_CIFAR,
+    "cifar100": _SMALL_CIFAR,
+    "shakespeare": (
+        "partition.clients=20",
+        "clients_per_round=4",
+        "rounds=20",
+        "local.epochs=1",
+        "batch_size=10",
+        "model={hidden: 64, layers: 1}",
+        "data.options={train: 400, test: 40}",
+    ),
+    "digits": (
+        "partition.clients=20",
+        "clients_per_round=10",
+        "rounds=25",
+        "local.steps=5",
+        "partition.alpha=0.3",
+        "checkpoint_every=5",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A problem with every setting but those that a figure varies."""
+
+    data: str
+    config: Config
+    stands_for: str | None = None
+    """The data set in whose place this one is taken."""
+
+    @property
+    def title(self) -> str:
+        return TITLES[self.data]
+
+    def changed(self, **changes: Any) -> Config:
+        """The configuration with some of its settings changed; tables are changed in part."""
+        return check(merge(self.config.model_dump(), changes))
+
+
+def find_setting(
+    data: str, scale: Scale, here: Collection[str], overrides: Sequence[str] = (), small: Sequence[str] = ()
+) -> Setting | None:
+    """The problem on a data set, on its stand-in where the scale is smoke and it is not here, or none.
+
+    `small` are a figure's own changes to the smoke scale; the user's `overrides` go over everything.
+    """
+    stands_for = None if data in here else data
+    if stands_for is not None and scale == "paper":
+        return None
+    name = STAND_IN if stands_for is not None else data
+    tree = load(_PRESETS.get(name, name)).model_dump()
+    if scale == "smoke":
+        for changes in (_SMOKE[name], small):
+            tree = merge(tree, parse_overrides(changes))
+    config = check(merge(tree, parse_overrides(overrides)))
+    return Setting(name, config, stands_for)
