@@ -166,7 +166,7 @@ def export(config: Config, folder: str | Path) -> Path:
     names = {
         "name": package.replace("_", "-"),
         "package": package,
-        "description": config.description.replace('"', "'") or f"{config.algorithm.name} on {config.data.name}",
+        "description": f"{config.algorithm.name} on {config.data.name}, {clients} clients",
         "version": __version__,
         "deadline": DEADLINE,
         "join_deadline": JOIN_DEADLINE,

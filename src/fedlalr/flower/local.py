@@ -43,7 +43,8 @@ class LocalFederation:
         self.scripts = Path(sysconfig.get_path("scripts"))
         self.processes = Processes(environment(self.home, self.scripts))
         self._server_files: ServerFiles | None = None
-        self._node_keys: dict[int, NodeKeys] = {}
+        self.keys: dict[int, NodeKeys] = {}
+        """Of the nodes that were registered."""
 
     def __enter__(self) -> LocalFederation:
         self.home.mkdir(parents=True, exist_ok=True)
@@ -85,9 +86,9 @@ class LocalFederation:
 
     def register(self, node: int) -> NodeKeys:
         """Make a key pair for a node, once, and tell the superlink about it."""
-        keys = self._node_keys.get(node)
+        keys = self.keys.get(node)
         if keys is None:
-            keys = self._node_keys[node] = make_node_keys(self.folder / "keys", f"node-{node}")
+            keys = self.keys[node] = make_node_keys(self.folder / "keys", f"node-{node}")
         self.flwr("supernode", "register", str(keys.public), CONNECTION)
         return keys
 

@@ -1,0 +1,1 @@
+"""FedLALR on handwritten digits, one part of them on every node."""

@@ -1,0 +1,1 @@
+"""An app whose client 1 misbehaves when told to."""

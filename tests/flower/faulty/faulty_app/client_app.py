@@ -1,0 +1,51 @@
+"""A client app with a modifier that spoils what client 1 sends."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ConfigRecord, Context, Message
+
+from faulty_app import task
+from fedlalr.flower import client_app
+
+
+def misbehave(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+    """Do what the run's configuration says for this round."""
+    facts = message.content.config_records["fedlalr"]
+    faults = str(context.run_config["faults"]).split(",")
+    place = int(facts["round"]) - 2
+    fault = faults[place] if facts["client"] == task.MISBEHAVING and 0 <= place < len(faults) else ""
+    if fault == "raise":
+        raise RuntimeError("this client is broken")
+    if fault == "die":
+        os._exit(3)
+    if fault == "wait":
+        Path(str(context.run_config["marker"])).touch()
+        time.sleep(float(context.run_config["wait"]))
+    reply = call_next(message, context)
+    if fault == "stale":
+        reply.content["fedlalr"] = ConfigRecord({**reply.content["fedlalr"], "round": int(facts["round"]) - 1})
+    elif fault in SPOILT:
+        record, change = SPOILT[fault]
+        reply.content[record]["3.bias"] = Array(change(np.array(reply.content[record]["3.bias"].numpy())))
+    return reply
+
+
+SPOILT = {
+    "nan": ("m", lambda array: array * np.nan),
+    "shape": ("x", lambda array: array[:1]),
+    "v_hat": ("v_hat", lambda array: array * 0),
+}
+
+app = client_app(
+    lambda context: task.model(),
+    lambda context: task.data(int(context.node_config["partition-id"])),
+    lambda context: task.algorithm(context.run_config),
+    lambda context: task.settings(context.run_config),
+    mods=[misbehave],
+)
