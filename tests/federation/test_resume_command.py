@@ -1,0 +1,61 @@
+"""`fedlalr run` interrupted or killed as a real process, and `fedlalr resume` after it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from fedlalr.cli import app
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+SMALL = ["quickstart", "clients_per_round=3", "local.epochs=1", "checkpoint_every=7"]
+
+
+def start_and_stop(folder: Path, stop: signal.Signals) -> tuple[int, str]:
+    """Begin an endless run, send it a signal after some rounds, and give its exit code and output."""
+    command = [sys.executable, "-m", "fedlalr", "run", *SMALL, "rounds=1000000", "--run-dir", str(folder), "-q"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    metrics = folder / "metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 9):
+        time.sleep(0.01)
+    process.send_signal(stop)
+    output, _ = process.communicate(timeout=60)
+    return process.returncode, output
+
+
+def cli(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_was_stopped_goes_on_to_the_bits_of_one_that_was_not(stop, tmp_path):
+    folder = tmp_path / "stopped"
+    code, output = start_and_stop(folder, stop)
+    done = (folder / "metrics.jsonl").read_bytes().count(b"\n")
+    saved = max(int(place.name.removeprefix("round-")) for place in (folder / "checkpoint").iterdir())
+    if stop == signal.SIGINT:
+        assert code == 130, output
+        assert f"go on with: fedlalr resume {folder}" in output.replace("\n", "")
+        assert saved == done
+    else:
+        assert code == -signal.SIGKILL
+    rounds = done + 3
+    cli("resume", str(folder), f"rounds={rounds}", "-q")
+    cli("run", *SMALL, f"rounds={rounds}", "--run-dir", str(tmp_path / "whole"), "-q")
+    stopped, whole = (
+        load_file(tmp_path / name / "checkpoint" / f"round-{rounds:06d}" / "state.safetensors")
+        for name in ("stopped", "whole")
+    )
+    assert stopped.keys() == whole.keys()
+    assert all(value.equal(whole[name]) for name, value in stopped.items())
