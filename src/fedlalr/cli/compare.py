@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 
 from fedlalr.cli.errors import FAILED
 from fedlalr.cli.options import Arguments, Json, Quiet, fetch_if_needed, progress_console, split_arguments
+from fedlalr.cli.variations import Variation, parse_variations
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +37,8 @@ def compare(
     target: Annotated[
         float | None,
         typer.Option(
-            help="Accuracy to count rounds and megabytes to.", show_default="the preset's, or one that all reach"
+            help="Accuracy to count rounds, megabytes and seconds to.",
+            show_default="the preset's, or one that all reach",
         ),
     ] = None,
     grid: Annotated[
@@ -43,6 +46,10 @@ def compare(
         typer.Option("--grid", help="First tune every method's rates, by equally many settings on held-out samples."),
     ] = False,
     grid_seeds: Annotated[int, typer.Option(min=1, help="Runs of each setting of the grid.")] = 2,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=A,B", help="Compare once for every value; several combine.", show_default=False),
+    ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time.", show_default="one for each processor; one on a GPU")
     ] = None,
@@ -52,45 +59,57 @@ def compare(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Compare methods on one problem: final accuracy, rounds and megabytes to a target accuracy, seconds.
+    """Compare methods on one problem: final accuracy; rounds, megabytes and seconds to a target accuracy.
 
     Runs lie in [bold]DIR/METHOD/seed-N[/]; finished ones of the same settings are used again. The directory also gets
     [bold]table.md[/], [bold]compare.json[/], [bold]accuracy.png[/] and [bold]accuracy.svg[/].
-    Settings of one method are changed by `methods.NAME.KEY=VALUE`.
+    Settings of one method are changed by `methods.NAME.KEY=VALUE`. With [bold]--vary[/] the same lies in a folder for
+    each combination of values, and [bold]table.md[/] and [bold]compare.json[/] above them hold all.
 
     [bold]Examples[/]
 
-      fedlalr compare quickstart --seeds 3
-      fedlalr compare quickstart --methods fedlalr,scaffold partition.alpha=0.1 --target 0.85
-      fedlalr compare quickstart --grid --run-dir runs/tuned
-      fedlalr compare fashion rounds=20 methods.fedavg.lr=0.05 --json
+    fedlalr compare quickstart --seeds 3
+
+    fedlalr compare quickstart --methods fedlalr,scaffold partition.alpha=0.1 --target 0.85
+
+    fedlalr compare quickstart --grid --run-dir runs/tuned
+
+    fedlalr compare quickstart --vary partition.alpha=0.1,0.6,10
+
+    fedlalr compare fashion rounds=20 methods.fedavg.lr=0.05 --json
     """
     from fedlalr import config as configuration
     from fedlalr.config.jobs import default_workers
 
     source, overrides = split_arguments(arguments)
-    refuse_algorithm(overrides)
-    config = configuration.load(source, overrides)
-    names = check_methods(methods, config)
+    refuse_algorithm([*overrides, *(vary or [])])
     if target is not None and not 0 < target <= 1:
         raise configuration.ConfigError(f"--target is an accuracy above 0 and up to 1, not {target:g}")
-    folder = run_dir or Path("runs") / f"compare-{config.name}"
+    variations = parse_variations(vary or [])
+    configs = [configuration.load(source, [*overrides, *variation.overrides]) for variation in variations]
+    named = [check_methods(methods, config) for config in configs]
+    root = run_dir or Path("runs") / f"compare-{configs[0].name}"
     console = progress_console(as_json)
     silent = quiet or (as_json and not console.is_terminal)
-    fetch_if_needed(config, console, silent)
     workers = jobs or default_workers()
 
-    choices: list[Choice] = []
-    if grid:
-        config, choices = tune(config, names, grid_seeds, folder / "grid", workers, console, silent)
-    comparison, pictures = run_all(config, names, seeds, target or config.target, folder, workers, console, silent)
-    write(comparison, choices, folder)
+    results: list[Compared] = []
+    for variation, config, names in zip(variations, configs, named, strict=True):
+        fetch_if_needed(config, console, silent)
+        folder = root / variation.label
+        choices: list[Choice] = []
+        if grid:
+            config, choices = tune(config, names, grid_seeds, folder / "grid", workers, console, silent)
+        comparison, pictures = run_all(config, names, seeds, target or config.target, folder, workers, console, silent)
+        results.append(Compared(variation, comparison, choices, folder, pictures))
+        results[-1].write()
+        if not as_json:
+            show(config, results[-1])
+    if vary:
+        write_all(results, root)
     if as_json:
-        plain = as_plain(comparison, choices)
-        print(json.dumps(plain | {"run_dir": str(folder), "figures": [str(p) for p in pictures]}, ensure_ascii=False))
-    else:
-        show(config, comparison, choices, pictures)
-    if any(failure for outcome in comparison.outcomes for failure in outcome.failures):
+        print(json.dumps(as_plain(results, root) if vary else results[0].as_plain(), ensure_ascii=False))
+    if any(failure for result in results for outcome in result.comparison.outcomes for failure in outcome.failures):
         raise typer.Exit(FAILED)
 
 
@@ -187,29 +206,61 @@ def run_shown(jobs: Sequence[Job], workers: int, root: Path, console: Console, s
         run_jobs(jobs, workers, progress.show)
 
 
-def as_plain(comparison: Comparison, choices: Sequence[Choice]) -> dict[str, Any]:
-    tuned = {
-        choice.method: {
-            "chosen": choice.settings,
-            "score": choice.score,
-            "at_edge": choice.at_edge,
-            # a setting whose runs failed has no score
-            "tried": [{**settings, "score": score if score > 0 else None} for settings, score in choice.tried],
+@dataclass(frozen=True)
+class Compared:
+    """One comparison with the files it left."""
+
+    variation: Variation
+    comparison: Comparison
+    choices: Sequence[Choice]
+    folder: Path
+    pictures: Sequence[Path]
+
+    def as_plain(self) -> dict[str, Any]:
+        """As JSON prints it: with the places of its files."""
+        return self._content() | {"run_dir": str(self.folder), "figures": [str(path) for path in self.pictures]}
+
+    def write(self) -> None:
+        (self.folder / "table.md").write_text(self.markdown(), encoding="utf-8")
+        _write_json(self._content(), self.folder)
+
+    def markdown(self) -> str:
+        from fedlalr.report.tables import comparison_table
+
+        return comparison_table(self.comparison).markdown()
+
+    def _content(self) -> dict[str, Any]:
+        tuned = {
+            choice.method: {
+                "chosen": choice.settings,
+                "score": choice.score,
+                "at_edge": choice.at_edge,
+                # a setting whose runs failed has no score
+                "tried": [{**settings, "score": score if score > 0 else None} for settings, score in choice.tried],
+            }
+            for choice in self.choices
         }
-        for choice in choices
-    }
-    return comparison.as_dict() | ({"grid": tuned} if tuned else {})
+        varied = {"settings": self.variation.settings} if self.variation.settings else {}
+        return varied | self.comparison.as_dict() | ({"grid": tuned} if tuned else {})
 
 
-def write(comparison: Comparison, choices: Sequence[Choice], folder: Path) -> None:
-    from fedlalr.report.tables import comparison_table
-
-    (folder / "table.md").write_text(comparison_table(comparison).markdown(), encoding="utf-8")
-    plain = json.dumps(as_plain(comparison, choices), indent=2, ensure_ascii=False)
-    (folder / "compare.json").write_text(plain + "\n", encoding="utf-8")
+def as_plain(results: Sequence[Compared], root: Path) -> dict[str, Any]:
+    return {"variations": [result.as_plain() for result in results], "run_dir": str(root)}
 
 
-def show(config: Config, comparison: Comparison, choices: Sequence[Choice], pictures: Sequence[Path]) -> None:
+def write_all(results: Sequence[Compared], root: Path) -> None:
+    """All variations in one table and one file, above their folders."""
+    tables = "\n".join(f"## {result.variation.label}\n\n{result.markdown()}" for result in results)
+    (root / "table.md").write_text(tables, encoding="utf-8")
+    _write_json(as_plain(results, root), root)
+
+
+def _write_json(content: dict[str, Any], folder: Path) -> None:
+    text = json.dumps(content, indent=2, ensure_ascii=False)
+    (folder / "compare.json").write_text(text + "\n", encoding="utf-8")
+
+
+def show(config: Config, result: Compared) -> None:
     from rich import box
     from rich.table import Table
 
@@ -217,18 +268,18 @@ def show(config: Config, comparison: Comparison, choices: Sequence[Choice], pict
     from fedlalr.report.tables import comparison_table
 
     console = standard_output()
-    if choices:
+    if result.choices:
         console.print(
-            f"Rates chosen from {len(choices[0].tried)} settings of each method, on held-out training samples:"
+            f"Rates chosen from {len(result.choices[0].tried)} settings of each method, on held-out training samples:"
         )
-        for choice in choices:
+        for choice in result.choices:
             rates = ", ".join(f"{name} {value:g}" for name, value in choice.settings.items())
             edge = f" (at the edge of the grid: {', '.join(choice.at_edge)})" if choice.at_edge else ""
             console.print(f"  {choice.method}: {rates}, accuracy {choice.score:.1%}{edge}")
-    cells = comparison_table(comparison)
-    table = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, title=f"{config.name}: {config.description}", title_justify="left"
-    )
+    cells = comparison_table(result.comparison)
+    varied = f" ({result.variation.label})" if result.variation.settings else ""
+    title = f"{config.name}{varied}: {config.description}"
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
     for i, heading in enumerate(cells.heading):
         table.add_column(heading, justify="left" if i == 0 else "right")
     for row in cells.rows:
@@ -236,4 +287,4 @@ def show(config: Config, comparison: Comparison, choices: Sequence[Choice], pict
     console.print(table)
     for note in cells.notes:
         console.print(note)
-    console.print(f"Figure: {' and '.join(map(str, pictures))}")
+    console.print(f"Figure: {' and '.join(map(str, result.pictures))}")

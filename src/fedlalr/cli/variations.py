@@ -1,0 +1,70 @@
+"""`--vary KEY=A,B`: one comparison for every combination of the values."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Variation:
+    """One combination of settings."""
+
+    settings: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        """What it is called in titles, and its folder; empty where nothing varies."""
+        return ",".join(
+            f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in self.settings.items()
+        ).replace("/", "_")
+
+    @property
+    def overrides(self) -> list[str]:
+        return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in self.settings.items()]
+
+
+def parse_variations(texts: Sequence[str]) -> list[Variation]:
+    """Every combination of the values of some settings; one that changes nothing where none is given.
+
+    >>> [variation.label for variation in parse_variations(["rounds=5,9", "partition=iid,shards"])]
+    ['rounds=5,partition=iid', 'rounds=5,partition=shards', 'rounds=9,partition=iid', 'rounds=9,partition=shards']
+    """
+    axes: dict[str, list[Any]] = {}
+    for text in texts:
+        key, values = _axis(text)
+        if key in axes:
+            raise _unusable(text, f"{key} varies twice; give all its values at once")
+        axes[key] = values
+    return [Variation(dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
+
+
+def _axis(text: str) -> tuple[str, list[Any]]:
+    import yaml
+
+    from fedlalr.config.yaml_file import parse
+
+    key, equals, written = text.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise _unusable(text, "write KEY=A,B, such as partition.alpha=0.1,0.6")
+    if key == "seed":
+        raise _unusable(text, "seeds are varied by --seeds")
+    try:
+        values = parse(written if written.lstrip().startswith("[") else f"[{written}]")
+    except yaml.YAMLError as error:
+        raise _unusable(text, f"its values cannot be read: {error}") from error
+    if not isinstance(values, list) or not values or None in values:
+        raise _unusable(text, "write the values with commas between them, such as partition.alpha=0.1,0.6")
+    if any(values.count(value) > 1 for value in values):
+        raise _unusable(text, "a value is given twice")
+    return key, values
+
+
+def _unusable(text: str, why: str) -> Exception:
+    from fedlalr.config import ConfigError
+
+    return ConfigError(f"--vary {text!r} cannot be used: {why}")
