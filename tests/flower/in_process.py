@@ -24,6 +24,7 @@ class Node:
     app: ClientApp
     config: dict[str, Any]
     tamper: Tamper | None = None
+    run_config: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -87,7 +88,7 @@ class InProcessGrid(Grid):
             return [Message(Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable"), reply_to=message)]
         if message.metadata.message_type == "train":
             self.trained.append(node_id)
-        context = Context(RUN, node_id, node.config, RecordDict(), {})
+        context = Context(RUN, node_id, node.config, RecordDict(), node.run_config)
         try:
             reply = node.app(message, context)
         except Exception as error:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from flwr.app import Context
 
-from fedlalr.config import Config, load
+from fedlalr.config import Config, build_population, load
 from fedlalr.config.build import PLAIN, build_interval
 from fedlalr.config.errors import ConfigError
+from fedlalr.data import Population
 from fedlalr.flower.settings import Settings
 
 OVERRIDES, RUN_FOLDER = "overrides", "run-dir"
@@ -24,7 +26,12 @@ def config_of(file: str | Path, context: Context) -> Config:
 
     `flwr run . --run-config 'overrides="rounds=5 algorithm.lr=0.01"'` reaches the server and every client.
     """
-    return load(file, shlex.split(str(context.run_config.get(OVERRIDES, ""))))
+    return _config(str(file), _overrides(context))
+
+
+def population_of(file: str | Path, context: Context) -> Population:
+    """All clients' data, dealt as the configuration says; loaded once in a process."""
+    return _population(str(file), _overrides(context))
 
 
 def settings_of(config: Config, context: Context | None = None) -> dict[str, Any]:
@@ -48,3 +55,17 @@ def server_options(context: Context) -> dict[str, Any]:
     """The options of `FederatedStrategy` in the run's configuration: how long to wait, how often to try again."""
     given = context.run_config
     return {name.replace("-", "_"): kind(given[name]) for name, kind in _SERVER_OPTIONS.items() if name in given}
+
+
+def _overrides(context: Context) -> str:
+    return str(context.run_config.get(OVERRIDES, ""))
+
+
+@cache
+def _config(file: str, overrides: str) -> Config:
+    return load(file, shlex.split(overrides))
+
+
+@cache
+def _population(file: str, overrides: str) -> Population:
+    return build_population(_config(file, overrides))

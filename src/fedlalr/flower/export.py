@@ -59,9 +59,9 @@ from flwr.app import Context
 from torch import nn
 
 from fedlalr.algorithms import Algorithm
-from fedlalr.config import build_algorithm, build_model, build_population
+from fedlalr.config import build_algorithm, build_model
 from fedlalr.data import Population
-from fedlalr.flower.configured import config_of, settings_of
+from fedlalr.flower.configured import config_of, population_of, settings_of
 
 FILE = Path(__file__).with_name("config.yaml")
 
@@ -71,7 +71,7 @@ def data(context: Context) -> Population:
 
     Where each owner has data of its own, return that: a pair of tensors (inputs, targets) or a torch data set.
     """
-    return build_population(config_of(FILE, context))
+    return population_of(FILE, context)
 
 
 def model(context: Context) -> nn.Module:

@@ -219,6 +219,12 @@ def as_toml(values: Mapping[str, int | float | str]) -> str:
     """Settings as Flower's command line reads them.
 
     >>> as_toml({"partition-id": 0, "state-dir": "/var/lib/state"})
-    'partition-id=0 state-dir="/var/lib/state"'
+    "partition-id=0 state-dir='/var/lib/state'"
     """
-    return " ".join(f"{name}={json.dumps(value)}" for name, value in values.items())
+    return " ".join(f"{name}={_quoted(value) if isinstance(value, str) else value}" for name, value in values.items())
+
+
+def _quoted(text: str) -> str:
+    if "'" in text:
+        raise ValueError(f"Flower's command line cannot take {text!r}, which has an apostrophe in it")
+    return f"'{text}'"
