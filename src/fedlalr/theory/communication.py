@@ -9,9 +9,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from scipy.optimize import brentq
-from scipy.special import gammaln, lambertw
-
 from fedlalr.theory import checks
 
 VECTORS = {"average": 3, "restart": 2}
@@ -51,6 +48,8 @@ def rounds_fixed(delta: float, *, N: int, K: int, constant: float = 1.0) -> floa
 
 def rounds_log(delta: float, *, N: int, constant: float = 1.0) -> float:
     """T with constant/√(N T ln T) = δ, for K_t = ln t: x/W(x) with x = constant²/(Nδ²) and Lambert's W."""
+    from scipy.special import lambertw  # a slow import that few need
+
     x = _work(delta, N, constant)
     return x / float(lambertw(x).real)
 
@@ -60,6 +59,9 @@ def rounds_log_summed(delta: float, *, N: int, constant: float = 1.0) -> float:
 
     The sum is smaller, so this count is larger; the ratio falls to 1 like 1 + 1/ln T as δ → 0.
     """
+    from scipy.optimize import brentq
+    from scipy.special import gammaln
+
     x = _work(delta, N, constant)
     log_rounds = brentq(lambda log_t: float(gammaln(math.exp(log_t) + 1)) - x, 0.0, math.log(4 + 4 * x), xtol=1e-13)
     return math.exp(log_rounds)

@@ -108,6 +108,10 @@ class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
         self._seen: set[int] = set()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or torch would import its compiler, which takes over a second, to keep it out of here
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

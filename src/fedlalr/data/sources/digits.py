@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -20,11 +22,9 @@ _EVERY: Final = 5
 
 def read() -> Arrays:
     """All digits. Each fifth image of a class, in order, is for testing; the 17 grey levels are spread over 0…255."""
-    from sklearn.datasets import load_digits  # here, because it takes a second to import
-
-    found = load_digits()
-    labels = found.target.astype(np.uint8)
-    images = np.rint(found.images * (255 / 16)).astype(np.uint8)[:, None]
+    table = _table()
+    labels = table[:, -1].astype(np.uint8)
+    images = np.rint(table[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, *IMAGES.shape)
     rank = np.zeros(len(labels), dtype=np.int64)
     for label in range(IMAGES.classes):
         members = labels == label
@@ -36,3 +36,19 @@ def read() -> Arrays:
         "test_inputs": images[test],
         "test_targets": labels[test],
     }
+
+
+def _table() -> np.ndarray:
+    """A row of 64 grey levels and the label for each image, from the file that scikit-learn reads.
+
+    Read here, because importing scikit-learn takes over a second; where the file lies elsewhere it is asked after all.
+    """
+    package = find_spec("sklearn")
+    if package is not None and package.origin is not None:
+        file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+        if file.is_file():
+            return np.loadtxt(file, delimiter=",")
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    return np.column_stack([found.data, found.target])
