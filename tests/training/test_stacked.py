@@ -21,7 +21,7 @@ from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.data.population import DatasetClients
 from fedlalr.federation.run import initial_state
 from fedlalr.federation.server import Rules, play_round
-from fedlalr.training import Epochs, Steps
+from fedlalr.training import Epochs, Steps, grouped_layers
 from fedlalr.training.engines import create_engine
 from fedlalr.training.graphs import StaticSteps, WatchedContext, keeps_its_slots, rounded
 from fedlalr.training.in_place import in_place_step
@@ -29,6 +29,7 @@ from fedlalr.training.local import local_step
 from fedlalr.training.masked_loss import masked_loss
 from fedlalr.training.masked_norm import MaskedBatchNorm, masked
 from fedlalr.training.memory import free_memory, is_out_of_memory, peak_memory
+from fedlalr.training.patch_convolution import PatchConvolution
 from fedlalr.training.stackable import CannotStack, choose_gradient
 from fedlalr.training.stacked import StackedEngine
 from fedlalr.training.stacked_feed import Shape
@@ -230,7 +231,9 @@ def _work(training, clients):
     return Work(1, 0.1, clients, down, state.buffers, kept, len(clients), len(training.clients))
 
 
-def test_half_precision_compute_keeps_the_parameters_precision_and_stays_close_to_the_reference():
+@pytest.mark.parametrize("cut_on", [{"cpu"}, set()])
+def test_half_precision_compute_keeps_the_parameters_precision_and_stays_close_to_the_reference(cut_on, monkeypatch):
+    monkeypatch.setattr(grouped_layers, "CUT_ON", cut_on)
     torch.manual_seed(0)
     training = make_training("groupnorm", algorithm="fedavg", compute=torch.bfloat16)
     for part in (training.model, training.clients):
@@ -352,6 +355,37 @@ def test_a_layer_used_twice_is_no_chain():
     shared = nn.Linear(36, 36)
     training = with_model(nn.Sequential(nn.Flatten(), shared, nn.ReLU(), shared))
     assert linear_chain(training, torch.Size((1, 6, 6))) is None
+    assert_same_outcomes(federate("stacked", training), federate("reference", training))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    stride=st.integers(1, 2),
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 1)),
+    dilation=st.integers(1, 2),
+)
+def test_a_convolution_over_patches_is_every_clients_own_convolution(kernel, stride, padding, dilation):
+    torch.manual_seed(0)
+    images = torch.randn(3, 2, 4, 7, 8, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(3, 5, 4, *kernel, dtype=torch.float64, requires_grad=True)
+    options = ((stride, stride), padding, (dilation, dilation))
+    given = PatchConvolution.apply(images, weight, *options)
+    right = torch.stack([F.conv2d(x, w, None, *options) for x, w in zip(images, weight, strict=True)])
+    torch.testing.assert_close(given, right, rtol=1e-12, atol=1e-12)
+    slope = torch.randn_like(right)
+    for mine, theirs in zip(
+        *(torch.autograd.grad(out, (images, weight), slope) for out in (given, right)), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("model", ["batchnorm", "groupnorm"])
+def test_convolutions_over_patches_give_the_references_result(model, monkeypatch):
+    monkeypatch.setattr(grouped_layers, "CUT_ON", {"cpu"})
+    training = make_training(model)
+    chosen = choose_gradient(training).forward.model
+    assert any(isinstance(layer, grouped_layers.GroupedConv2d) for layer in chosen.modules())
     assert_same_outcomes(federate("stacked", training), federate("reference", training))
 
 

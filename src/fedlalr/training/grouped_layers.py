@@ -14,7 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Sizes = tuple[int, ...]
+from fedlalr.training.patch_convolution import PatchConvolution, Sizes
+
+CUT_ON = frozenset({"cuda"})
+"""Where convolutions are cut into patches; elsewhere the library's own in groups is faster."""
 
 
 class GroupedConvolution(torch.autograd.Function):
@@ -47,6 +50,8 @@ class GroupedConvolution(torch.autograd.Function):
             images = stacked(input, in_dims[0], clients)
             output = F.conv2d(images.flatten(0, 1), weight, bias, stride, padding, dilation)
             return output.view(*images.shape[:2], *output.shape[1:]), 0
+        if input.device.type in CUT_ON:
+            return patch_convolution(input, weight, bias, in_dims, clients, stride, padding, dilation), 0
         images = beside(input, in_dims[0], clients)
         kernels = stacked(weight, in_dims[1], clients).flatten(0, 1)
         shifts = None if bias is None else stacked(bias, in_dims[2], clients).flatten()
@@ -69,6 +74,10 @@ class GroupedPooling(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], input: Tensor, *options: Any) -> tuple[Tensor, int]:
         clients = info.batch_size
+        images = stacked(input, in_dims[0], clients)
+        if images.stride(0) == images.shape[1] * images.stride(1):  # clients outermost: one long batch
+            pooled = F.max_pool2d(images.flatten(0, 1), *options)
+            return pooled.view(*images.shape[:2], *pooled.shape[1:]), 0
         return apart(F.max_pool2d(beside(input, in_dims[0], clients), *options), clients), 0
 
 
@@ -138,6 +147,40 @@ class GroupedGroupNorm(nn.GroupNorm):
         return apply(input, self.weight, self.bias, self.num_groups, self.eps)
 
 
+class StackedLinear(nn.Linear):
+    """Stands in for a stock `nn.Linear`. Weight first: so its gradient comes out in the weight's own layout."""
+
+    def __init__(self, stock: nn.Linear) -> None:
+        super().__init__(1, 1, device="meta")
+        self.__dict__.update(stock.__dict__)
+
+    def forward(self, input: Tensor) -> Tensor:
+        rows = input.flatten(0, -2) if input.dim() > 2 else input
+        output = (self.weight @ rows.mT).mT
+        if self.bias is not None:
+            output = output + self.bias
+        return output.view(*input.shape[:-1], -1) if input.dim() > 2 else output
+
+
+def patch_convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    in_dims: tuple[int | None, ...],
+    clients: int,
+    *options: Sizes,
+) -> Tensor:
+    """The convolution of every client as one matrix product, in autocast's precision where that is on."""
+    tensors = [stacked(tensor, dim, clients) for tensor, dim in ((input, in_dims[0]), (weight, in_dims[1]))]
+    if torch.is_autocast_enabled(input.device.type):
+        tensors = [tensor.to(torch.get_autocast_dtype(input.device.type)) for tensor in tensors]
+    apply: Callable[..., Tensor] = PatchConvolution.apply
+    output = apply(*tensors, *options)
+    if bias is not None:
+        output = output + stacked(bias, in_dims[2], clients)[:, None, :, None, None].to(output.dtype)
+    return output
+
+
 def beside(images: Tensor, client_dim: int | None, clients: int) -> Tensor:
     """Images `[C, B, channels, …]` as `[B, C · channels, …]` with the channels innermost in memory."""
     images = stacked(images, client_dim, clients).movedim(0, 1).flatten(1, 2)
@@ -154,8 +197,7 @@ def stacked(tensor: Tensor, client_dim: int | None, clients: int) -> Tensor:
 
 
 def replace_layers(model: nn.Module) -> None:
-    """Put grouped layers in the place of a module's stock convolutions of one group, poolings and GroupNorms, in
-    place."""
+    """Put layers for many clients in the place of a module's stock ones where there are such."""
     made: dict[nn.Module, nn.Module] = {}
     for parent in list(model.modules()):
         for name, child in parent.named_children():
@@ -163,6 +205,8 @@ def replace_layers(model: nn.Module) -> None:
                 made.setdefault(child, GroupedConv2d(child))
             elif type(child) is nn.MaxPool2d and not child.return_indices:
                 made.setdefault(child, GroupedMaxPool2d(child))
+            elif type(child) is nn.Linear:
+                made.setdefault(child, StackedLinear(child))
             elif type(child) is nn.GroupNorm:
                 made.setdefault(child, GroupedGroupNorm(child))
             if child in made:
