@@ -89,6 +89,38 @@ def test_the_last_two_checkpoints_are_kept_and_nothing_lies_about(tmp_path):
     assert sorted(os.listdir(tmp_path / "checkpoint/round-000006")) == ["checkpoint.json", "state.safetensors"]
 
 
+def test_what_clients_keep_is_written_as_far_as_it_changed_and_goes_when_nothing_refers_to_it(tmp_path):
+    kept = tmp_path / "checkpoint"
+    sizes = []
+
+    class Watch(fl.Observer):
+        def on_round(self, record):
+            sizes.append({file.name: file.stat().st_size for file in kept.glob("kept-*")})
+
+    options = {"rounds": 12, "clients_per_round": 2}
+    whole = run(fl.SCAFFOLD(0.1), **options)
+    assert same(whole, run(fl.SCAFFOLD(0.1), **options, run_dir=tmp_path, observers=[Watch()]))
+    row = 51 * 8
+    assert sizes[0] == {"kept-000001.safetensors": pytest.approx(2 * row, abs=400)}
+    assert all(size < 6 * row for files in sizes for size in files.values())
+    assert max(sum(files.values()) for files in sizes) < 20 * row  # five clients, twice over, and what two rounds add
+    assert any("kept-000001.safetensors" not in files for files in sizes)
+    newest = json.loads((kept / "round-000012/checkpoint.json").read_text())["content"]["kept"]
+    assert sorted(client for entry in newest for client in entry["clients"]) == [0, 1, 2, 3, 4]
+    assert same(
+        run(fl.SCAFFOLD(0.1), **options | {"rounds": 15}),
+        run(fl.SCAFFOLD(0.1), **options | {"rounds": 15}, run_dir=tmp_path, resume=True),
+    )
+
+
+def test_damage_to_what_clients_keep_is_passed_over_like_any_other(tmp_path):
+    run(fl.SCAFFOLD(0.1), run_dir=tmp_path, rounds=4)
+    newest = json.loads((tmp_path / "checkpoint/round-000004/checkpoint.json").read_text())["content"]["kept"]
+    damage(tmp_path / "checkpoint" / newest[-1]["file"], "flipped")
+    with pytest.warns(RuntimeWarning, match=r"round-000004.*kept-000004.safetensors is damaged.*going on from round 3"):
+        assert same(run(fl.SCAFFOLD(0.1)), run(fl.SCAFFOLD(0.1), run_dir=tmp_path, resume=True))
+
+
 def test_the_cost_of_checkpoints_is_in_the_records(tmp_path):
     record = run(run_dir=tmp_path).metrics[-1]
     assert 0 < record.timing["checkpoint"] < record.seconds

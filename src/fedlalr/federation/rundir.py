@@ -2,7 +2,7 @@
 
     run_dir/
         metrics.jsonl            one line a round
-        checkpoint/round-…/      the last two, see `checkpoint.py`
+        checkpoint/              the last two, see `checkpoint.py`
         .lock                    held while a process works here
 
 The order of writing makes any instant a good one to die at: the lines of the rounds before are flushed, then the
@@ -32,11 +32,13 @@ from filelock import FileLock, Timeout
 from fedlalr.federation.checkpoint import (
     Checkpoint,
     CheckpointError,
+    kept_files_of,
     load_checkpoint,
     read_description,
     save_checkpoint,
 )
 from fedlalr.federation.fingerprint import Facts, differences
+from fedlalr.federation.kept_files import KeptFiles
 from fedlalr.federation.metrics import Record
 from fedlalr.federation.server import ServerState
 
@@ -75,6 +77,7 @@ class Journal:
         self._facts: Facts = {}
         self._file: FileIO | None = None
         self._lock: FileLock | None = None
+        self._kept = KeptFiles(self.path / CHECKPOINTS) if self.path is not None else None
         self._progress = _Progress()
 
     def __enter__(self) -> Journal:
@@ -152,10 +155,18 @@ class Journal:
             if self._file is not None:
                 os.fsync(self._file.fileno())
             folder = self.path / CHECKPOINTS
-            save_checkpoint(folder, Checkpoint(state, record, offset, self._facts, self.choices, versions()))
+            checkpoint = Checkpoint(state, record, offset, self._facts, self.choices, versions())
+            save_checkpoint(folder, checkpoint, self._kept)
         self._progress = self._progress._replace(unsaved=None)
-        for old in self._places()[:-KEPT]:
+        self._remove_old()
+
+    def _remove_old(self) -> None:
+        """Leave the last checkpoints and what they refer to."""
+        places = self._places()
+        for old in places[:-KEPT]:
             shutil.rmtree(old, ignore_errors=True)
+        if self._kept is not None:
+            self._kept.prune(file for place in places[-KEPT:] for file in kept_files_of(place))
 
     def _append(self) -> None:
         """Write the line of the last record, unless it is written. What an interrupt left of it is overwritten."""
@@ -184,7 +195,7 @@ class Journal:
         for place in reversed(self._places()):
             try:
                 _check_same_run(read_description(place), facts, self.path)
-                found = load_checkpoint(place, like, kept)
+                found = load_checkpoint(place, like, kept, self._kept)
             except CheckpointError as error:
                 errors.append(str(error))
                 continue

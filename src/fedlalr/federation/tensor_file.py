@@ -1,0 +1,71 @@
+"""Named tensors in one file, whose length and hash are noted when it is written and compared when it is read."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+
+class Seal(NamedTuple):
+    """What the file was when it was written."""
+
+    bytes: int
+    sha256: str
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Seal:
+    """Write tensors and flush them to the disk."""
+    # Slots may share memory with one another, which the format does not allow: a copy of each.
+    content = save({name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()})
+    write_bytes(path, content)
+    return Seal(len(content), hashlib.sha256(content).hexdigest())
+
+
+def read_tensors(path: Path, seal: Seal) -> dict[str, Tensor]:
+    """The tensors, after the file's length and hash were found right; `ValueError` where they are not."""
+    size = path.stat().st_size
+    if size != seal.bytes:
+        raise ValueError(f"{path.name} is damaged: it has {size:,} bytes, and {seal.bytes:,} were written")
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != seal.sha256:
+        raise ValueError(f"{path.name} is damaged: its content does not match the hash taken when it was written")
+    with safe_open(path, framework="pt") as stored:
+        return {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - not a mapping
+
+
+def take(tensors: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
+    """Remove a tensor from a table and put it on `like`'s device; `ValueError` where its shape or dtype is another."""
+    if name not in tensors:
+        raise ValueError(f"there is no {name} in it")
+    found = tensors.pop(name)
+    if found.shape != like.shape or found.dtype != like.dtype:
+        raise ValueError(
+            f"its {name} is {tuple(found.shape)} {found.dtype}, and this run's is {tuple(like.shape)} {like.dtype}"
+        )
+    return found.to(like.device)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file and flush it to the disk."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder survive a power cut, where the platform can open folders."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
