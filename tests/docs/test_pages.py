@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib.util
+import inspect
 import re
 import shlex
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 import typer
 
+import fedlalr as fl
 from fedlalr import config
 from fedlalr.cli import app
 from fedlalr.config import Config
@@ -112,6 +114,12 @@ def test_the_page_on_the_command_line_names_every_setting() -> None:
     for section in ("data", "partition"):
         options = Config.model_fields[section].annotation.model_fields
         assert {f"{section}.{option}" for option in options} <= set(re.findall(r"`([a-z_.]+)`", table))
+
+
+def test_the_page_on_the_api_names_every_argument_of_run() -> None:
+    table = (DOCS / "api.md").read_text(encoding="utf-8").split("| argument of `run` |")[1].split("\n\n")[0]
+    first_cells = " ".join(line.split(" |")[0] for line in table.splitlines())
+    assert set(inspect.signature(fl.run).parameters) == set(re.findall(r"`([a-z_]+)`", first_cells))
 
 
 def test_the_reference_of_the_commands_is_made_of_them() -> None:
