@@ -5,13 +5,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types coverage test-data test-flower test-faults test-browser test-gpu test-slow docs bench clean help
+.PHONY: demo test lint types coverage test-data test-flower test-faults test-browser test-track test-gpu test-slow docs bench clean help
 
 help:
 	@echo "make demo       install, then compare six methods on the embedded data set (a minute)"
 	@echo "make test       install, then lint, types and all quick tests"
 	@echo "make test-data  fetch the real data sets and run the tests that need them"
-	@echo "make test-flower, test-faults, test-browser, test-gpu, test-slow: the longer suites"
+	@echo "make test-flower, test-faults, test-browser, test-track, test-gpu, test-slow: the longer suites"
 	@echo "make docs       build the documentation into site/"
 
 # An installed set is remembered by a stamp, so that a second call installs nothing.
@@ -30,6 +30,10 @@ $(VENV)/flower.stamp: $(VENV)/dev.stamp
 
 $(VENV)/docs.stamp: $(VENV)/dev.stamp
 	$(PIP) -e '.[dev,docs]'
+	@touch $@
+
+$(VENV)/track.stamp: $(VENV)/dev.stamp
+	$(PIP) -e '.[dev,track]'
 	@touch $@
 
 demo: $(VENV)/core.stamp
@@ -55,6 +59,9 @@ test-faults: $(VENV)/dev.stamp
 
 test-browser: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m browser
+
+test-track: $(VENV)/track.stamp
+	$(BIN)/python -m pytest tests/report/test_trackers.py
 
 test-gpu: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m gpu
