@@ -1,6 +1,7 @@
 """What runs a federation on this machine: keys and certificates, marked processes, an environment that stays inside."""
 
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +24,7 @@ from typer.testing import CliRunner
 from fedlalr.cli import app
 from fedlalr.config import RunDirectory
 from fedlalr.federation import Record
-from fedlalr.flower.certificates import make_node_keys, make_server_files
+from fedlalr.flower.certificates import ServerFiles, make_node_keys, make_server_files
 from fedlalr.flower.demonstration import _Watched
 from fedlalr.flower.local import FederationError, LocalFederation, as_toml, environment, free_port
 from fedlalr.flower.processes import Processes
@@ -61,6 +63,21 @@ def test_a_certificate_is_good_for_its_hosts_and_its_authority_alone(tmp_path):
     assert handshake(files, files.authority, "superlink.example.org")
     assert not handshake(files, files.authority, "elsewhere.example.org")
     assert not handshake(files, other.authority, "127.0.0.1")
+
+
+@pytest.mark.skipif(not all(map(shutil.which, ("openssl", "ssh-keygen"))), reason="openssl or ssh-keygen is missing")
+def test_the_script_of_the_example_makes_the_same_kinds_of_files(tmp_path):
+    script = Path(__file__).parents[2] / "examples" / "flower" / "deploy" / "certificates.sh"
+    command = ["sh", str(script), str(tmp_path / "made"), "2", "127.0.0.1", "superlink.example.org"]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    made = tmp_path / "made"
+    files = ServerFiles(made / "ca.crt", made / "server.pem", made / "server.key")
+    other = make_server_files(tmp_path / "other", ["127.0.0.1"])
+    assert handshake(files, files.authority, "127.0.0.1")
+    assert handshake(files, files.authority, "superlink.example.org")
+    assert not handshake(files, other.authority, "127.0.0.1")
+    assert isinstance(load_ssh_private_key((made / "node-1").read_bytes(), None).curve, ec.SECP384R1)
+    assert (made / "server.key").stat().st_mode & 0o077 == 0
 
 
 def test_secrets_are_for_their_owner_alone(tmp_path):

@@ -447,6 +447,15 @@ def test_observers_see_every_round(tmp_path):
     assert grid.trained.count(900 - 28) == 2, "the client that an observer insists on"
 
 
+def test_an_observer_that_probes_local_steps_is_refused(tmp_path):
+    class Probing(fl.Observer):
+        def probe(self, round):
+            return object()
+
+    with pytest.raises(ValueError, match="simulator alone"):
+        strategy(LALR, observers=[Probing()]).start(InProcessGrid(nodes(LALR, tmp_path)))
+
+
 def test_the_strategy_is_one_of_flowers():
     from flwr.serverapp.strategy import Strategy
 

@@ -46,6 +46,8 @@ class Rounds:
     def ask(self, grid: Grid, config: ConfigRecord) -> list[Message]:
         """Begin the next round: draw the cohort, wait for its nodes, and make the message for each."""
         server, roster = self.server, self._known(grid)
+        if any(observer.probe(server.state.round + 1) is not None for observer in self.observers):
+            raise ValueError("an observer wants to probe local steps, which is possible in the simulator alone")
         opened = server.open(self._included)
         nodes = roster.wait_for(opened.cohort, server.rules.min_clients, time.monotonic() + self.join_deadline)
         for client in opened.cohort:
