@@ -1,9 +1,12 @@
+import multiprocessing
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from fedlalr import config
-from fedlalr.config.jobs import Event, Job, default_workers, run_jobs
+from fedlalr.config.jobs import Event, Job, _settle, default_workers, run_jobs
 from fedlalr.federation import Observer, Record
 from settings import replaced
 
@@ -80,3 +83,22 @@ def test_two_at_a_time_give_what_one_at_a_time_gives_and_an_error_ends_them(tmp_
 
 def test_there_is_always_a_worker() -> None:
     assert default_workers() >= 1
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system cannot bind processes to processors")
+def test_workers_share_the_processors_out() -> None:
+    everything, arrivals = os.sched_getaffinity(0), multiprocessing.get_context("spawn").Value("i", 0)
+    handler = signal.getsignal(signal.SIGINT)
+    shares = []
+    try:
+        for _ in everything:
+            _settle(arrivals, len(everything))
+            shares.append(os.sched_getaffinity(0))
+            os.sched_setaffinity(0, everything)
+        assert sorted(core for share in shares for core in share) == sorted(everything)
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        _settle(arrivals, len(everything) + 1)
+        assert os.sched_getaffinity(0) == everything
+    finally:
+        os.sched_setaffinity(0, everything)
+        signal.signal(signal.SIGINT, handler)

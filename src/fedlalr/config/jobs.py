@@ -10,6 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,10 @@ def default_workers() -> int:
 
     if torch.cuda.is_available():
         return 1
+    return _processors()
+
+
+def _processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -161,11 +166,13 @@ def _drain(pool: ProcessPoolExecutor, jobs: Sequence[Job], waiting: list[int], w
 
 @contextmanager
 def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Fresh processes with one thread each, ended at once when the comparison is interrupted."""
+    """Fresh processes that share the processors out among them, ended at once when the comparison is interrupted."""
     before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"  # read when a worker imports torch
+    os.environ["OMP_NUM_THREADS"] = str(max(1, _processors() // workers))  # read when a worker imports torch
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_ignore_interrupts)
+    pool = ProcessPoolExecutor(
+        workers, mp_context=context, initializer=_settle, initargs=(context.Value("i", 0), workers)
+    )
     try:
         yield pool
     except BaseException:
@@ -181,9 +188,14 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
             os.environ["OMP_NUM_THREADS"] = before
 
 
-def _ignore_interrupts() -> None:
-    """Leave Ctrl-C to the parent, which ends the workers."""
+def _settle(arrivals: Synchronized[int], workers: int) -> None:
+    """Prepare a worker: its own share of the processors, so that no engine takes them all; Ctrl-C is for the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with arrivals.get_lock():
+        mine = arrivals.value % workers
+        arrivals.value += 1
+    if hasattr(os, "sched_setaffinity") and _processors() >= workers:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[mine::workers])
 
 
 def _work(config: dict[str, Any], folder: str) -> None:
