@@ -50,9 +50,7 @@ def main() -> None:
     print(f"{where}, torch {torch.__version__}, {options.turns} turns")
     for name, seconds in times.items():
         middle = statistics.median(seconds)
-        print(
-            f"{name:24} {1000 * middle:9.2f} ms a round  {base / middle:6.1f} x faster than pfl  ({len(seconds)} rounds)"
-        )
+        print(f"{name:24} {1000 * middle:9.2f} ms a round, {base / middle:6.1f} x pfl ({len(seconds)} rounds)")
 
 
 def our_rounds(inputs: Tensor, targets: Tensor, algorithm: fl.Algorithm, rounds: int) -> list[float]:

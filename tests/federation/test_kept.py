@@ -6,9 +6,9 @@ import math
 from dataclasses import replace
 
 import torch
-from conftest import make_clients, make_model
 
 import fedlalr as fl
+from conftest import make_clients, make_model
 from fedlalr.data.population import as_clients
 from fedlalr.federation.run import initial_state
 from fedlalr.federation.server import Rules, play_round

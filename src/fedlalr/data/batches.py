@@ -37,8 +37,8 @@ def plan(
 ) -> Tensor:
     """The positions, within each client's own samples, of every local batch: `[C, K, B]`, padded with `PADDING`.
 
-    `clients`, `sizes` and `steps` are int64 `[C]`: id, number of samples and number of local steps of each. The row of a
-    client does not depend on which other clients are asked for with it.
+    `clients`, `sizes` and `steps` are int64 `[C]`: id, number of samples and number of local steps of each. The row of
+    a client does not depend on which other clients are asked for with it.
     """
     longest, most = int(sizes.max()), int(steps.max())
     width = longest if batch_size is None else min(batch_size, longest)
