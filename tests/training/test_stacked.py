@@ -4,9 +4,11 @@ ones."""
 from __future__ import annotations
 
 import copy
+import resource
 import warnings
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,7 +20,8 @@ from torch.utils.data import Dataset
 import fedlalr as fl
 from fedlalr.algorithms import ALGORITHMS
 from fedlalr.algorithms.slots import Context, Slots
-from fedlalr.data.population import DatasetClients
+from fedlalr.data.partition import Partition
+from fedlalr.data.population import DatasetClients, Population
 from fedlalr.federation.run import initial_state
 from fedlalr.federation.server import Rules, play_round
 from fedlalr.training import Epochs, Steps, grouped_layers
@@ -473,6 +476,21 @@ def test_running_out_of_memory_is_told_from_other_errors():
         torch.empty(1 << 60)
     assert is_out_of_memory(caught.value)
     assert not is_out_of_memory(RuntimeError("shapes differ"))
+
+
+def test_a_million_clients_cost_their_index_arrays_and_a_round_of_fifty():
+    clients, samples = 1_000_000, 2
+    indices = np.arange(clients * samples) % 1000
+    data = Population(
+        torch.randn(1000, 8), torch.randint(0, 3, (1000,)), Partition(indices, np.arange(clients + 1) * samples)
+    )
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    result = fl.run(
+        fl.models.MLP(8, 4, 3), data, fl.SCAFFOLD(), rounds=3, clients_per_round=50, batch_size=2, engine="stacked"
+    )
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    assert [record.clients for record in result.metrics] == [50, 50, 50]
+    assert grown < 40 * clients  # a handful of integers a client, far from anything model-sized
 
 
 # On a GPU

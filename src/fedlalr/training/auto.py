@@ -1,12 +1,12 @@
-"""What `engine="auto"` picks, by a rule that depends on the job and the machine's kind, never on timing.
+"""What `engine="auto"` picks, by a rule that depends on the job and the kind of machine, never on timing.
 
 1. On a GPU: `stacked`, where the network can be stacked, else `reference`.
 2. On a CPU, for one client a round: `reference`.
-3. On a CPU, for a chain of linear layers with at most 100,000 parameters: `stacked`. Such a network is all overhead,
-which a
-   stack pays once for all clients; beyond that size the stack no longer fits the cache and gains nothing.
+3. On a CPU, for a chain of linear layers with at most 300,000 parameters: `stacked`. Most of such a network's time is
+   overhead, which a stack pays once for all clients; with more parameters the stack outgrows the cache.
 4. On a CPU with several cores, for a round of at least 10⁹ multiplications or a network with recurrent layers:
-`workers`. 5. Else `reference`.
+   `workers`.
+5. Else `reference`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedlalr.training.stacked_linear import linear_chain
 from fedlalr.training.work import Training
 
-MOST_PARAMETERS = 100_000
+MOST_PARAMETERS = 300_000
 """Up to which size a chain of linear layers is stacked on a CPU."""
 WORTH_PROCESSES = 1e9
 """Multiplications of a round from which on worker processes pay."""
