@@ -45,10 +45,11 @@ def test_a_chain_too_large_for_the_cache_is_not_stacked(monkeypatch):
     assert auto.candidates(make_training("perceptron"), cohort=4)[0][0] == "reference"
 
 
-def test_multiplications_are_counted_and_the_module_is_left_in_its_mode():
-    training = make_training("logistic")
-    assert auto.multiplications(training) == 36 * 3
+def test_multiplications_are_counted_and_the_module_is_left_as_it_was():
+    training = make_training("groupnorm")
+    assert auto.multiplications(training) == 4 * 4 * 4 * 9 + 16 * 3  # 4 maps of 4 × 4 from 3 × 3 patches, then linear
     assert training.model.training
+    assert not training.model[0]._forward_hooks
 
 
 def test_recurrent_layers_count_as_heavy(two_cores):

@@ -14,8 +14,8 @@ from __future__ import annotations
 import os
 
 import torch
-from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from fedlalr.training.stacked_linear import linear_chain
 from fedlalr.training.work import Training
@@ -60,15 +60,27 @@ def is_heavy(training: Training, cohort: int) -> bool:
     return 3 * multiplications(training) * samples >= WORTH_PROCESSES  # forward, and twice backward
 
 
-def multiplications(training: Training) -> float:
-    """Of one sample's forward pass, counted in matrix products and convolutions."""
+def multiplications(training: Training) -> int:
+    """Of one sample's forward pass, counted in linear layers and convolutions."""
+    model = training.model
     inputs, _ = training.clients.batch(0, torch.arange(1))
-    was_training = {module: module.training for module in training.model.modules()}
-    training.model.eval()
+    counted = 0
+
+    def count(layer: nn.Module, given: tuple[Tensor, ...], result: Tensor) -> None:
+        nonlocal counted
+        assert isinstance(layer.weight, Tensor)
+        each = given[0] if isinstance(layer, _ConvTransposeNd) else result
+        counted += each.numel() * layer.weight[0].numel()
+
+    hooks = [layer.register_forward_hook(count) for layer in model.modules() if isinstance(layer, nn.Linear | _ConvNd)]
+    was_training = {module: module.training for module in model.modules()}
+    model.eval()
     try:
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            training.model(inputs)
+        with torch.no_grad():
+            model(inputs)
     finally:
+        for hook in hooks:
+            hook.remove()
         for module, mode in was_training.items():
             module.training = mode
-    return float(counter.get_total_flops()) / 2
+    return counted
