@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedlalr.cli import compare, data, doctor, flower, presets, report, reproduce, resume, run, theory
+from fedlalr.cli import bench, compare, data, doctor, flower, presets, report, reproduce, resume, run, theory
 from fedlalr.cli.errors import Commands
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -18,6 +18,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "report": report.report,
     "theory": theory.theory,
     "presets": presets.presets,
+    "bench": bench.bench,
     "doctor": doctor.doctor,
 }
 GROUPS = {"data": data.app, "flower": flower.app}

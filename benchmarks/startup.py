@@ -1,0 +1,41 @@
+"""How long `fedlalr run quickstart` takes until its first round is recorded: `python benchmarks/startup.py`.
+
+Wall-clock seconds, and the processor time of the same process, which other work on the machine disturbs less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+
+def once(folder: Path) -> tuple[float, float]:
+    """Seconds and processor seconds from the start of the process to the end of its first and only round."""
+    before, began = os.times(), time.perf_counter()
+    command = [sys.executable, "-m", "fedlalr", "run", "quickstart", "rounds=1", "--quiet", "--run-dir", str(folder)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    seconds, after = time.perf_counter() - began, os.times()
+    spent = after.children_user - before.children_user + after.children_system - before.children_system
+    return seconds, spent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time the start of a run.")
+    parser.add_argument("--times", type=int, default=5)
+    times = parser.parse_args().times
+    with tempfile.TemporaryDirectory() as folder:
+        found = [once(Path(folder) / str(i)) for i in range(times)]
+    wall, processor = (statistics.median(column) for column in zip(*found, strict=True))
+    print(
+        f"start to first round: {wall:.1f} s, of which {processor:.1f} s processor time; load {os.getloadavg()[0]:.1f}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The jobs that are timed. Knows torch alone, so that other libraries' environments can read it without this one.
+
+Every client has equally many samples, so that a round is the same work whoever is sampled. The data are noise: nobody
+looks at what is learnt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Job:
+    """Federated averaging with plain SGD on one network."""
+
+    name: str
+    title: str
+    network: Callable[[], nn.Module]
+    sample: tuple[int, ...]
+    """Shape of an input."""
+    classes: int
+    vocabulary: int | None = None
+    """Inputs are characters below this number; None: they are normal noise."""
+    clients: int = 100
+    samples: int = 60
+    """Of each client."""
+    cohort: int = 20
+    batch: int = 50
+    epochs: int = 5
+    lr: float = 0.1
+
+    @property
+    def steps(self) -> int:
+        """Local steps of a client in a round."""
+        return self.epochs * -(-self.samples // self.batch)
+
+    def model(self) -> nn.Module:
+        """The network, the same weights every time."""
+        torch.manual_seed(0)
+        return self.network()
+
+    def data(self) -> list[tuple[Tensor, Tensor]]:
+        """Inputs and targets of every client."""
+        generator = torch.Generator().manual_seed(1)
+        shape = (self.clients, self.samples, *self.sample)
+        if self.vocabulary is None:
+            inputs = torch.randn(shape, generator=generator)
+        else:
+            inputs = torch.randint(0, self.vocabulary, shape, generator=generator)
+        targets = torch.randint(0, self.classes, shape[:2], generator=generator)
+        return list(zip(inputs, targets, strict=True))
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 7 * 7, 10),
+    )
+
+
+class CharacterLSTM(nn.Module):
+    """The last step of two LSTM layers over characters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.lstm, self.head = (
+            nn.Embedding(80, 8),
+            nn.LSTM(8, 100, 2, batch_first=True),
+            nn.Linear(100, 80),
+        )
+
+    def forward(self, characters: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.lstm(self.embedding(characters))[0][:, -1])
+        return logits
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def logistic() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+
+
+_IMAGE = (1, 28, 28)
+
+JOBS = {
+    job.name: job
+    for job in (
+        Job("cnn", "two convolutions", cnn, _IMAGE, 10),
+        Job("lstm", "two LSTM layers", CharacterLSTM, (80,), 80, 80, samples=100, cohort=10, batch=100, epochs=1),
+        Job("logistic", "logistic regression", logistic, _IMAGE, 10, batch=10),
+        Job("perceptron", "784-64-10 perceptron", perceptron, _IMAGE, 10, batch=10),
+    )
+}
+"""Jobs by name."""

@@ -1,0 +1,36 @@
+"""The loop that everybody writes first, which others are compared with."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import torch
+from torch import Tensor, nn
+
+from fedlalr.benchmark.jobs import Job
+
+
+def plain_round(job: Job, model: nn.Module, clients: list[tuple[Tensor, Tensor]], cohort: list[int]) -> nn.Module:
+    """One round of federated averaging: copy, train, average the state dicts."""
+    states = []
+    for client in cohort:
+        inputs, targets = clients[client]
+        local = copy.deepcopy(model)
+        local.train()
+        optimizer = torch.optim.SGD(local.parameters(), lr=job.lr)
+        for _ in range(job.epochs):
+            for batch in torch.split(torch.randperm(len(targets)), job.batch):
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(local(inputs[batch]), targets[batch])
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+        states.append(local.state_dict())
+    mean = {name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]}
+    model.load_state_dict(mean)
+    return model
+
+
+def sample(job: Job, generator: random.Random) -> list[int]:
+    """The clients of a round."""
+    return sorted(generator.sample(range(job.clients), job.cohort))

@@ -1,0 +1,172 @@
+"""Several contestants at the same job, one at a time and in turn: A B A B …
+
+Each is a process of its own that has set itself up, has done some rounds to get warm, and waits while another one has
+its turn. So whatever else the machine does meets them all alike, and the ratio of their medians means something where
+the seconds do not.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_PINNED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A name and the command that takes turns, see `Turns`."""
+
+    name: str
+    command: tuple[str, ...]
+    threads: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a contestant did."""
+
+    name: str
+    seconds: tuple[float, ...]
+    """Of each round that counts."""
+    startup: float
+    """Seconds from the start of the process to its first round."""
+    memory: int
+    """Bytes at the peak, of the process and its children together; what they share is counted in each."""
+    processor: tuple[float, ...]
+    """Seconds of processor time of each round, over all its processes. Other work on the machine disturbs it less."""
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    def ratio(self, base: Outcome) -> float:
+        """Time relative to another one: the median of the ratios of rounds that followed each other."""
+        return statistics.median(mine / theirs for mine, theirs in zip(self.seconds, base.seconds, strict=True))
+
+
+def plain_loop(job: str) -> Contestant:
+    """The plain loop, one thread."""
+    return _own("plain loop", "plain", job, 1)
+
+
+def ours(job: str, engine: str = "auto", method: str = "fedavg", threads: int = 1) -> Contestant:
+    """This library with an engine and a method."""
+    name = f"fedlalr, {engine}" if method == "fedavg" else f"fedlalr, {engine}, {method}"
+    return _own(name, "ours", job, threads, engine, method)
+
+
+def _own(name: str, kind: str, job: str, threads: int, *options: str) -> Contestant:
+    command = (sys.executable, "-m", "fedlalr.benchmark.contestant", kind, job, str(threads), *options)
+    return Contestant(name, command, threads)
+
+
+def race(
+    contestants: Sequence[Contestant],
+    rounds: int = 5,
+    warm_up: int = 2,
+    on_round: Callable[[str, int, float], None] | None = None,
+) -> list[Outcome]:
+    """Let each do `rounds` rounds after some that do not count, taking turns; `on_round` sees every time."""
+    with ExitStack() as stack:
+        runners = [stack.enter_context(_Runner(contestant)) for contestant in contestants]
+        for runner in runners:
+            for _ in range(warm_up):
+                runner.turn()
+        for turn in range(rounds):
+            for runner in runners:
+                runner.timed_turn()
+                if on_round is not None:
+                    on_round(runner.contestant.name, turn + 1, runner.seconds[-1])
+        return [runner.outcome() for runner in runners]
+
+
+class _Runner:
+    """A contestant under way. Use as a context."""
+
+    def __init__(self, contestant: Contestant) -> None:
+        self.contestant = contestant
+        environment = dict(os.environ) | dict.fromkeys(_PINNED, str(contestant.threads)) | dict(contestant.environment)
+        began = time.perf_counter()
+        self.process = subprocess.Popen(
+            contestant.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self.seconds: list[float] = []
+        self.processor: list[float] = []
+        assert self._answer() == "ready"
+        self.startup = time.perf_counter() - began
+
+    def turn(self) -> float:
+        """One round; its seconds as the contestant measured them."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        return float(self._answer())
+
+    def timed_turn(self) -> None:
+        """A round that counts."""
+        before = _processor_time(self.process.pid)
+        self.seconds.append(self.turn())
+        self.processor.append(_processor_time(self.process.pid) - before)
+
+    def outcome(self) -> Outcome:
+        memory = _peak_memory(self.process.pid)
+        return Outcome(self.contestant.name, tuple(self.seconds), self.startup, memory, tuple(self.processor))
+
+    def _answer(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            assert self.process.stderr is not None
+            raise RuntimeError(f"{self.contestant.name} gave up:\n{self.process.stderr.read()[-2000:]}")
+        return line.strip()
+
+    def __enter__(self) -> _Runner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def _peak_memory(pid: int) -> int:
+    """Bytes of a process and its children at their peaks; 0 where the system does not tell."""
+    return sum(
+        int(line.split()[1]) * 1024
+        for process in _family(pid)
+        for line in _read(process, "status").splitlines()
+        if line.startswith("VmHWM")
+    )
+
+
+def _processor_time(pid: int) -> float:
+    """Seconds that a process and its children have computed; 0 where the system does not tell."""
+    spent = (_read(process, "stat").rpartition(")")[2].split()[11:13] for process in _family(pid))
+    return sum(int(ticks) for both in spent for ticks in both) / os.sysconf("SC_CLK_TCK")
+
+
+def _family(pid: int) -> list[int]:
+    """A process and all that descend from it."""
+    children = _read(pid, f"task/{pid}/children").split()
+    return [pid, *(member for child in children for member in _family(int(child)))]
+
+
+def _read(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text()
+    except OSError:  # another system, or a process that has just ended
+        return ""

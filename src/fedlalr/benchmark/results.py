@@ -1,0 +1,101 @@
+"""Races in words and pictures: a table, a plot, and all numbers as JSON."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fedlalr.benchmark.race import Outcome
+
+Races = Mapping[str, Sequence[Outcome]]
+"""The outcomes by job; the first contestant of each is what the others are compared with."""
+
+_OURS, _OTHERS = "#0072B2", "#BBBBBB"
+
+
+def table(races: Races) -> str:
+    """A Markdown table: seconds a round relative to the first contestant's, and what else there is to know."""
+    names = {outcome.name: None for outcomes in races.values() for outcome in outcomes}
+    found = {(job, outcome.name): outcome for job, outcomes in races.items() for outcome in outcomes}
+    lines = [
+        f"| | {' | '.join(f'{job}, × {outcomes[0].name}' for job, outcomes in races.items())} | start-up s | MB |",
+        "|---" * (len(races) + 3) + "|",
+    ]
+    for name in names:
+        mine = [found[job, name] for job in races if (job, name) in found]
+        cells = [_cell(found.get((job, name)), outcomes[0]) for job, outcomes in races.items()]
+        startup = statistics.median(outcome.startup for outcome in mine)
+        memory = max(outcome.memory for outcome in mine) / 1e6
+        lines.append(f"| {name} | {' | '.join(cells)} | {startup:.1f} | {memory:,.0f} |")
+    return "\n".join(lines)
+
+
+def _cell(outcome: Outcome | None, base: Outcome) -> str:
+    if outcome is None:
+        return "–"
+    if outcome is base:
+        return f"1 ({base.median:.3g} s)"
+    return f"{outcome.ratio(base):.2f}"
+
+
+def as_dict(races: Races) -> dict[str, Any]:
+    """Everything that was measured, and where."""
+    return {
+        "machine": machine(),
+        "races": {job: [asdict(outcome) for outcome in outcomes] for job, outcomes in races.items()},
+        "ratios": {job: {one.name: one.ratio(every[0]) for one in every} for job, every in races.items()},
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers depend on."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    return {
+        "processor": _processor(),
+        "cores": cores,
+        "load": load,
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "fedlalr": version("fedlalr"),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def plot_races(races: Races, file: Path) -> None:
+    """Bars of the time relative to the first contestant, a panel for each job; lower is better."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, len(races), figsize=(3.6 * len(races) + 1, 3.2), squeeze=False, sharey=False)
+    for panel, (job, outcomes) in zip(panels[0], races.items(), strict=True):
+        names = [outcome.name for outcome in outcomes]
+        ratios = [outcome.ratio(outcomes[0]) for outcome in outcomes]
+        colours = [_OURS if name.startswith("fedlalr") else _OTHERS for name in names]
+        bars = panel.barh(names, ratios, color=colours)
+        panel.bar_label(bars, fmt="%.2f", padding=3)
+        panel.axvline(1, color="#555555", linewidth=0.8, linestyle=":")
+        panel.set_xlim(0, max(ratios) * 1.2)
+        panel.invert_yaxis()
+        panel.set_title(job)
+        panel.set_xlabel(f"time of a round, × {names[0]}")
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=160)
+    pyplot.close(figure)

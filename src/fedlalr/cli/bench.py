@@ -1,0 +1,66 @@
+"""`fedlalr bench`: how long a round takes here, compared with the plain loop."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedlalr.cli.options import Json, Quiet, progress_console
+
+
+def bench(
+    jobs: Annotated[
+        list[str] | None,
+        typer.Argument(help="What to time: cnn, lstm, logistic, perceptron.", show_default="all of them"),
+    ] = None,
+    engines: Annotated[str, typer.Option(help="Engines, with commas between them.")] = "auto",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that count, of each.")] = 5,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of this library's process; the plain loop has one.")] = 1,
+    plot: Annotated[Path | None, typer.Option(help="Where a picture goes.", show_default="none is drawn")] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Time a round of federated averaging against the loop that everybody writes first.
+
+    Both run in turn, in processes of their own, and the ratio of their times is the result: a machine that does other
+    things as well disturbs it little. Nothing is evaluated or written meanwhile.
+
+    [bold]Examples[/]
+
+    fedlalr bench
+
+    fedlalr bench cnn --engines workers,reference --rounds 9 --plot bench.png
+    """
+    from fedlalr.algorithms.checks import check_choice
+    from fedlalr.benchmark import JOBS, ours, plain_loop, race
+    from fedlalr.benchmark.results import as_dict, plot_races, table
+    from fedlalr.cli.progress import standard_output
+    from fedlalr.config import ConfigError
+    from fedlalr.training.engines import check_engine
+
+    names = [name.strip() for name in engines.split(",")]
+    chosen = jobs or list(JOBS)
+    try:
+        for name in names:
+            check_engine(name)
+        for job in chosen:
+            check_choice("a job", job, tuple(JOBS))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+    console = progress_console(as_json)
+    races = {}
+    for job in chosen:
+        contestants = [plain_loop(job), *(ours(job, name, threads=threads) for name in names)]
+        if not quiet:
+            console.print(f"{job}: {JOBS[job].title}, {', '.join(contestant.name for contestant in contestants)}")
+        races[job] = race(contestants, rounds)
+    if plot is not None:
+        plot_races(races, plot)
+    if as_json:
+        print(json.dumps(as_dict(races), ensure_ascii=False))
+    else:
+        standard_output().print(table(races), markup=False)
