@@ -34,7 +34,11 @@ def with_buffers() -> nn.Module:
 
 
 def nodes(
-    algorithm: fl.Algorithm, state_dir: Path, make: Any = make_model, settings: dict[str, Any] | None = None
+    algorithm: fl.Algorithm,
+    state_dir: Path,
+    make: Any = make_model,
+    settings: dict[str, Any] | None = None,
+    mods: Any = (),
 ) -> dict[int, Node]:
     """One node for every client, under node ids that have nothing to do with the clients'."""
     model = make()
@@ -45,6 +49,7 @@ def nodes(
                 lambda context: PAIRS[int(context.node_config["partition-id"])],
                 algorithm,
                 SETTINGS | (settings or {}),
+                mods=mods,
             ),
             {"partition-id": client, "num-partitions": POPULATION, "state-dir": str(state_dir)},
         )

@@ -447,6 +447,34 @@ def test_observers_see_every_round(tmp_path):
     assert grid.trained.count(900 - 28) == 2, "the client that an observer insists on"
 
 
+def clipped(tmp_path, layout):
+    from flwr.clientapp.mod import fixedclipping_mod
+
+    everyone = nodes(LALR, tmp_path, mods=[fixedclipping_mod])
+    server = strategy(LALR, settings={"rounds": 1, "max_norm_ratio": None}, layout=layout)
+    server.start(InProcessGrid(everyone), train_config=ConfigRecord({"clipping_norm": 0.01}))
+    return server.result
+
+
+def test_a_packed_message_passes_flowers_modifiers(tmp_path):
+    """Clipping scales the change of x, m and v̂ jointly, which keeps v̂ above its broadcast."""
+    found = clipped(tmp_path, "packed")
+    assert found.metrics[0].clients == POPULATION
+    start = LALR.init(torch.cat([p.detach().reshape(-1) for p in make_model().parameters()]))
+    change = torch.cat([torch.cat([t.reshape(-1) for t in found.state[name].values()]) - start[name] for name in start])
+    assert 0 < change.norm() <= 0.01 + 1e-12
+
+
+def test_several_records_are_refused_by_flowers_modifiers(tmp_path):
+    with pytest.raises(fl.RoundFailed, match="a modifier of its client app refused the message"):
+        clipped(tmp_path, "records")
+
+
+def test_the_users_configuration_may_not_change_the_instruction(tmp_path):
+    with pytest.raises(ValueError, match="train_config has 'lr'"):
+        strategy(LALR).start(InProcessGrid(nodes(LALR, tmp_path)), train_config=ConfigRecord({"lr": 9.0}))
+
+
 def test_an_observer_that_probes_local_steps_is_refused(tmp_path):
     class Probing(fl.Observer):
         def probe(self, round):

@@ -19,7 +19,7 @@ from fedlalr.flower.local_round import Answer
 from fedlalr.training.layout import Layout
 from fedlalr.training.work import Buffers
 
-FACTS, METRICS, CONFIG = "fedlalr", "metrics", "config"
+FACTS, METRICS = "fedlalr", "metrics"
 NPY = "numpy.ndarray"
 """What Flower calls an array that is serialised as npy."""
 
@@ -36,10 +36,10 @@ def instruct(
     arrays: Mapping[str, ArrayRecord], instruction: Instruction, config: ConfigRecord | None = None
 ) -> RecordDict:
     """The content of a message to a client. The records of arrays are shared by all clients of a round."""
-    content = RecordDict({**arrays, FACTS: ConfigRecord(dict(instruction.as_dict()))})
-    if config:
-        content[CONFIG] = config
-    return content
+    facts = instruction.as_dict()
+    if taken := sorted(facts.keys() & (config or {}).keys()):
+        raise ValueError(f"train_config has {taken[0]!r}, which the round's own instruction has too; rename it")
+    return RecordDict({**arrays, FACTS: ConfigRecord({**(config or {}), **facts})})
 
 
 def instruction_in(content: RecordDict) -> Instruction:

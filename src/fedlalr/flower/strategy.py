@@ -114,7 +114,7 @@ class FederatedStrategy(Strategy):
 
         initial_arrays: parameters and buffers to begin with instead of the model's own.
         num_rounds, timeout: instead of the settings' `rounds` and of `deadline`.
-        train_config: a record that is sent along to the clients, for modifiers of the client app.
+        train_config: further entries of the record that the clients get, for modifiers of the client app.
         evaluate_fn: called with the round and the model's arrays before the first round and after every round.
         """
         if evaluate_config is not None:
