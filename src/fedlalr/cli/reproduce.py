@@ -6,14 +6,14 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedlalr.cli.errors import FAILED
+from fedlalr.cli.errors import FAILED, NO_DATA
 from fedlalr.cli.options import Json, Quiet, progress_console
 
 if TYPE_CHECKING:
@@ -124,8 +124,11 @@ def reproduce(
         drawn.append(one)
         write_provenance(one, folder, scale.value, command_line())
         save_verdicts(one.claims, scale.value, folder)
-    show(drawn, folder, scale.value, seeds, made.failures(), as_json)
-    if made.failures():
+    failures = made.broken | {run["run"]: run["failure"] for one in drawn for run in one.runs if run["failure"]}
+    show(drawn, folder, scale.value, seeds, failures, as_json)
+    if not any(one.files for one in drawn):
+        raise typer.Exit(NO_DATA)
+    if failures:
         raise typer.Exit(FAILED)
 
 
@@ -147,7 +150,8 @@ class Making:
         self.workers, self.console, self.quiet, self.draw_only = workers, console, quiet, draw_only
         self.runs = folder / "runs"
         self.jobs: dict[Path, Job] = {}
-        self.broken: dict[Path, str] = {}
+        self.broken: dict[str, str] = {}
+        """Runs that an unexpected error ended, which is not kept: they are tried again the next time."""
 
     def figures(self, names: Sequence[str]) -> Iterable[Drawn]:
         """Each figure as soon as its runs are over, under one progress display."""
@@ -171,17 +175,6 @@ class Making:
         if "speedup" in names:
             yield self._speedup()
 
-    def failures(self) -> list[tuple[str, str]]:
-        """The runs that failed, and why: those of now, and those found that ended in a round."""
-        from fedlalr.paper.curves import over
-
-        told = dict(self.broken)
-        for folder, job in self.jobs.items():
-            summary = job.directory.summary() if over(job) else None
-            if summary is not None and summary["failure"]:
-                told[folder] = summary["failure"]
-        return [(str(folder.relative_to(self.runs)), reason) for folder, reason in told.items()]
-
     def _jobs(self, plan: Plan | None) -> list[Job]:
         return [] if plan is None else plan.jobs(self.runs, self.seeds, self.methods)
 
@@ -190,7 +183,7 @@ class Making:
 
         waiting = [job for job in jobs if job.folder not in progress.over]  # another figure may have had them run
         run_jobs(waiting, self.workers, progress.show, keep_going=True)
-        self.broken |= progress.failed
+        self.broken |= {str(folder.relative_to(self.runs)): reason for folder, reason in progress.failed.items()}
 
     def _speedup(self) -> Drawn:
         from rich.progress import Progress
@@ -259,7 +252,7 @@ def show(
     folder: Path,
     scale: str,
     seeds: int,
-    failures: Sequence[tuple[str, str]],
+    failures: Mapping[str, str],
     as_json: bool,
 ) -> None:
     claims = [claim for one in drawn for claim in one.claims]
@@ -276,11 +269,11 @@ def show(
     console.print("\n".join([*scope(scale), "Words:", *(f"  {definition}" for definition in DEFINITIONS)]))
     for note in dict.fromkeys(note for one in drawn for note in one.notes):
         console.print(note)
-    for run, reason in failures:
+    for run, reason in failures.items():
         console.print(f"failed: {run}: {reason}")
     for one in drawn:
-        pictures = [path.name for path in one.files]
-        console.print(f"{one.figure}: {', '.join(pictures)} in {folder}")
+        told = f"{', '.join(path.name for path in one.files)} in {folder}" if one.files else "no data, no figure"
+        console.print(f"{one.figure}: {told}")
     console.print(f"Verdicts: {folder / 'verdicts.md'}")
 
 
@@ -308,7 +301,7 @@ def as_plain(
     folder: Path,
     scale: str,
     seeds: int,
-    failures: Sequence[tuple[str, str]],
+    failures: Mapping[str, str],
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
@@ -319,5 +312,5 @@ def as_plain(
         "files": {one.figure: [str(path) for path in one.files] for one in drawn},
         "notes": {one.figure: one.notes for one in drawn},
         "claims": [{"text": claim.text, "verdict": claim.verdict, **asdict(claim)} for claim in claims],
-        "failed": [{"run": run, "reason": reason} for run, reason in failures],
+        "failed": [{"run": run, "reason": reason} for run, reason in failures.items()],
     }

@@ -21,9 +21,7 @@ CONFIG_FILE = "config.yaml"
 
 def presets() -> dict[str, str]:
     """The names of the presets and what each is."""
-    folder = resources.files("fedlalr.config") / "presets"
-    names = sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
-    return {name: str(_read_preset(name).get("description", "")) for name in names}
+    return {name: str(_read_preset(name).get("description", "")) for name in _preset_names()}
 
 
 def load(source: str | Path, overrides: Iterable[str] = ()) -> Config:
@@ -64,7 +62,7 @@ def dump(config: Config) -> str:
 
 def _read(source: str | Path) -> Tree:
     text = str(source)
-    if text in presets():
+    if text in _preset_names():
         return _read_preset(text)
     path = Path(text)
     if path.is_dir() and (path / CONFIG_FILE).is_file():
@@ -75,6 +73,11 @@ def _read(source: str | Path) -> Tree:
         f"there is no preset {text!r}; choose one of {listed(list(presets()))}, or give a YAML file or a run directory."
         f"{hint(text, presets())}"
     )
+
+
+def _preset_names() -> list[str]:
+    folder = resources.files("fedlalr.config") / "presets"
+    return sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
 
 
 def _read_preset(name: str) -> Tree:

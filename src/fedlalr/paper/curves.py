@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,14 +51,18 @@ class PanelCurves:
     lines: Mapping[str, Curves]
 
 
-def collect(plan: Plan, folder: Path, seeds: int) -> list[PanelCurves]:
-    """Everything that is over among the runs of a plan: finished, or failed in a round."""
-    return [
-        PanelCurves(
-            panel, {line.key: curves for line in panel.lines if (curves := _curves(line, panel, folder, seeds))}
-        )
-        for panel in plan.panels
-    ]
+def collect(plan: Plan, jobs: Collection[Job], folder: Path, seeds: int) -> list[PanelCurves]:
+    """The curves of a plan, from those of its jobs that are over."""
+    ready = {job.folder for job in jobs}
+    results = []
+    for panel in plan.panels:
+        lines = {}
+        for line in panel.lines:
+            mine = [line.job(folder / panel.key, seed) for seed in range(seeds)]
+            if any(job.folder in ready for job in mine):
+                lines[line.key] = _curves(line, [job for job in mine if job.folder in ready])
+        results.append(PanelCurves(panel, lines))
+    return results
 
 
 def over(job: Job) -> bool:
@@ -135,10 +139,7 @@ def write_trajectories(results: Sequence[PanelCurves], path: Path) -> Path:
     return path
 
 
-def _curves(line: Line, panel: Panel, folder: Path, seeds: int) -> Curves | None:
-    jobs = [job for seed in range(seeds) if over(job := line.job(folder / panel.key, seed))]
-    if not jobs:
-        return None
+def _curves(line: Line, jobs: Sequence[Job]) -> Curves:
     records = [job.directory.records() for job in jobs]
     rounds = line.config.rounds
     return Curves(

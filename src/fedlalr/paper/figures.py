@@ -54,26 +54,31 @@ def plan_of(figure: str, request: Request) -> Plan | None:
 
 
 def draw_runs(plan: Plan, folder: Path, runs: Path, seeds: int) -> Drawn:
-    """Draw and judge what is there of a figure's runs."""
-    results = collect(plan, runs, seeds)
+    """Draw and judge what is there of a figure's runs. Without any data there is no picture."""
+    jobs = plan.jobs(runs, seeds)
+    ready = [job for job in jobs if over(job)]
+    results = collect(plan, ready, runs, seeds)
+    if not results:
+        return Drawn(plan.figure, (), tuple(_JUDGE[plan.figure](results)), plan.notes)
     pictures = plots.save(lambda: _DRAW[plan.figure](results, plan.notes), folder / plan.figure)
     table = folder / f"{plan.figure}.csv"
     if plan.figure == "trajectory":
         write_trajectories(results, table)
     else:
         write_curves(results, table)
-    facts = tuple(_facts(job, runs) for job in plan.jobs(runs, seeds))
+    facts = tuple(_facts(job, runs, job in ready) for job in jobs)
     return Drawn(plan.figure, (*pictures, table), tuple(_JUDGE[plan.figure](results)), plan.notes, facts)
 
 
 def draw_heterogeneity(request: Request, folder: Path, seeds: int) -> Drawn:
     dealt, notes = heterogeneity.deal(request, seeds)
-    folder.mkdir(parents=True, exist_ok=True)
-    table = heterogeneity.write_labels(dealt, folder / "heterogeneity.csv")
-    pictures = plots.save(lambda: heterogeneity.label_figure(dealt, notes), folder / "heterogeneity") if dealt else []
     labels = heterogeneity.labels_by_alpha(dealt)
     judged = claims_measured.heterogeneity_claims(labels, sorted({one.seed for one in dealt}))
-    return Drawn("heterogeneity", (*pictures, table), tuple(judged), tuple(notes))
+    files: list[Path] = []
+    if dealt:
+        files += plots.save(lambda: heterogeneity.label_figure(dealt, notes), folder / "heterogeneity")
+        files.append(heterogeneity.write_labels(dealt, folder / "heterogeneity.csv"))
+    return Drawn("heterogeneity", tuple(files), tuple(judged), tuple(notes))
 
 
 def draw_speedup(scale: str, folder: Path, repeats: int, advance: Callable[[int], None]) -> Drawn:
@@ -86,6 +91,7 @@ def draw_speedup(scale: str, folder: Path, repeats: int, advance: Callable[[int]
 
 def write_provenance(drawn: Drawn, folder: Path, scale: str, command: str) -> Path:
     """What a figure was made of: the command, the runs with their times and engines, versions, the machine."""
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{drawn.figure}.json"
     plain = {
         "figure": drawn.figure,
@@ -109,8 +115,8 @@ def machine() -> dict[str, str]:
     return described | ({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {})
 
 
-def _facts(job: Job, runs: Path) -> dict[str, Any]:
-    """A run in a few words."""
+def _facts(job: Job, runs: Path, ready: bool) -> dict[str, Any]:
+    """A run in a few words; nothing but its name where it is not over."""
     wanted = ("status", "failure", "rounds", "accuracy", "seconds", "engine", "device")
-    summary = (job.directory.summary() or {}) if over(job) else {}
+    summary = (job.directory.summary() or {}) if ready else {}
     return {"run": str(job.folder.relative_to(runs)), **{name: summary.get(name) for name in wanted}}

@@ -143,7 +143,7 @@ def trajectory(request: Request) -> Plan:
     settings, notes = request.settings(CIFAR[:1], small=("clients_per_round=4", "local.steps=20"))
     panels = []
     for setting in (_with_alpha(setting, 0.6) for setting in settings):
-        rounds = sorted({1 + int(0.3 * part * setting.config.rounds) for part in range(4)})
+        rounds = sorted({1 + 3 * part * setting.config.rounds // 10 for part in range(4)})
         config = setting.changed(trajectory={"clients": [0, 1], "rounds": rounds})
         panels.append(_panel(setting, "Dirichlet 0.6", [Line("fedlalr-trajectory", "FedLALR", config)]))
     return Plan("trajectory", tuple(panels), (*_described(settings), *notes))

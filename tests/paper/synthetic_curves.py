@@ -1,0 +1,76 @@
+"""Curves of known shape, to try verdicts on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fedlalr.config import load
+from fedlalr.federation.trajectory import V_HAT_SQUARED, Point
+from fedlalr.paper.curves import Array, Curves, PanelCurves, stack
+from fedlalr.paper.plans import METHODS, Line, Panel
+
+ROUNDS = 40
+CONFIG = load("quickstart", ["rounds=40"])
+
+
+def rising(final: float, half: float = 5.0, rounds: int = ROUNDS) -> Array:
+    """Rises to `final`, half of it in `half` rounds."""
+    t = np.arange(1, rounds + 1)
+    return final * (1 - 0.5 ** (t / half))
+
+
+def with_drop(curve: Array, depth: float, at: int = 20) -> Array:
+    """The same with one round that is lower by `depth`."""
+    dropped = curve.copy()
+    dropped[at] -= depth
+    return dropped
+
+
+def curves(
+    *accuracy: Sequence[float] | Array,
+    loss: Sequence[Sequence[float] | Array] | None = None,
+    seeds: Sequence[int] | None = None,
+    failures: Sequence[str | None] | None = None,
+    trajectories: Sequence[Sequence[Point]] = (),
+    passes: float = math.nan,
+) -> Curves:
+    """One row for each seed. The loss falls as the accuracy rises, unless it is given."""
+    rows = stack([list(row) for row in accuracy], ROUNDS)
+    losses = stack([list(row) for row in loss], ROUNDS) if loss is not None else 2.3 * (1 - rows)
+    return Curves(
+        label="a curve",
+        seeds=tuple(seeds if seeds is not None else range(len(rows))),
+        accuracy=rows,
+        loss=losses,
+        train_loss=losses,
+        failures=tuple(failures if failures is not None else [None] * len(rows)),
+        trajectories=tuple(map(tuple, trajectories)),
+        passes=passes,
+    )
+
+
+def panel(
+    lines: Mapping[str, Curves], title: str = "data, setting", short: str = "setting", group: str = "data"
+) -> PanelCurves:
+    """A panel of these lines; it was meant to have all six methods."""
+    planned = tuple(Line(key, key, CONFIG) for key in (METHODS if "fedlalr" in lines and len(lines) > 1 else lines))
+    return PanelCurves(Panel(f"{group}-{short}", title, planned, group, short), lines)
+
+
+def six(**changes: Array | Curves) -> dict[str, Curves]:
+    """All six methods rising alike, FedLALR first and fastest, with some of them changed."""
+    lines = {method: curves(rising(0.60 - 0.01 * i, half=5 + i)) for i, method in enumerate(METHODS)}
+    return lines | {name: one if isinstance(one, Curves) else curves(one) for name, one in changes.items()}
+
+
+def moments(first: Mapping[int, float], pace: Mapping[int, float], rounds: Sequence[int] = (1, 3)) -> list[Point]:
+    """‖v̂‖² that grows evenly over five local steps, for every client."""
+    return [
+        Point(t, client, k, {V_HAT_SQUARED: first[client] + pace[client] * (k - 1)})
+        for t in rounds
+        for client in first
+        for k in range(1, 6)
+    ]

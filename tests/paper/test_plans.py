@@ -1,0 +1,142 @@
+from pathlib import Path
+
+import pytest
+
+from fedlalr.config import ConfigError, load
+from fedlalr.paper.plans import METHODS, PLANS, Request
+
+EVERYTHING = frozenset({"digits", "cifar10", "cifar100", "shakespeare"})
+PAPER = Request("paper", EVERYTHING)
+SMOKE = Request("smoke", EVERYTHING)
+BARE = Request("smoke", frozenset({"digits"}))
+
+
+def jobs(figure, request=PAPER, seeds=1, **options):
+    return PLANS[figure](request).jobs(Path("runs"), seeds, **options)
+
+
+@pytest.mark.parametrize(
+    ("figure", "runs"), [("cifar", 24), ("shakespeare", 12), ("scalability", 26), ("interval", 6), ("trajectory", 1)]
+)
+def test_figures_have_the_papers_numbers_of_runs(figure, runs):
+    """Scalability also wants FedLALR with the usual cohort, which the cifar figure runs."""
+    assert len(jobs(figure)) == runs
+    assert len({job.folder for job in jobs(figure)}) == runs
+
+
+def test_on_the_papers_scale_a_run_is_the_preset_itself():
+    for job in jobs("cifar"):
+        data, alpha = job.config.data.name, job.config.partition.alpha
+        wanted = load(data, [f"partition.alpha={alpha:g}", f"algorithm={job.config.algorithm.name}"])
+        assert job.config == wanted
+    assert {(job.config.data.name, job.config.partition.alpha) for job in jobs("cifar")} == {
+        (data, alpha) for data in ("cifar10", "cifar100") for alpha in (0.6, 0.3)
+    }
+    assert {job.config.algorithm.name for job in jobs("cifar")} == set(METHODS)
+
+
+def test_the_papers_setting_of_cifar10_is_as_printed():
+    config = next(job.config for job in jobs("cifar") if job.config.algorithm.name == "fedlalr")
+    assert (config.partition.clients, config.clients_per_round, config.rounds) == (100, 50, 100)
+    assert (config.local.epochs, config.batch_size, config.lr_decay, config.weight_decay) == (5, 50, 0.998, 1e-3)
+    assert config.algorithm.options["lr"] == 2e-3
+    assert config.model.name == "convmixer"
+
+
+def test_scalability_has_the_papers_cohorts_and_rounds():
+    cohorts = {(job.config.clients_per_round, job.config.rounds) for job in jobs("scalability")}
+    assert cohorts == {(25, 200), (75, 80), (50, 100)}
+    assert {job.config.partition.alpha for job in jobs("scalability")} == {0.6}
+
+
+def test_the_usual_cohort_is_the_run_of_the_cifar_figure():
+    shared = {job.folder: job for job in jobs("cifar")}
+    usual = [job for job in jobs("scalability") if job.config.clients_per_round == 50]
+    assert [job.config.algorithm.name for job in usual] == ["fedlalr", "fedlalr"]
+    assert all(shared[job.folder] == job for job in usual)
+
+
+def test_intervals_are_the_papers():
+    local = [job.config.local.model_dump(exclude_none=True) for job in jobs("interval")[:3]]
+    assert local == [{"steps": 10}, {"start": 3, "base": 4.0}, {"start": 4, "base": 2.0}]
+
+
+def test_two_clients_are_followed_in_the_papers_rounds():
+    (job,) = jobs("trajectory")
+    assert job.config.trajectory is not None
+    assert job.config.trajectory.clients == [0, 1]
+    assert job.config.trajectory.rounds == [1, 31, 61, 91]
+    assert (job.config.clients_per_round, job.config.local.epochs) == (50, 5)
+
+
+def test_shakespeare_is_run_by_roles_and_pooled():
+    panels = PLANS["shakespeare"](PAPER).panels
+    schemes = [{line.config.partition.scheme for line in panel.lines} for panel in panels]
+    assert schemes == [{"natural"}, {"iid"}]
+    assert {job.config.clients_per_round for job in jobs("shakespeare")} == {10}
+
+
+def test_smoke_keeps_the_papers_rates_and_shrinks_the_rest():
+    for small, paper in zip(jobs("cifar", SMOKE), jobs("cifar"), strict=True):
+        assert small.config.algorithm == paper.config.algorithm
+        assert (small.config.lr_decay, small.config.weight_decay) == (0.998, 1e-3)
+        assert small.config.rounds < paper.config.rounds
+        assert small.config.partition.clients == 20
+
+
+def test_digits_stand_in_for_what_is_not_here_and_the_figure_says_so():
+    plan = PLANS["cifar"](Request("smoke", frozenset({"digits", "cifar10"})))
+    assert [panel.title for panel in plan.panels] == [
+        "CIFAR-10, Dirichlet 0.6",
+        "CIFAR-10, Dirichlet 0.3",
+        "digits, Dirichlet 0.6",
+        "digits, Dirichlet 0.3",
+    ]
+    assert "digits stands in for CIFAR-100, which is not on this machine." in plan.notes
+
+
+def test_without_any_data_set_the_panels_are_not_doubled():
+    assert len(jobs("cifar", BARE)) == 12
+    assert [panel.short for panel in PLANS["shakespeare"](BARE).panels] == ["non-IID", "IID"]
+    assert {job.config.data.name for figure in PLANS for job in jobs(figure, BARE)} == {"digits"}
+
+
+def test_the_papers_scale_goes_without_data_that_is_not_here():
+    plan = PLANS["cifar"](Request("paper", frozenset({"cifar10"})))
+    assert [panel.title for panel in plan.panels] == ["CIFAR-10, Dirichlet 0.6", "CIFAR-10, Dirichlet 0.3"]
+    assert "CIFAR-100 is not on this machine and was left out." in plan.notes
+    assert PLANS["shakespeare"](Request("paper", frozenset())).panels == ()
+
+
+def test_changed_settings_reach_every_run_but_not_what_the_figure_varies():
+    request = Request("paper", EVERYTHING, ("buffers=recalibrate", "methods.fedavg.lr=0.5", "partition.alpha=9"))
+    configs = [job.config for job in jobs("cifar", request)]
+    assert {config.buffers for config in configs} == {"recalibrate"}
+    assert {c.algorithm.options["lr"] for c in configs if c.algorithm.name == "fedavg"} == {0.5}
+    assert {config.partition.alpha for config in configs} == {0.6, 0.3}
+    assert "taken anew" in " ".join(PLANS["cifar"](request).notes)
+
+
+def test_a_setting_that_does_not_exist_is_named():
+    with pytest.raises(ConfigError, match="There is no setting 'bufers'"):
+        PLANS["cifar"](Request("paper", EVERYTHING, ("bufers=average",)))
+
+
+def test_seeds_are_run_one_after_the_other_so_that_a_broken_grid_has_whole_ones():
+    seeds = [job.config.seed for job in jobs("interval", seeds=3)]
+    assert seeds == [0] * 6 + [1] * 6 + [2] * 6
+    assert {job.folder.name for job in jobs("interval", seeds=2)} == {"seed-0", "seed-1"}
+
+
+def test_some_methods_alone_can_be_run():
+    chosen = jobs("cifar", methods=("fedlalr", "fedavg"))
+    assert {job.config.algorithm.name for job in chosen} == {"fedlalr", "fedavg"}
+
+
+def test_notes_tell_the_size_of_the_problem_and_what_becomes_of_statistics():
+    notes = " ".join(PLANS["cifar"](PAPER).notes)
+    assert "CIFAR-10: 50 of 100 clients a round, 100 rounds, 5 local epochs, batches of 50" in notes
+    assert "BatchNorm statistics averaged" in notes
+    assert "held out" not in notes
+    assert "accuracy on 2% of the training images, held out" in " ".join(PLANS["cifar"](SMOKE).notes)
+    assert "local" not in " ".join(PLANS["interval"](PAPER).notes)

@@ -1,0 +1,145 @@
+"""Figures from curves of known shape: what is drawn, and what the reader is told."""
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+
+from fedlalr.federation.trajectory import QUANTILES, V_HAT_SQUARED, Point, rate_name
+from fedlalr.paper.plans import INTERVALS, METHODS
+from fedlalr.paper.plots import (
+    METHOD_LOOKS,
+    WIDTH,
+    accuracy_figure,
+    interval_figure,
+    save,
+    scalability_figure,
+    shakespeare_figure,
+    trajectory_figure,
+)
+from paper.synthetic_curves import ROUNDS, curves, panel, rising, six
+
+
+def lines_of(axes):
+    return {to_hex(line.get_color()).upper(): line for line in axes.get_lines() if len(line.get_xdata()) > 1}
+
+
+def foot(figure):
+    return " ".join(figure.get_supxlabel().split())
+
+
+def points():
+    rates = {rate_name(quantile): 1 + quantile for quantile in QUANTILES}
+    return [
+        Point(t, client, k, {V_HAT_SQUARED: k * (1 + client), **rates})
+        for t in (1, 8, 16, 23)
+        for client in (0, 1)
+        for k in (1, 2, 3)
+    ]
+
+
+def test_every_method_is_a_line_of_its_own_colour_and_style():
+    figure = accuracy_figure([panel(six())], [])
+    drawn = lines_of(figure.axes[0])
+    assert len(drawn) == len(METHODS)
+    assert len({(look["color"], str(look["linestyle"])) for look in METHOD_LOOKS.values()}) == len(METHODS)
+    mine = drawn[METHOD_LOOKS["fedlalr"]["color"].upper()]
+    assert mine.get_ydata() == pytest.approx(rising(0.60))
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "FedLALR", "FedAvg", "FedAdam", "FedAMSv1", "FedAMSv2", "LAFedOpt",
+    ]  # fmt: skip
+
+
+def test_several_seeds_are_their_mean_with_a_band_from_the_lowest_to_the_highest():
+    both = curves(np.full(ROUNDS, 0.4), np.full(ROUNDS, 0.6))
+    figure = accuracy_figure([panel({"fedlalr": both, "fedavg": both})], [])
+    axes = figure.axes[0]
+    assert lines_of(axes)[METHOD_LOOKS["fedlalr"]["color"].upper()].get_ydata() == pytest.approx(0.5)
+    extent = axes.collections[0].get_datalim(axes.transData)
+    assert (extent.y0, extent.y1) == (pytest.approx(0.4), pytest.approx(0.6))
+    assert "Mean and range of up to 2 seeds." in foot(figure)
+
+
+def test_one_seed_has_no_band_and_is_said_to_be_one():
+    figure = accuracy_figure([panel(six())], [])
+    assert not figure.axes[0].collections
+    assert "One seed." in foot(figure)
+
+
+def test_a_run_that_broke_off_is_marked_where_it_ended():
+    broken = curves(rising(0.5)[:12], failures=["round 13: not finite"])
+    figure = accuracy_figure([panel(six(fedadam=broken))], [])
+    crosses = [line for line in figure.axes[0].get_lines() if line.get_marker() == "x"]
+    assert [line.get_xdata()[0] for line in crosses] == [12]
+    assert "× marks where a run broke off" in foot(figure)
+
+
+def test_notes_stand_at_the_foot_of_the_figure():
+    note = "digits stands in for CIFAR-100, which is not on this machine."
+    assert note in foot(accuracy_figure([panel(six())], [note]))
+
+
+def test_a_panel_without_runs_says_so():
+    figure = accuracy_figure([panel(six()), panel({})], [])
+    assert [text.get_text() for text in figure.axes[1].texts] == ["not run yet"]
+
+
+def test_shakespeare_has_accuracy_above_loss_for_both_settings():
+    figure = shakespeare_figure([panel(six(), "roles", "non-IID"), panel(six(), "pooled", "IID")], [])
+    assert [axes.get_title() for axes in figure.axes] == ["roles", "pooled", "", ""]
+    assert [figure.axes[i].get_ylabel() for i in (0, 2)] == ["test accuracy", "test loss"]
+
+
+def test_a_loss_that_explodes_does_not_flatten_the_others():
+    wild = curves(rising(0.1), loss=[np.full(ROUNDS, 1e6)])
+    figure = shakespeare_figure([panel(six(fedadam=wild))], [])
+    assert figure.axes[1].get_ylim()[1] < 10
+
+
+def test_scalability_draws_fedlalr_against_passes_over_the_data():
+    usual = curves(rising(0.6), passes=2.5)
+    half = six(fedlalr=curves(rising(0.6), passes=1.25))
+    more = six(fedlalr=curves(rising(0.6), passes=3.75))
+    figure = scalability_figure(
+        [panel(half, short="25 clients a round"), panel(more, short="75 clients a round"), panel({"fedlalr": usual})],
+        [],
+    )
+    last = figure.axes[-1]
+    ends = sorted(line.get_xdata()[-1] for line in last.get_lines() if len(line.get_xdata()) > 1)
+    assert ends == [1.25 * ROUNDS, 2.5 * ROUNDS, 3.75 * ROUNDS]
+    assert last.get_xlabel() == "passes over the data"
+
+
+def test_intervals_are_drawn_in_accuracy_and_both_losses():
+    figure = interval_figure([panel({key: curves(rising(0.6)) for key in INTERVALS})], [])
+    assert [axes.get_ylabel() for axes in figure.axes] == ["test accuracy", "test loss", "training loss"]
+    assert all(len(lines_of(axes)) == 3 for axes in figure.axes)
+    assert figure.legends[0].get_title().get_text() == "local steps in round t"
+
+
+def test_trajectories_have_a_panel_for_every_round_and_a_line_for_every_client():
+    recorded = curves(rising(0.5), trajectories=[points()])
+    figure = trajectory_figure([panel({"fedlalr-trajectory": recorded})], [])
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == ["round 1", "round 8", "round 16", "round 23"] * 2
+    assert all(len(lines_of(axes)) == 2 for axes in figure.axes)
+    assert [line.get_ydata().tolist() for line in figure.axes[0].get_lines()] == [[1, 2, 3], [2, 4, 6]]
+    assert "band from 5% to 95%" in foot(figure)
+
+
+def test_a_trajectory_that_was_not_run_is_an_empty_figure_that_says_so():
+    assert "No run yet." in foot(trajectory_figure([panel({})], []))
+
+
+def test_figures_are_written_as_image_and_vectors_for_one_column_and_the_same_each_time(tmp_path):
+    def draw():
+        return accuracy_figure([panel(six())], ["A note."])
+
+    before = dict(mpl.rcParams)
+    paths = save(draw, tmp_path / "new" / "cifar")
+    assert [path.name for path in paths] == ["cifar.png", "cifar.svg", "cifar.pdf"]
+    assert [path.read_bytes()[:4] for path in paths] == [b"\x89PNG", b"<?xm", b"%PDF"]
+    again = save(draw, tmp_path / "again" / "cifar")
+    assert [path.read_bytes() for path in paths] == [path.read_bytes() for path in again]
+    assert dict(mpl.rcParams) == before
+    assert draw().get_figwidth() == WIDTH

@@ -1,0 +1,127 @@
+"""`fedlalr reproduce` on tiny grids of real runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fedlalr.cli import app
+from fedlalr.cli.reproduce import folder_name
+
+TINY = ("rounds=2", "partition.clients=12", "clients_per_round=2", "local.steps=2", "engine=reference")
+FOLDER = Path("here") / folder_name("smoke", TINY)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of its own, on a machine without any data set."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDLALR_DATA", str(tmp_path / "data"))
+
+
+def reproduce(figure: str, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["reproduce", figure, "--jobs", "1", "--run-dir", "here", *arguments])
+
+
+def test_a_figure_comes_with_its_data_and_verdicts_and_its_runs_are_used_again_or_go_on() -> None:
+    result = reproduce("interval", *TINY)
+    assert result.exit_code == 0, result.output
+    assert "digits stands in for CIFAR-10" in result.stdout
+    assert "Claim 4" in result.stdout
+    assert "early accuracy or loss: its mean over the first quarter of the rounds" in result.stdout
+    assert "3/3" in result.stdout
+    for kind in ("png", "svg", "pdf", "csv", "json"):
+        assert (FOLDER / f"interval.{kind}").stat().st_size > 0
+    made = json.loads((FOLDER / "interval.json").read_text())
+    assert [run["status"] for run in made["runs"]] == ["finished"] * 3
+    assert made["command"].startswith("fedlalr ")
+    assert "torch" in made["versions"]
+    assert "| 4 | Local steps" in (FOLDER / "verdicts.md").read_text()
+
+    runs = FOLDER / "runs" / "digits-dirichlet0.6-2of12"
+    interrupted, untouched = runs / "log-3-4" / "seed-0", runs / "steps-10" / "seed-0" / "metrics.jsonl"
+    before, first = untouched.stat().st_mtime_ns, (interrupted / "metrics.jsonl").read_text().splitlines()[0]
+    (interrupted / "summary.json").unlink()  # as a run leaves it that is killed
+    assert "3 runs, of which 2 need not be run" in reproduce("interval", *TINY).stdout
+    assert untouched.stat().st_mtime_ns == before
+    assert (interrupted / "metrics.jsonl").read_text().splitlines()[0] == first
+    assert (interrupted / "summary.json").exists()
+
+
+def test_a_failed_run_is_named_the_others_are_drawn_and_the_exit_code_says_so() -> None:
+    result = reproduce("cifar", *TINY, "methods.fedavg.lr=1e30", "--methods", "fedlalr,fedavg")
+    assert result.exit_code == 1
+    assert "failed: digits-dirichlet0.6-2of12/fedavg/seed-0: round 1" in result.stdout.replace("\n", " ")
+    folder = Path("here") / folder_name("smoke", [*TINY, "methods.fedavg.lr=1e30"])
+    assert "fedlalr" in (folder / "cifar.csv").read_text()
+    assert "no finished run of FedAdam" in (folder / "verdicts.md").read_text()
+
+
+def test_an_error_that_is_no_failed_round_is_named_too() -> None:
+    few = [text if not text.startswith("clients_per_round") else "clients_per_round=50" for text in TINY]
+    result = reproduce("interval", *few)
+    assert result.exit_code == 1
+    assert "ConfigError" in result.stdout
+    assert "12 clients" in " ".join(result.stdout.split())
+
+
+def test_drawing_alone_runs_nothing_and_says_what_is_missing() -> None:
+    result = reproduce("interval", *TINY, "--draw-only")
+    assert result.exit_code == 0, result.output
+    assert "not measured" in result.stdout
+    assert not (FOLDER / "runs").exists()
+    assert (FOLDER / "interval.png").exists()
+
+
+def test_the_trajectory_follows_two_clients() -> None:
+    result = reproduce("trajectory", *TINY)
+    assert result.exit_code == 0, result.output
+    assert "Claim 6" in result.stdout
+    lines = (FOLDER / "trajectory.csv").read_text().splitlines()
+    assert len(lines) == 1 + 2 * 2 * 2  # rounds, clients, steps
+
+
+def test_heterogeneity_trains_nothing_and_json_is_alone_on_standard_output() -> None:
+    plain = json.loads(reproduce("heterogeneity", "--json").stdout)
+    assert plain["claims"][0]["verdict"] == "holds"
+    assert plain["claims"][0]["checks"][0]["seeds"] == [0]
+    assert plain["failed"] == []
+    assert all(Path(file).exists() for file in plain["files"]["heterogeneity"])
+
+
+def test_changed_settings_have_a_folder_of_their_own_whatever_their_order() -> None:
+    assert (
+        folder_name("smoke", ["b=1", "a=[0, 1]"])
+        == folder_name("smoke", ["a=[0, 1]", "b=1"])
+        != folder_name("smoke", [])
+    )
+    assert "/" not in folder_name("smoke", ["data.folder=/somewhere/else"])
+
+
+def test_the_papers_scale_goes_without_data_that_is_not_here() -> None:
+    result = reproduce("cifar", "--scale", "paper", "--offline")
+    assert result.exit_code == 3, result.output
+    assert "CIFAR-10 is not on this machine and was left out." in result.stdout
+    assert "cifar: no data, no figure" in result.stdout
+    assert "not measured" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("algorithm=fedavg",), "choose them with --methods"),
+        (("--methods", "fedfoo"), "the paper has no method 'fedfoo'"),
+        (("rouns=3",), "Did you mean 'rounds'"),
+    ],
+)
+def test_what_cannot_be_asked_is_explained(arguments: tuple[str, ...], message: str) -> None:
+    result = reproduce("cifar", *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_an_unknown_figure_is_named_with_the_known_ones() -> None:
+    result = reproduce("cifra")
+    assert result.exit_code == 2
+    assert "heterogeneity" in result.stderr
