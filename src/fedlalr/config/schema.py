@@ -18,7 +18,7 @@ from fedlalr.algorithms import registry
 from fedlalr.config.errors import hint, listed
 from fedlalr.data.sources import SOURCES
 from fedlalr.federation.screening import MAX_NORM_RATIO
-from fedlalr.training import ENGINES
+from fedlalr.training.engines import ENGINES, check_engine
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "convmixer": models.ConvMixer,
@@ -189,7 +189,11 @@ class Config(Section):
     @field_validator("engine")
     @classmethod
     def _known_engine(cls, name: str) -> str:
-        return _choice(name, ["auto", *ENGINES])
+        kind, colon, _ = name.partition(":")
+        _choice(kind, ["auto", *ENGINES])
+        if colon:
+            check_engine(name)
+        return name
 
     @field_validator("methods", "grid")
     @classmethod
