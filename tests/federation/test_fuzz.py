@@ -49,8 +49,8 @@ from fedlalr.training.layout import Layout
 from fedlalr.training.work import Training
 
 SHORT, LONG = 60, 5000
-SLOW = 20
-"""Cases of a property that takes long, in its short form."""
+SLOW, SLOW_LONG = 20, 1000
+"""The same of a property that takes long."""
 MEMORY = 700 << 20
 """Bytes by which a whole property may raise the peak of the process."""
 
@@ -61,8 +61,10 @@ def fuzz(
     """Run a property in its short form by default and in its long form under the marker `faults`."""
 
     def decorate(check: Callable[..., None]) -> Callable[..., None]:
+        long = SLOW_LONG if short == SLOW else LONG
+
         @pytest.mark.parametrize(
-            "examples", [short, pytest.param(LONG, marks=[pytest.mark.faults, pytest.mark.timeout(3600)])]
+            "examples", [short, pytest.param(long, marks=[pytest.mark.faults, pytest.mark.timeout(3600)])]
         )
         def test(examples: int) -> None:
             @settings(
