@@ -21,11 +21,18 @@ def test_runs_that_differ_in_the_seed_alone_are_one_group() -> None:
 
 
 def test_groups_of_one_method_are_told_apart_by_what_differs() -> None:
-    groups = group_runs([reported("partition.alpha=0.1"), reported("partition.alpha=1.0", "algorithm.lr=0.1")])
-    assert [group.label for group in groups] == [
-        "FedLALR, partition.alpha 0.1, lr 0.002",
-        "FedLALR, partition.alpha 1.0, lr 0.1",
+    some = reported("algorithm.lr=0.1"), reported("algorithm.lr=0.2")
+    assert [group.label for group in group_runs(some)] == ["FedLALR, lr 0.1", "FedLALR, lr 0.2"]
+    more = reported("partition.alpha=0.1"), reported("partition.alpha=1.0", "algorithm.lr=0.1")
+    assert [group.label for group in group_runs(more)] == [
+        "FedLALR, partition.alpha 0.1",
+        "FedLALR, partition.alpha 1.0",
     ]
+
+
+def test_different_problems_go_by_their_names() -> None:
+    others = [ReportedRun(Path(name), curve([0.5]).records, config.load(name)) for name in ("cifar10", "shakespeare")]
+    assert [group.label for group in group_runs(others)] == ["FedLALR, cifar10", "FedLALR, shakespeare"]
 
 
 def test_runs_without_a_configuration_stand_alone_under_their_folders() -> None:

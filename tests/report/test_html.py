@@ -128,6 +128,17 @@ def test_a_run_from_python_is_reported_by_its_checkpoint(tmp_path: Path) -> None
     assert "0.125" in words
 
 
+def test_methods_on_different_data_are_not_ranked(comparison_folder: Path) -> None:
+    run = read_run(comparison_folder / "fedavg" / "seed-0")
+    assert run.config is not None
+    other = run.config.model_dump()
+    other["partition"]["alpha"] = 5.0
+    assert "Methods compared" not in page([run, replace(run, config=Config.model_validate(other))])
+    other["partition"]["alpha"] = run.config.partition.alpha
+    other["algorithm"]["lr"] = 0.5
+    assert "Methods compared" in page([run, replace(run, config=Config.model_validate(other))])
+
+
 def test_a_run_without_a_round_is_reported(comparison_folder: Path) -> None:
     run = read_run(comparison_folder / "fedavg" / "seed-0")
     failed = replace(run, records=[], summary={"status": "failed", "failure": "round 1: not finite"})

@@ -111,7 +111,7 @@ def _plain(values: Iterable[float]) -> list[float | None]:
 
 
 def _labels(runs: Sequence[ReportedRun]) -> list[str]:
-    """The method, with the settings that tell it from others of the same method, or the folder where it has none."""
+    """The method, with the fewest settings that tell it from others of the same method."""
     methods = [method_of(run) for run in runs]
     labels = []
     for run, method in zip(runs, methods, strict=True):
@@ -121,11 +121,34 @@ def _labels(runs: Sequence[ReportedRun]) -> list[str]:
         elif any(other.config is None for other in alike):
             labels.append(f"{method} in {run.path}")
         else:
-            own = settings_of(run)
-            names = differing([settings_of(other) for other in alike])
-            told = ", ".join(f"{name.removeprefix('algorithm.')} {_shown(own[name])}" for name in names if name in own)
-            labels.append(f"{method}, {told}")
+            own = _telling(run)
+            names = fewest([_telling(other) for other in alike])
+            labels.append(", ".join([method, *(_told(name, own[name]) for name in names if name in own)]))
     return labels
+
+
+def fewest(settings: Sequence[Settings]) -> list[str]:
+    """Names of settings that together tell all apart, as few of the first ones as will do.
+
+    >>> fewest([{"a": 1, "b": 1, "c": 1}, {"a": 1, "b": 2, "c": 2}, {"a": 1, "b": 2, "c": 3}])
+    ['b', 'c']
+    """
+    chosen: list[str] = []
+    apart = 1
+    for name in differing(settings):
+        kinds = {json.dumps([one.get(key) for key in [*chosen, name]]) for one in settings}
+        if len(kinds) > apart:
+            chosen, apart = [*chosen, name], len(kinds)
+    return chosen
+
+
+def _telling(run: ReportedRun) -> Settings:
+    """The settings, with the name of the problem before them."""
+    return {"name": run.config.name, **settings_of(run)} if run.config else settings_of(run)
+
+
+def _told(name: str, value: Any) -> str:
+    return str(value) if name == "name" else f"{name.removeprefix('algorithm.')} {_shown(value)}"
 
 
 def _shown(value: Any) -> str:

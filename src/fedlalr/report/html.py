@@ -89,7 +89,7 @@ def _title(groups: Sequence[Group]) -> str:
 def _subtitle(groups: Sequence[Group]) -> str:
     descriptions = dict.fromkeys(run.config.description for group in groups for run in group.runs if run.config)
     count = sum(len(group.runs) for group in groups)
-    methods = ", ".join(group.label for group in groups) if len(groups) <= 8 else f"{len(groups)} methods"
+    methods = " · ".join(group.label for group in groups) if len(groups) <= 8 else f"{len(groups)} methods"
     words = [*filter(None, descriptions), methods, f"{count} run{'s' if count > 1 else ''}"]
     return "; ".join(words)
 

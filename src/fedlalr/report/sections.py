@@ -51,7 +51,9 @@ def _run_row(label: str, run: ReportedRun) -> tuple[str, ...]:
 
 
 def comparison_section(groups: Sequence[Group]) -> Table | None:
-    """Groups against each other; None where there are not several of them, over the same seeds, with an accuracy."""
+    """Groups against each other; None unless there are several, of the same data and seeds, with an accuracy."""
+    if any(name.startswith(("data", "partition")) for name in differing([group.settings for group in groups])):
+        return None
     seeds = {tuple(run.seed for run in group.runs) for group in groups}
     accuracies = [record.accuracy for group in groups for run in group.runs for record in run.records]
     if len(groups) < 2 or len(seeds) != 1 or not accuracies or None in accuracies:
