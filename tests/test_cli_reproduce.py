@@ -97,6 +97,9 @@ def test_changed_settings_have_a_folder_of_their_own_whatever_their_order() -> N
         != folder_name("smoke", [])
     )
     assert "/" not in folder_name("smoke", ["data.folder=/somewhere/else"])
+    many = [f"methods.fedavg.option{i}=1" for i in range(50)]
+    assert len(folder_name("smoke", many)) < 40
+    assert folder_name("smoke", many) != folder_name("smoke", many[1:])
 
 
 def test_the_papers_scale_goes_without_data_that_is_not_here() -> None:

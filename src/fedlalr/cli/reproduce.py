@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shlex
@@ -57,10 +58,13 @@ NEEDS = {
 """The data sets of the paper's setting."""
 REPEATS = 5
 """Of the speed-up, which is cheap."""
+LONGEST_NAME = 120
 
 
 def reproduce(
-    figure: Annotated[FigureName, typer.Argument(help="Which figure.", show_default=False)],
+    figure: Annotated[
+        FigureName, typer.Argument(metavar="FIGURE", help=f"{', '.join(FigureName)}.", show_default=False)
+    ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change in every run.", show_default=False),
@@ -85,10 +89,13 @@ def reproduce(
 ) -> None:
     """Make a figure of the paper, and say which of its claims hold.
 
-    Files go to [bold]RUN_DIR/SCALE[/] (with changed settings in the name, if any): the figure as PNG, SVG and PDF, its
-    data as CSV, what it was made of as JSON, [bold]verdicts.md[/], and every run under [bold]runs/[/]. Finished runs
-    are used again, interrupted ones go on: repeat the command until all runs are there. On the scale smoke, digits
-    stand in for data that is not on this machine; the figure says so.
+    Files go to [bold]RUN_DIR/SCALE[/], with changed settings in the name if any:
+    the figure as PNG, SVG and PDF, its data as CSV, what it was made of as
+    JSON, [bold]verdicts.md[/], and every run under [bold]runs/[/].
+
+    Finished runs are used again and interrupted ones go on: repeat the command
+    until all runs are there. On the scale smoke, digits stand in for data that
+    is not on this machine, and the figure says so.
 
     [bold]Examples[/]
 
@@ -240,7 +247,10 @@ def folder_name(scale: str, overrides: Sequence[str]) -> str:
     >>> folder_name("paper", ["buffers=recalibrate"])
     'paper,buffers=recalibrate'
     """
-    return re.sub(r"[^\w.,=+-]+", "_", ",".join([scale, *sorted(overrides)]))
+    name = re.sub(r"[^\w.,=+-]+", "_", ",".join([scale, *sorted(overrides)]))
+    if len(name) > LONGEST_NAME:
+        name = f"{scale},{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    return name
 
 
 def command_line() -> str:

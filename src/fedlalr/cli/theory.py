@@ -46,10 +46,12 @@ def theory(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate the theorems as the paper prints them: step size, bounds term by term, rounds and bytes to a target.
+    """Evaluate the theorems as the paper prints them, term by term.
 
-    The defaults are the paper's setting for CIFAR-10, with L, σ and G∞, which nobody knows there, at 1. These are not
-    guarantees: the remarks say what your numbers do to the theorems, and the page on the theory lists the slips.
+    Step size, bounds, rounds and bytes to a target. The defaults are the
+    paper's setting for CIFAR-10, with L, σ and G∞, which nobody knows there,
+    at 1. These are no guarantees: the remarks say what your numbers do to the
+    theorems, and the page on the theory lists the slips in them.
 
     [bold]Examples[/]
 
