@@ -59,6 +59,18 @@ def _candidates(training: Training, sample: torch.Size) -> Iterator[StackedGradi
     yield ForwardGradient(training, VmapForward(training.model, grouped=False))
 
 
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """Full float32 products for a while: a pooling that picks another pixel makes two right gradients differ."""
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, convolutions.allow_tf32
+    products.allow_tf32 = convolutions.allow_tf32 = False
+    try:
+        yield
+    finally:
+        products.allow_tf32, convolutions.allow_tf32 = before
+
+
 class Trial:
     """A few samples of a client, with what plain autograd makes of them."""
 
@@ -79,7 +91,8 @@ class Trial:
     def check(self, gradient: StackedGradient) -> None:
         """Refuse a stacked gradient that raises or that differs from plain autograd."""
         count = len(self.targets)
-        with forked_generators(self.training.device), without_dropout([*_modules(gradient), self._model]):
+        modules = [*_modules(gradient), self._model]
+        with forked_generators(self.training.device), without_dropout(modules), without_tf32():
             if not self._agrees(gradient, count):
                 raise CannotStack("batched over clients, the model's gradient is not the one of plain autograd")
             if self.padded and not self._agrees(gradient, max(count - 3, 2)):
