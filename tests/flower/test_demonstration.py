@@ -1,0 +1,69 @@
+"""`fedlalr flower local` on real processes: it runs, and leaves no process and no file behind, also after Ctrl-C."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed")
+
+pytestmark = [pytest.mark.flower, pytest.mark.timeout(1500)]
+
+
+def command(folder, *arguments):
+    """Start the command with a temporary folder of its own, which also tells its processes from others."""
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedlalr", "flower", "local", "rounds=2", "local.epochs=1", "--nodes", "2", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+        start_new_session=True,
+    )
+
+
+def left_behind(folder):
+    """Processes that were started with that temporary folder, and files in it."""
+    wanted = f"TMPDIR={folder / 'tmp'}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" "))
+    return found, list((folder / "tmp").iterdir())
+
+
+def test_a_demonstration_runs_and_leaves_nothing_behind(tmp_path):
+    process = command(tmp_path, "--json", "--run-dir", str(tmp_path / "run"))
+    output, _ = process.communicate(timeout=1400)
+    assert process.returncode == 0, output
+    summary = json.loads(output.splitlines()[-1])
+    assert (summary["rounds"], summary["clients"], summary["engine"]) == (2, 2, "flower")
+    assert summary["accuracy"] > 0.2
+    assert left_behind(tmp_path) == ([], [])
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demonstration_leaves_nothing_behind(tmp_path, number):
+    process = command(tmp_path)
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if "starting the run" in line:
+            break
+    time.sleep(10)
+    assert process.poll() is None, seen
+    assert len(left_behind(tmp_path)[0]) > 3, "the federation is up"
+    process.send_signal(number)
+    rest, _ = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, seen + rest
+    assert left_behind(tmp_path) == ([], [])
