@@ -172,7 +172,9 @@ def run(
                 outcome = play_round(state, cohort, lr, chosen, training, rules, _probe(observers, t), on_refused)
                 state = outcome.state
                 journal.choices["chunk"] = getattr(chosen, "chunk", None)
+                evaluating = time.perf_counter()
                 evaluation = evaluate_state(state, training, test, transform, ranks)
+                outcome.timing["evaluate"] = time.perf_counter() - evaluating
                 record = make_record(outcome, evaluation, lr, len(cohort), training, time.perf_counter() - began)
                 record = journal.add(state, record, last=t == rounds)
                 for observer in watching:
