@@ -61,6 +61,14 @@ class Arena:
         os.ftruncate(descriptor, size)
         return cls(descriptor, size)
 
+    @classmethod
+    def open(cls, descriptor: int) -> Arena:
+        """The memory of another process, by a descriptor of this one, which is closed: the memory stays."""
+        try:
+            return cls(descriptor, os.fstat(descriptor).st_size)
+        finally:
+            os.close(descriptor)
+
     def tensors(self, places: Mapping[str, Place]) -> dict[str, Tensor]:
         """Views of the arena, in place: what one process writes the others see."""
         return {name: self._view(place) for name, place in places.items()}

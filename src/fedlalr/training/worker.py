@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
+import random
 import signal
 import socket
 import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedlalr.algorithms.slots import Slots
+from fedlalr.data.random import MODULES, key
 from fedlalr.training.arena import Arena, Place, unship
 from fedlalr.training.reference import ReferenceEngine
 from fedlalr.training.work import Buffers, Trace, Training, Work
@@ -96,7 +98,7 @@ class Worker:
 
     def take(self, orders: Orders, descriptor: int | None) -> None:
         if descriptor is not None:
-            self.arena = Arena(descriptor, os.fstat(descriptor).st_size)
+            self.arena = Arena.open(descriptor)
         assert self.arena is not None
         self.orders, self.memory = orders, self.arena.tensors(orders.places)
         self.work = replace(
@@ -113,6 +115,9 @@ class Worker:
         assert self.work is not None
         assert self.orders is not None
         client, traces = int(self.work.clients[row]), list[Trace]()
+        draw = key(self.training.seed, MODULES, self.work.round, client)  # for data sets that draw, by other generators
+        random.seed(draw)
+        np.random.seed(draw % 2**32)
         try:
             if self.orders.recalibrate:
                 self._write(row, "out_buffer", self.engine.statistics(self.work.buffers, client))
@@ -147,6 +152,15 @@ def main(descriptor: int) -> None:
         return
 
 
+def _set_up(setup: Setup, descriptor: int) -> tuple[Worker | None, str | None]:
+    """A worker for a run, or why there is none."""
+    sys.path[:] = setup.path
+    try:
+        return Worker(unship(Arena.open(descriptor), setup.bounds)), None
+    except Exception as error:  # a class that cannot be imported here, a module with conditions of its own
+        return None, f"{type(error).__name__}: {error}"
+
+
 def serve(channel: Channel) -> None:
     """One run after another, until the process that started this one goes away."""
     worker: Worker | None = None
@@ -154,10 +168,8 @@ def serve(channel: Channel) -> None:
         message, descriptor = channel.receive()
         if isinstance(message, Setup):
             assert descriptor is not None
-            sys.path[:] = message.path
-            worker = Worker(unship(Arena(descriptor, os.fstat(descriptor).st_size), message.bounds))
-            os.close(descriptor)
-            channel.send("ready")
+            worker, trouble = _set_up(message, descriptor)
+            channel.send(trouble)
         elif isinstance(message, Rest):
             worker = None
         else:

@@ -18,7 +18,7 @@ import sys
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from typing import NoReturn, cast
 
 import cloudpickle
 import torch
@@ -58,6 +58,9 @@ _idle: list[Process] = []
 """Processes of finished runs, ready for the next one of this interpreter."""
 
 
+os.register_at_fork(after_in_child=_idle.clear)  # they answer to the parent
+
+
 @atexit.register
 def end_idle_workers() -> None:
     """End the processes that wait for another run."""
@@ -76,7 +79,7 @@ class WorkersEngine:
                 f"the workers engine trains on the CPU, not on {training.device}; use engine='stacked' there"
             )
         self.training = training
-        self.count = count or len(os.sched_getaffinity(0))
+        self.count = count or _cores()
         self._processes: list[Process] = []
         self._arena: Arena | None = None
         self._cohort = torch.empty(0, dtype=torch.int64)
@@ -126,14 +129,18 @@ class WorkersEngine:
         training = self.training
         shipped = (training.model, training.loss, training.algorithm, training.local, training.clients)
         datasets = getattr(training.clients, "datasets", ())
-        arena, bounds = ship(training, unimportable_modules([*shipped, *datasets]))
+        try:
+            arena, bounds = ship(training, unimportable_modules([*shipped, *datasets]))
+        except Exception as error:
+            raise _unsendable(f"{type(error).__name__}: {error}") from error
         try:
             for _ in range(self.count):
                 self._processes.append(_launch())
             for process in self._processes:
                 process.channel.send(Setup(bounds, [path or os.getcwd() for path in sys.path]), arena.descriptor)
-            for process in self._processes:
-                self._receive(process)
+            troubles = [self._receive(process) for process in self._processes]
+            if any(troubles):
+                raise _unsendable(next(filter(None, troubles)))
         except BaseException:
             self.close()
             raise
@@ -178,7 +185,7 @@ class WorkersEngine:
                     self._give(process, waiting)
             while any(process.in_hand for process in self._processes):
                 for key, _ in selector.select():
-                    row, error, seen = self._receive(key.data)
+                    row, error, seen = cast(tuple[int, str | None, list[Trace]], self._receive(key.data))
                     key.data.in_hand.remove(row)
                     traces += seen
                     if error is not None:
@@ -197,18 +204,28 @@ class WorkersEngine:
         except (BrokenPipeError, ConnectionError):
             self._mourn(process)
 
-    def _receive(self, process: Process) -> tuple[int, str | None, list[Trace]]:
+    def _receive(self, process: Process) -> object:
         try:
-            answer: tuple[int, str | None, list[Trace]] = process.channel.receive()[0]
+            return process.channel.receive()[0]
         except (EOFError, ConnectionError):
             self._mourn(process)
-        return answer
 
     def _mourn(self, process: Process) -> NoReturn:
         code = process.popen.wait()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         what = f" while it trained client {int(self._cohort[process.in_hand[0]])}" if process.in_hand else ""
         raise WorkerDied(f"worker process {process.popen.pid} {how}{what}; the state before the round is kept")
+
+
+def _unsendable(trouble: object) -> ValueError:
+    return ValueError(
+        f"the run cannot be given to worker processes ({trouble}); define what it uses at the top level of a module, "
+        f"or use engine='reference'"
+    )
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _launch() -> Process:
