@@ -89,6 +89,9 @@ def reproduce(
 ) -> None:
     """Make a figure of the paper, and say which of its claims hold.
 
+    FIGURE is heterogeneity, cifar, shakespeare, scalability, interval,
+    trajectory, speedup or all.
+
     Files go to [bold]RUN_DIR/SCALE[/], with changed settings in the name if any:
     the figure as PNG, SVG and PDF, its data as CSV, what it was made of as
     JSON, [bold]verdicts.md[/], and every run under [bold]runs/[/].
