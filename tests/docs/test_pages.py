@@ -149,6 +149,7 @@ def test_every_page_is_in_the_navigation() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_the_quick_start_works_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its commands on the embedded data, one after another."""
     from typer.testing import CliRunner
