@@ -27,7 +27,7 @@ def reproduce(figure: str, *arguments: str) -> Result:
 def test_a_figure_comes_with_its_data_and_verdicts_and_its_runs_are_used_again_or_go_on() -> None:
     result = reproduce("interval", *TINY)
     assert result.exit_code == 0, result.output
-    assert "digits stands in for CIFAR-10" in result.stdout
+    assert "Digits stand in for CIFAR-10" in result.stdout
     assert "Claim 4" in result.stdout
     assert "early accuracy or loss: its mean over the first quarter of the rounds" in result.stdout
     assert "3/3" in result.stdout

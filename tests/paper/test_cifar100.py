@@ -60,7 +60,7 @@ def test_its_labels_are_mapped_on_the_papers_scale_and_cifar10_is_left_out() -> 
 def test_its_curves_are_run_with_the_papers_rates_for_it() -> None:
     tiny = ("rounds=1", "partition.clients=4", "clients_per_round=2", "local.steps=1", "batch_size=4")
     told = reproduce("cifar", *tiny, "--methods", "fedavg", "engine=reference")
-    assert "digits stands in for CIFAR-10, which is not on this machine." in told
+    assert "Digits stand in for CIFAR-10, which is not on this machine." in told
     assert "CIFAR-100, Dirichlet 0.3" in told
     configs = list(Path("here").glob("*/runs/cifar100-*/fedavg/seed-0/config.yaml"))
     assert len(configs) == 2

@@ -15,11 +15,11 @@ SKEWED = np.array([[6, 0, 0], [0, 6, 0], [3, 3, 0], [0, 0, 6]])
 def test_partitions_have_the_papers_hundred_clients_at_both_parameters_for_every_seed():
     dealt, notes = deal(BARE, seeds=2)
     assert [(one.data, one.alpha, one.seed) for one in dealt] == [
-        ("digits", alpha, seed) for alpha in (0.6, 0.3) for seed in (0, 1)
+        ("Digits", alpha, seed) for alpha in (0.6, 0.3) for seed in (0, 1)
     ]
     assert {one.counts.shape for one in dealt} == {(100, 10)}
     assert all(one.counts.sum() == 1442 for one in dealt)
-    assert "digits stands in for CIFAR-10, which is not on this machine." in notes
+    assert "Digits stand in for CIFAR-10, which is not on this machine." in notes
 
 
 def test_labels_are_averaged_over_clients_for_each_seed():

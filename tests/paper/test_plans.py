@@ -89,10 +89,10 @@ def test_digits_stand_in_for_what_is_not_here_and_the_figure_says_so():
     assert [panel.title for panel in plan.panels] == [
         "CIFAR-10, Dirichlet 0.6",
         "CIFAR-10, Dirichlet 0.3",
-        "digits, Dirichlet 0.6",
-        "digits, Dirichlet 0.3",
+        "Digits, Dirichlet 0.6",
+        "Digits, Dirichlet 0.3",
     ]
-    assert "digits stands in for CIFAR-100, which is not on this machine." in plan.notes
+    assert "Digits stand in for CIFAR-100, which is not on this machine." in plan.notes
 
 
 def test_without_any_data_set_the_panels_are_not_doubled():
@@ -114,7 +114,9 @@ def test_changed_settings_reach_every_run_but_not_what_the_figure_varies():
     assert {config.buffers for config in configs} == {"recalibrate"}
     assert {c.algorithm.options["lr"] for c in configs if c.algorithm.name == "fedavg"} == {0.5}
     assert {config.partition.alpha for config in configs} == {0.6, 0.3}
-    assert "taken anew" in " ".join(PLANS["cifar"](request).notes)
+    notes = " ".join(PLANS["cifar"](request).notes)
+    assert "taken anew" in notes
+    assert notes.startswith("The paper's setting with buffers=recalibrate, methods.fedavg.lr=0.5, ")
 
 
 def test_a_setting_that_does_not_exist_is_named():
@@ -135,8 +137,14 @@ def test_some_methods_alone_can_be_run():
 
 def test_notes_tell_the_size_of_the_problem_and_what_becomes_of_statistics():
     notes = " ".join(PLANS["cifar"](PAPER).notes)
+    assert notes.startswith("The paper's setting.")
+    assert PLANS["cifar"](SMOKE).notes[0] == "Small runs, not the paper's setting."
+    assert (
+        PLANS["cifar"](Request("paper", EVERYTHING, ("device=cuda", "engine=stacked"))).notes[0]
+        == "The paper's setting."
+    )
     assert "CIFAR-10: 50 of 100 clients a round, 100 rounds, 5 local epochs, batches of 50" in notes
     assert "BatchNorm statistics averaged" in notes
     assert "held out" not in notes
-    assert "accuracy on 2% of the training images, held out" in " ".join(PLANS["cifar"](SMOKE).notes)
+    assert "accuracy on 2 % of the training images, held out" in " ".join(PLANS["cifar"](SMOKE).notes)
     assert "local" not in " ".join(PLANS["interval"](PAPER).notes)

@@ -75,7 +75,7 @@ def test_a_run_that_broke_off_is_marked_where_it_ended():
 
 
 def test_notes_stand_at_the_foot_of_the_figure():
-    note = "digits stands in for CIFAR-100, which is not on this machine."
+    note = "Digits stand in for CIFAR-100, which is not on this machine."
     assert note in foot(accuracy_figure([panel(six())], [note]))
 
 
@@ -124,7 +124,7 @@ def test_trajectories_have_a_panel_for_every_round_and_a_line_for_every_client()
     assert titles == ["round 1", "round 8", "round 16", "round 23"] * 2
     assert all(len(lines_of(axes)) == 2 for axes in figure.axes)
     assert [line.get_ydata().tolist() for line in figure.axes[0].get_lines()] == [[1, 2, 3], [2, 4, 6]]
-    assert "band from 5% to 95%" in foot(figure)
+    assert "band from 5 % to 95 %" in foot(figure)
 
 
 def test_a_trajectory_that_was_not_run_is_an_empty_figure_that_says_so():

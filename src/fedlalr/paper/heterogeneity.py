@@ -37,6 +37,7 @@ class Dealt:
 def deal(request: Request, seeds: int) -> tuple[list[Dealt], list[str]]:
     """The partitions of 100 clients at both Dirichlet parameters, and notes on data that is not here."""
     settings, notes = request.settings(CIFAR, small=("partition.clients=100", "data.validation=0.0"))
+    notes = [f"Changed: {', '.join(request.changed)}." for _ in request.changed[:1]] + notes
     dealt = []
     for setting in settings:
         for alpha in ALPHAS:

@@ -72,6 +72,19 @@ class Request:
     here: frozenset[str]
     overrides: tuple[str, ...] = ()
 
+    @property
+    def scope(self) -> list[str]:
+        """What a reader must know of all runs, in sentences."""
+        changed = f" with {', '.join(self.changed)}" if self.changed else ""
+        if self.scale == "paper":
+            return [f"The paper's setting{changed}."]
+        return [f"Small runs{changed}, not the paper's setting."]
+
+    @property
+    def changed(self) -> list[str]:
+        """Settings that are not the scale's own; where a run is computed is none."""
+        return [text for text in self.overrides if text.partition("=")[0] not in ("device", "engine")]
+
     def setting(self, data: str, small: Sequence[str] = ()) -> Setting | None:
         return find_setting(data, self.scale, self.here, self.overrides, small)
 
@@ -86,7 +99,7 @@ class Request:
                 continue
             found.setdefault(setting.data, setting)
             if setting.stands_for is not None:
-                notes.append(f"{setting.title} stands in for {TITLES[name]}, which is not on this machine.")
+                notes.append(f"{setting.title} stand in for {TITLES[name]}, which is not on this machine.")
         return list(found.values()), notes
 
 
@@ -94,7 +107,7 @@ def cifar(request: Request) -> Plan:
     """Six methods at two degrees of heterogeneity."""
     settings, notes = request.settings(CIFAR)
     panels = [_six(_with_alpha(setting, alpha), f"Dirichlet {alpha:g}") for setting in settings for alpha in (0.6, 0.3)]
-    return Plan("cifar", tuple(panels), (*_described(settings), *notes))
+    return Plan("cifar", tuple(panels), (*request.scope, *_described(settings), *notes))
 
 
 def shakespeare(request: Request) -> Plan:
@@ -104,7 +117,7 @@ def shakespeare(request: Request) -> Plan:
     for setting in settings:
         panels.append(_six(setting, "non-IID"))
         panels.append(_six(Setting(setting.data, setting.changed(partition={"scheme": "iid"})), "IID"))
-    return Plan("shakespeare", tuple(panels), (*_described(settings), *notes))
+    return Plan("shakespeare", tuple(panels), (*request.scope, *_described(settings), *notes))
 
 
 def scalability(request: Request) -> Plan:
@@ -117,10 +130,11 @@ def scalability(request: Request) -> Plan:
             config = setting.changed(
                 clients_per_round=max(1, round(usual * share)), rounds=max(1, round(setting.config.rounds * longer))
             )
-            panels.append(_six(Setting(setting.data, config), f"{config.clients_per_round} clients a round"))
-        panels.append(_panel(setting, f"{usual} clients a round", [_method(setting.config, "fedlalr")]))
+            panels.append(_six(Setting(setting.data, config), f"{config.clients_per_round} clients"))
+        panels.append(_panel(setting, f"{usual} clients", [_method(setting.config, "fedlalr")]))
     passes = "The largest cohort passes 1.2 times as often over the data as the others, as in the paper (300 and 250)."
-    return Plan("scalability", tuple(panels), (*_described(settings, "cohort", "rounds"), passes, *notes))
+    described = _described(settings, "cohort", "rounds")
+    return Plan("scalability", tuple(panels), (*request.scope, *described, passes, *notes))
 
 
 def interval(request: Request) -> Plan:
@@ -135,7 +149,7 @@ def interval(request: Request) -> Plan:
     for setting in (_with_alpha(setting, 0.6) for setting in settings):
         lines = [Line(key, INTERVALS[key], setting.changed(local=local[key])) for key in INTERVALS]
         panels.append(_panel(setting, "Dirichlet 0.6", lines))
-    return Plan("interval", tuple(panels), (*_described(settings, "local"), *notes))
+    return Plan("interval", tuple(panels), (*request.scope, *_described(settings, "local"), *notes))
 
 
 def trajectory(request: Request) -> Plan:
@@ -146,7 +160,7 @@ def trajectory(request: Request) -> Plan:
         rounds = sorted({1 + 3 * part * setting.config.rounds // 10 for part in range(4)})
         config = setting.changed(trajectory={"clients": [0, 1], "rounds": rounds})
         panels.append(_panel(setting, "Dirichlet 0.6", [Line("fedlalr-trajectory", "FedLALR", config)]))
-    return Plan("trajectory", tuple(panels), (*_described(settings), *notes))
+    return Plan("trajectory", tuple(panels), (*request.scope, *_described(settings), *notes))
 
 
 PLANS = {
@@ -188,17 +202,21 @@ def _described(settings: Sequence[Setting], *varied: str) -> list[str]:
     sentences = []
     for setting in settings:
         config = setting.config
-        length = next(f"{value} local {name}" for name, value in config.local if value is not None)
+        length = next(f"{value} local {_counted(name, value)}" for name, value in config.local if value is not None)
         facts = {
             "cohort": f"{config.clients_per_round} of {_population(config)} clients a round",
             "rounds": f"{config.rounds} rounds",
             "local": length,
             "batch": f"batches of {config.batch_size}",
         }
-        held_out = f"; accuracy on {config.data.validation:.0%} of the training images, held out"
+        held_out = f"; accuracy on {config.data.validation * 100:g} % of the training images, held out"
         norm = "; BatchNorm statistics averaged" if config.buffers == "average" else "; BatchNorm statistics taken anew"
         sentences.append(
             f"{setting.title}: {', '.join(fact for name, fact in facts.items() if name not in varied)}"
             f"{norm if config.model.name == 'convmixer' else ''}{held_out if config.data.validation else ''}."
         )
     return sentences
+
+
+def _counted(name: str, value: object) -> str:
+    return name.removesuffix("s") if value == 1 else name

@@ -157,7 +157,9 @@ def trajectory_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> F
         _label(panels, "local step", "")
     looks = {str(client): {"color": COLOURS[i], "linestyle": DASHES[i]} for i, client in enumerate(clients)}
     _legend(above, looks, [f"client {client}" for client in clients])
-    band = f"Rates: median over the coordinates, band from {QUANTILES[0]:.0%} to {QUANTILES[-1]:.0%} of them."
+    band = (
+        f"Rates: median over the coordinates, band from {QUANTILES[0] * 100:g} % to {QUANTILES[-1] * 100:g} % of them."
+    )
     seed = f"Seed {recorded[0][1].seeds[0]}." if recorded else "No run yet."
     return add_notes(figure, [*notes, band, seed])
 
@@ -190,7 +192,7 @@ def _cohorts_panel(axes: Axes, group: str, results: Sequence[PanelCurves]) -> No
         axes.plot([], [], label=result.panel.short, **look)
     axes.yaxis.set_major_formatter(_percent)
     axes.set_xlim(left=0)
-    axes.legend(loc="lower right", frameon=False, fontsize=6.5)
+    axes.legend(loc="lower right", frameon=False, fontsize=6.5, handlelength=1.8)
 
 
 def _draw_lines(axes: Axes, result: PanelCurves, looks: Mapping[str, Look], pick: Callable[[Curves], Array]) -> None:
@@ -266,7 +268,7 @@ def _with_notes(figure: Figure, results: Sequence[PanelCurves], notes: Sequence[
 
 
 def add_notes(figure: Figure, notes: Sequence[str]) -> Figure:
-    text = textwrap.fill(" ".join(notes), 92)
+    text = textwrap.fill(" ".join(notes), 82)
     figure.supxlabel(text, x=0.02, ha="left", fontsize=5.5, color="0.3", linespacing=1.25)
     return figure
 

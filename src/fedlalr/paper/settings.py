@@ -17,7 +17,7 @@ from fedlalr.config.overrides import merge, parse_overrides
 
 Scale = Literal["smoke", "paper"]
 
-TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "shakespeare": "Shakespeare", "digits": "digits"}
+TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "shakespeare": "Shakespeare", "digits": "Digits"}
 STAND_IN = "digits"
 
 _PRESETS = {"digits": "quickstart"}
