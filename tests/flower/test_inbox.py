@@ -37,7 +37,7 @@ def make_reply(expected, client, scale=1.0):
     )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(
     size=st.one_of(st.integers(1, 9_000), st.sampled_from([1025, 2049, 4097])),
     count=st.one_of(st.integers(1, 12), st.sampled_from([17, 40])),

@@ -447,6 +447,53 @@ def test_observers_see_every_round(tmp_path):
     assert grid.trained.count(900 - 28) == 2, "the client that an observer insists on"
 
 
+def test_a_round_must_be_begun_before_it_is_closed():
+    with pytest.raises(RuntimeError, match="no round to close"):
+        strategy(LALR).aggregate_train(1, [])
+
+
+def test_a_reply_to_no_message_is_ignored_under_flowers_own_loop(tmp_path, caplog):
+    grid = InProcessGrid(nodes(LALR, tmp_path))
+    server, other = strategy(LALR), strategy(LALR)
+    stray = grid.send_and_receive(other.configure_train(1, ArrayRecord(), ConfigRecord(), grid))
+    mine = grid.send_and_receive(server.configure_train(1, ArrayRecord(), ConfigRecord(), grid))
+    _, metrics = server.aggregate_train(1, [*stray, *mine])
+    assert metrics["clients"] == POPULATION
+    assert sum("a reply to no message of round 1" in record.message for record in caplog.records) == POPULATION
+
+
+def test_a_node_that_answers_nonsense_is_asked_again_and_named(tmp_path, monkeypatch):
+    from fedlalr.flower import roster
+
+    monkeypatch.setattr(roster, "ASK_AGAIN", 0.0)
+    everyone = nodes(LALR, tmp_path)
+    answers = iter([None, "two", 0])
+    honest = everyone[900].app
+
+    def app(message, context):
+        reply = honest(message, context)
+        if message.metadata.message_type == "query":
+            said = next(answers, 0)
+            reply.content["fedlalr"] = ConfigRecord(
+                {} if said is None else {**reply.content["fedlalr"], "client": said}
+            )
+        return reply
+
+    everyone[900].app = app
+    server = strategy(LALR, join_deadline=60)
+    server.start(InProcessGrid(everyone))
+    assert same(server.result, simulated(LALR))
+
+
+def test_nodes_that_go_away_between_rounds_are_noticed(tmp_path):
+    everyone = nodes(LALR, tmp_path)
+    grid = InProcessGrid(everyone)
+    everyone[900].tamper = lambda message, reply: (grid.nodes.pop(872), reply)[1] if 872 in grid.nodes else reply
+    server = strategy(LALR)
+    server.start(grid)
+    assert [(r.client, r.reason) for r in server.result.metrics[1].rejected] == [(4, "no connected node serves it")]
+
+
 def clipped(tmp_path, layout):
     from flwr.clientapp.mod import fixedclipping_mod
 

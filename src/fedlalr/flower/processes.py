@@ -57,7 +57,7 @@ class Processes:
                 os.kill(pid, signal.SIGKILL)
         process.wait()
 
-    def stop(self, patience: float = 10.0) -> None:
+    def stop(self, patience: float = 5.0) -> None:
         """Ask everything to end, the last started first, and end what is left after some seconds."""
         for process in reversed(self._started.values()):
             with suppress(ProcessLookupError):
