@@ -49,7 +49,7 @@ class ReferenceEngine:
         state = algorithm.start(broadcast, work.kept.map(lambda tensor: tensor[row]))
         total = torch.zeros((), device=training.device, dtype=training.layout.dtype)
         for k, positions in enumerate(batches, start=1):
-            training.layout.load(model, state.x)
+            self._load(state.x)
             inputs, targets = training.clients.training_batch(client, positions, training.seed, work.round, k)
             loss, gradient = self._gradient(inputs, targets)
             context = work.context(steps=len(batches), step=k)
@@ -69,10 +69,20 @@ class ReferenceEngine:
         batches = plan(training.seed, work.round, ids, sizes, steps, training.batch_size, training.drop_last)[0]
         return [batch[batch != PADDING] for batch in batches]
 
+    @torch.no_grad()
+    def _load(self, x: Tensor) -> None:
+        """`Layout.load` without a walk over the modules, which every local step would repeat."""
+        parts = torch.split(x, [parameter.numel() for parameter in self.parameters])
+        for parameter, part in zip(self.parameters, parts, strict=True):
+            parameter.copy_(part.view(parameter.shape))
+
     def _gradient(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         training = self.training
-        with torch.autocast(training.device.type, training.compute, enabled=training.compute is not None):
+        if training.compute is None:
             loss = training.loss(training.model(inputs), targets)
+        else:
+            with torch.autocast(training.device.type, training.compute):
+                loss = training.loss(training.model(inputs), targets)
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         return loss.detach(), torch.cat(
             [
