@@ -234,6 +234,7 @@ def _work(training, clients):
     return Work(1, 0.1, clients, down, state.buffers, kept, len(clients), len(training.clients))
 
 
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 @pytest.mark.parametrize("cut_on", [{"cpu"}, set()])
 def test_half_precision_compute_keeps_the_parameters_precision_and_stays_close_to_the_reference(cut_on, monkeypatch):
     monkeypatch.setattr(grouped_layers, "CUT_ON", cut_on)
@@ -307,6 +308,15 @@ def test_steps_in_place_agree_with_the_algorithms_own(algorithm, lr, clip):
         step(mine, gradient.clone(), lr, clip_norm=clip, weight_decay=1e-2, decoupled_weight_decay=1e-2)
     for name, slot in start.items():
         torch.testing.assert_close(mine[name], slot, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("model", ["perceptron", "logistic"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedadam"])
+def test_a_bare_gradient_step_of_linear_layers_gives_the_references_result(model, algorithm):
+    bare = {"clip_norm": None, "weight_decay": 0.0, "decoupled_weight_decay": 0.0}
+    training = make_training(model, algorithm, **bare)
+    assert StackedEngine(training)._descends
+    assert_same_outcomes(federate("stacked", training), federate("reference", training))
 
 
 @pytest.mark.parametrize(

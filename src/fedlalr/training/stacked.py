@@ -18,14 +18,14 @@ from torch import Tensor
 from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.data.population import Population
 from fedlalr.training.graphs import StaticSteps, keeps_its_slots
-from fedlalr.training.in_place import in_place_step
+from fedlalr.training.in_place import SGDStep, in_place_step
 from fedlalr.training.local import local_step
 from fedlalr.training.memory import Chunks, is_out_of_memory, keep_freed_memory
 from fedlalr.training.reference import ReferenceEngine
 from fedlalr.training.stack import Stack, join_replies, stacked
 from fedlalr.training.stackable import choose_gradient
 from fedlalr.training.stacked_feed import Feed
-from fedlalr.training.stacked_gradient import ForwardGradient
+from fedlalr.training.stacked_gradient import Batch, ForwardGradient
 from fedlalr.training.stacked_linear import LinearGradient
 from fedlalr.training.stacked_statistics import stacked_statistics
 from fedlalr.training.vmap_forward import VmapForward
@@ -123,19 +123,23 @@ class StackedEngine:
                 finished.append(stack.rows(shape.active, stack.size))
                 stack = stack.rows(0, shape.active)
             batch = feed.collate(k, shape) if tables is None else tables.batch(k, shape)
-            losses, gradient, buffers = self._gradient(stack.state.x, stack.buffers, batch)
             context = work.context(steps=self._steps(feed.steps[: shape.active]), step=k)
-            state = self._update(stack.state, gradient, work.broadcast, context)
-            stack = Stack(state, buffers, stack.total + losses)
+            stack = self._advance(stack, batch, work.broadcast, context)
             if work.probe is not None:
                 traces += _probe(work, feed, stack, k)
         return self._replies(work, feed, stack.join(finished), traces)
 
-    def _update(self, state: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:
+    def _advance(self, stack: Stack, batch: Batch, broadcast: Slots, context: Context) -> Stack:
         """One local step of the stack."""
-        training = self.training
+        training, state = self.training, stack.state
+        if self._descends:
+            assert isinstance(self._gradient, LinearGradient)
+            losses = self._gradient.descend(state.x, batch, float(context.lr))
+            return Stack(state, stack.buffers, stack.total + losses)
+        losses, gradient, buffers = self._gradient(state.x, stack.buffers, batch)
+        total = stack.total + losses
         if self._in_place is None:
-            return local_step(training, state, gradient, broadcast, context)
+            return Stack(local_step(training, state, gradient, broadcast, context), buffers, total)
         self._in_place(
             state,
             gradient,
@@ -144,7 +148,14 @@ class StackedEngine:
             weight_decay=training.weight_decay,
             decoupled_weight_decay=training.decoupled_weight_decay,
         )
-        return state
+        return Stack(state, buffers, total)
+
+    @property
+    def _descends(self) -> bool:
+        """Whether a local step is a bare gradient step of a chain of linear layers."""
+        training = self.training
+        around = training.clip_norm is not None or training.weight_decay or training.decoupled_weight_decay
+        return isinstance(self._in_place, SGDStep) and isinstance(self._gradient, LinearGradient) and not around
 
     def _set_aside(self, work: Work, alone: Tensor) -> Replies:
         """Leave clients with a batch of one sample to the reference engine, where BatchNorm refuses them by name."""

@@ -7,7 +7,7 @@ vector.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -71,7 +71,28 @@ class LinearGradient:
 
     def __call__(self, x: Tensor, buffers: Buffers, batch: Batch) -> tuple[Tensor, Tensor, Buffers]:
         parameters = self.training.layout.views(x)
-        results = [batch.inputs.flatten(2).mT]  # [C, features, B]: products and softmax are faster along short columns
+        losses, last, inputs = self._forward(parameters, batch)
+        gradient = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        parts = self.training.layout.views(gradient)
+        for layer, slope, input in self._backward(parameters, inputs, last):
+            torch.bmm(slope, input.mT, out=parts[layer.weight])
+            if layer.bias is not None:
+                torch.sum(slope, 2, out=parts[layer.bias])
+        return losses, gradient, buffers
+
+    def descend(self, x: Tensor, batch: Batch, lr: float) -> Tensor:
+        """A plain gradient step x ← x − α g in place, without ever writing down the gradient; gives the losses."""
+        parameters = self.training.layout.views(x)
+        losses, last, inputs = self._forward(parameters, batch)
+        for layer, slope, input in self._backward(parameters, inputs, last):
+            parameters[layer.weight].baddbmm_(slope, input.mT, alpha=-lr)
+            if layer.bias is not None:
+                parameters[layer.bias].sub_(slope.sum(2), alpha=lr)
+        return losses
+
+    def _forward(self, parameters: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Every client's loss, its slope in the last layer's result, and every layer's input `[C, features, B]`."""
+        results = [batch.inputs.flatten(2).mT]  # products and softmax are faster along short columns
         for layer in self.layers:
             if layer.bias is None:
                 result = torch.bmm(parameters[layer.weight], results[-1])
@@ -82,7 +103,23 @@ class LinearGradient:
         losses, slope = self._loss_slope(last, batch)
         if self.layers[-1].activation is not None:
             slope = slope * self.layers[-1].activation.slope(last)
-        return losses, self._backward(x, parameters, results, slope), buffers
+        return losses, slope, results
+
+    def _backward(
+        self, parameters: dict[str, Tensor], inputs: list[Tensor], slope: Tensor
+    ) -> Iterator[tuple[Layer, Tensor, Tensor]]:
+        """From the last layer to the first: the layer, the loss's slope in its result, and its input.
+
+        What a layer passes down is computed before it is given out, so its parameters may be changed then.
+        """
+        for depth in range(len(self.layers) - 1, -1, -1):
+            layer, mine = self.layers[depth], slope
+            if depth:
+                before = self.layers[depth - 1].activation
+                slope = torch.bmm(parameters[layer.weight].mT, mine)
+                if before is not None:
+                    slope = slope * before.slope(inputs[depth])
+            yield layer, mine, inputs[depth]
 
     def bytes_each(self, slots: int) -> int:
         """The memory that one client takes: its slots before and after a step, its gradient, and what flows through."""
@@ -91,22 +128,6 @@ class LinearGradient:
         samples = int(sizes.max()) if self.training.batch_size is None else self.training.batch_size
         flow = shapes[self.layers[0].weight][1] + 4 * sum(shapes[layer.weight][0] for layer in self.layers)
         return layout.dtype.itemsize * (layout.size * (2 * slots + 4) + 2 * samples * flow)
-
-    def _backward(self, x: Tensor, parameters: dict[str, Tensor], inputs: list[Tensor], slope: Tensor) -> Tensor:
-        """Gradients `[C, P]` from the slope of the loss in the last layer's result and every layer's input."""
-        gradient = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        parts = self.training.layout.views(gradient)
-        for depth in range(len(self.layers) - 1, -1, -1):
-            layer = self.layers[depth]
-            torch.bmm(slope, inputs[depth].mT, out=parts[layer.weight])
-            if layer.bias is not None:
-                torch.sum(slope, 2, out=parts[layer.bias])
-            if depth:
-                before = self.layers[depth - 1].activation
-                slope = torch.bmm(parameters[layer.weight].mT, slope)
-                if before is not None:
-                    slope = slope * before.slope(inputs[depth])
-        return gradient
 
     def _loss_slope(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Every client's loss `[C]` and its slope in the outputs `[C, features, B]`."""
