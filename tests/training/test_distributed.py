@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
@@ -125,16 +126,21 @@ def test_a_rank_that_dies_ends_the_run(two):
     assert two[0]["last_rank_dies"].startswith("RankFailed: rank 0 lost the other ranks, of which one must have died")
 
 
+def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "fedlalr", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+
 def test_torchrun_runs_the_command_line_and_the_first_process_alone_shows(tmp_path: Path):
     folder = tmp_path / "run"
-    command = ["--nproc-per-node", "2", "-m", "fedlalr", "run", "quickstart", "rounds=2", "--run-dir", str(folder)]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *command], capture_output=True, text=True, timeout=240
-    )
+    done = torchrun("run", "quickstart", "rounds=2", "--run-dir", str(folder))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("after 2 rounds") == 1
     assert "engine distributed (2 processes, each training" in done.stdout
-    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
+    gone_on = torchrun("resume", str(folder), "rounds=3")
+    assert gone_on.returncode == 0, gone_on.stderr
+    assert gone_on.stdout.count("after 3 rounds") == 1
+    assert [json.loads(line)["round"] for line in (folder / "metrics.jsonl").open()] == [1, 2, 3]
 
 
 def test_alone_it_is_the_engine_inside():

@@ -32,10 +32,14 @@ def resume(
     """
     from fedlalr import config as configuration
     from fedlalr.config.loading import CONFIG_FILE
+    from fedlalr.training.ranks import process_rank
 
     if not (run_dir / CONFIG_FILE).is_file():
         raise configuration.ConfigError(f"{run_dir} holds no run: there is no {CONFIG_FILE} in it")
     config = configuration.load(run_dir, overrides or [])
+    if process_rank() > 0:  # under torchrun the first process reads, writes and shows, for all
+        configuration.execute(config)
+        return
     with tracked(track, config, run_dir) as trackers:
         run_shown(
             run_dir,

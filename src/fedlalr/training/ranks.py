@@ -9,6 +9,7 @@ with its message, instead of leaving the others waiting.
 from __future__ import annotations
 
 import atexit
+import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -138,10 +139,16 @@ class ProcessRanks(Ranks):
         return self._reduce(tensors, dist.ReduceOp.MAX)
 
     def first(self, value: Value) -> Value:
-        found: list[Any] = [value if self.is_first else None]
+        packed = io.BytesIO()
+        if self.is_first:
+            torch.save(value, packed)
+        found: list[Any] = [packed.getvalue()]
         self._exchange(lambda: dist.broadcast_object_list(found, src=0, group=self._control))
-        mine: Value = found[0]
-        return value if self.is_first else mine
+        if self.is_first:
+            return value
+        # Tensors of the first rank's GPU belong on this rank's own; what is unpickled comes from this very program.
+        theirs: Value = torch.load(io.BytesIO(found[0]), map_location=self.device, weights_only=False)
+        return theirs
 
     def prepare(self, model: nn.Module, facts: Mapping[str, object]) -> None:
         shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
