@@ -24,19 +24,19 @@ class PatchConvolution(torch.autograd.Function):
         clients, features = weight.shape[:2]
         patches = cut(images, weight.shape[3:], stride, padding, dilation)
         kernels = weight.permute(0, 3, 4, 2, 1).reshape(clients, -1, features)
-        ctx.save_for_backward(images, weight, patches)
-        ctx.options = stride, padding, dilation
+        ctx.save_for_backward(weight, patches)
+        ctx.shape, ctx.options = images.shape, (stride, padding, dilation)
         return torch.bmm(patches.flatten(1, 3).flatten(2), kernels).view(*patches.shape[:4], features).movedim(4, 2)
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, Tensor, None, None, None]:
-        images, weight, patches = ctx.saved_tensors
+        weight, patches = ctx.saved_tensors
         slope = slopes[0]
         clients, features, channels = weight.shape[:3]
         flat = slope.movedim(2, 4).reshape(clients, -1, features)
         of_weight = torch.bmm(patches.flatten(1, 3).flatten(2).mT, flat)
         of_weight = of_weight.view(clients, *weight.shape[3:], channels, features).permute(0, 4, 3, 1, 2)
-        of_images = _input_gradient(images, weight, slope, *ctx.options) if ctx.needs_input_grad[0] else None
+        of_images = _input_gradient(ctx.shape, weight, slope, *ctx.options) if ctx.needs_input_grad[0] else None
         return of_images, of_weight, None, None, None
 
 
@@ -68,13 +68,20 @@ def cut(images: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: 
 
 
 def _input_gradient(
-    images: Tensor, weight: Tensor, slope: Tensor, stride: Sizes, padding: Sizes, dilation: Sizes
+    shape: Sizes, weight: Tensor, slope: Tensor, stride: Sizes, padding: Sizes, dilation: Sizes
 ) -> Tensor:
     """The gradient in the images, by the library's convolution in groups."""
-    clients = len(images)
-    below, above = (tensor.movedim(0, 1).flatten(1, 2) for tensor in (images, slope))
+    clients, batch, channels = shape[:3]
+    above = slope.movedim(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
+    # The images themselves do not enter their own gradient; the library looks at their shape and layout.
+    below = torch.empty(
+        (batch, clients * channels, *shape[3:]),
+        dtype=slope.dtype,
+        device=slope.device,
+        memory_format=torch.channels_last,
+    )
     gradient, _, _ = torch.ops.aten.convolution_backward(
-        above.contiguous(memory_format=torch.channels_last),
+        above,
         below,
         weight.flatten(0, 1),
         None,
@@ -86,4 +93,4 @@ def _input_gradient(
         clients,
         (True, False, False),
     )
-    return torch.as_tensor(gradient).view(below.shape[0], clients, -1, *below.shape[2:]).movedim(1, 0)
+    return torch.as_tensor(gradient).view(batch, clients, channels, *shape[3:]).movedim(1, 0)
