@@ -56,6 +56,12 @@ def test_the_default_target_is_one_that_every_method_comes_near() -> None:
     assert compare({"fedavg": [curve([], failure="round 1")]}, SETTINGS).target == 0.5
 
 
+def test_a_method_that_did_not_learn_does_not_set_the_target() -> None:
+    comparison = compare({"fedavg": [curve([0.8])], "fedlalr": [curve([0.1])]}, SETTINGS)
+    assert comparison.target == 0.76
+    assert comparison.outcomes[1].rounds_to_target == (None,)
+
+
 def test_unequal_seeds_are_refused() -> None:
     with pytest.raises(ValueError, match="one run for each seed"):
         compare({"fedavg": [curve([0.8])], "fedlalr": []}, SETTINGS)

@@ -127,13 +127,17 @@ def compare(
 
 
 def default_target(runs: Mapping[str, Sequence[Curve]]) -> float:
-    """95 % of the worst method's mean final accuracy, in whole per cent: an accuracy that every method may reach."""
+    """95 % of the worst method's mean final accuracy, in whole per cent: an accuracy that every method may reach.
+
+    Methods that end below half of the best one did not learn, and do not count: what they reach says nothing.
+    """
     means = [
         spread(through).mean
         for curves in runs.values()
         if (through := [curve.final for curve in curves if curve.final is not None])
     ]
-    return max(0.01, math.floor(95 * min(means)) / 100) if means else 0.5
+    learned = [mean for mean in means if mean >= max(means) / 2]
+    return max(0.01, math.floor(95 * min(learned)) / 100) if learned else 0.5
 
 
 def _outcome(
