@@ -15,8 +15,9 @@ def jobs(folder: Path, count: int = 2) -> list[Job]:
     return [Job(config.load("quickstart", [*SMALL, f"seed={seed}"]), folder / f"seed-{seed}") for seed in range(count)]
 
 
-def recorded(job: Job, rounds: int) -> None:
-    job.folder.mkdir(parents=True, exist_ok=True)
+def recorded(job: Job, rounds: int, *changes: str) -> None:
+    """What a run leaves behind after some rounds."""
+    job.directory.write_config(config.load("quickstart", [*SMALL, f"seed={job.config.seed}", *changes]))
     (job.folder / "metrics.jsonl").write_text("{}\n" * rounds)
 
 
@@ -43,6 +44,20 @@ def test_the_time_left_follows_from_the_rounds_made_since_the_start(
     assert progress.left() == pytest.approx(20)  # one of three rounds took ten seconds
     recorded(second, 1)
     assert progress.left() == pytest.approx(5)
+
+
+def test_rounds_of_other_settings_that_lie_in_the_folder_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job,) = jobs(tmp_path, 1)
+    recorded(job, 2, "weight_decay=0.1")
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    progress = GridProgress(Console(quiet=True), [job], tmp_path, quiet=True)
+    recorded(job, 1)
+    progress.show(Event(0, 1, running=[job]))
+    now = 110.0
+    assert progress.left() == pytest.approx(10)
 
 
 def test_on_a_terminal_there_is_a_bar_with_the_run_under_way(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_a_figure_comes_with_its_data_and_verdicts_and_its_runs_are_used_again_o
     made = json.loads((FOLDER / "interval.json").read_text())
     assert [run["status"] for run in made["runs"]] == ["finished"] * 3
     assert made["command"].startswith("fedlalr ")
-    assert "torch" in made["versions"]
+    assert all("torch" in run["versions"] and run["hardware"] for run in made["runs"])
     assert "| 4 | Local steps" in (FOLDER / "verdicts.md").read_text()
 
     runs = FOLDER / "runs" / "digits-dirichlet0.6-2of12"

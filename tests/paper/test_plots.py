@@ -84,6 +84,13 @@ def test_a_panel_without_runs_says_so():
     assert [text.get_text() for text in figure.axes[1].texts] == ["not run yet"]
 
 
+def test_only_methods_that_were_run_are_in_the_legend_and_the_missing_ones_are_counted():
+    lines = six()
+    figure = accuracy_figure([panel({name: lines[name] for name in ("fedlalr", "fedavg")})], [])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["FedLALR", "FedAvg"]
+    assert "4 curves were not run yet." in foot(figure)
+
+
 def test_shakespeare_has_accuracy_above_loss_for_both_settings():
     figure = shakespeare_figure([panel(six(), "roles", "non-IID"), panel(six(), "pooled", "IID")], [])
     assert [axes.get_title() for axes in figure.axes] == ["roles", "pooled", "", ""]

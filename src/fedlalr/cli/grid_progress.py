@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from fedlalr.cli.progress import duration
 from fedlalr.config import Config
-from fedlalr.config.jobs import Event, Job
+from fedlalr.config.jobs import Event, Job, same_problem
 from fedlalr.data.sources import SOURCES
 
 _COST = {"mlp": 0.02, "logistic": 0.02}
@@ -29,6 +29,10 @@ class GridProgress:
         self.over: set[Path] = set()
         self.failed: dict[Path, str] = {}
         self._running: Sequence[Job] = ()
+        # a folder may hold a run of other settings, which is going to be overwritten
+        self._stale = {
+            job.folder for job in jobs if job.rounds_done() and not same_problem(job.config.model_dump(), job.folder)
+        }
         self._began = time.monotonic()
         self._before = sum(self._done(job) for job in self.jobs.values())
         self._stop = threading.Event()
@@ -58,6 +62,7 @@ class GridProgress:
     def show(self, event: Event) -> None:
         """Take note of what happened."""
         self._running = event.running
+        self._stale -= {job.folder for job in event.running}
         if event.over is None or event.summary is None:
             return
         self.over.add(event.over.folder)
@@ -83,6 +88,8 @@ class GridProgress:
     def _done(self, job: Job) -> float:
         if job.folder in self.over:
             return work(job.config)
+        if job.folder in self._stale:
+            return 0.0
         return work(job.config) * min(1.0, job.rounds_done() / job.config.rounds)
 
     def _watch(self) -> None:

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from fedlalr.config.errors import ConfigError
 from fedlalr.config.loading import CONFIG_FILE, dump, load
 from fedlalr.config.schema import Config
 from fedlalr.federation import Record, RunInfo
-from fedlalr.federation.rundir import CHECKPOINTS, METRICS_FILE
+from fedlalr.federation.rundir import CHECKPOINTS, METRICS_FILE, versions
 
 SUMMARY_FILE = "summary.json"
 
@@ -102,6 +105,20 @@ def summarise(config: Config, info: RunInfo | None, records: list[Record], failu
         "rejected": sum(len(record.rejected) for record in records),
         "engine": info.engine if info else None,
         "device": info.device if info else None,
+        "hardware": hardware(info.device) if info else None,
+        "versions": versions(),
         "parameters": info.parameters if info else None,
         "clients": info.population if info else None,
     }
+
+
+def hardware(device: str) -> str:
+    """The name of what a run was computed on."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not on Linux
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from fedlalr.config.jobs import Job
+from fedlalr.config.run_dir import hardware
 from fedlalr.federation.rundir import versions
 from fedlalr.paper import claims, claims_measured, heterogeneity, plots, speedup, speedup_figure
 from fedlalr.paper.curves import PanelCurves, collect, over, write_curves, write_trajectories
@@ -90,7 +90,10 @@ def draw_speedup(scale: str, folder: Path, repeats: int, advance: Callable[[int]
 
 
 def write_provenance(drawn: Drawn, folder: Path, scale: str, command: str) -> Path:
-    """What a figure was made of: the command, the runs with their times and engines, versions, the machine."""
+    """What a figure was made of: the command, and the runs with their times, engines, hardware and versions.
+
+    What stands at the top is where the figure was drawn, which need not be where its runs were.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{drawn.figure}.json"
     plain = {
@@ -98,8 +101,8 @@ def write_provenance(drawn: Drawn, folder: Path, scale: str, command: str) -> Pa
         "scale": scale,
         "command": command,
         "notes": drawn.notes,
+        "hardware": hardware("cpu"),
         "versions": versions(),
-        "machine": machine(),
         "seconds": sum(run.get("seconds") or 0.0 for run in drawn.runs),
         "runs": drawn.runs,
     }
@@ -107,16 +110,8 @@ def write_provenance(drawn: Drawn, folder: Path, scale: str, command: str) -> Pa
     return path
 
 
-def machine() -> dict[str, str]:
-    """The hardware of this machine, where the figure is drawn; every run says itself on which device it was."""
-    import torch
-
-    described = {"system": platform.platform(), "processor": platform.processor() or platform.machine()}
-    return described | ({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {})
-
-
 def _facts(job: Job, runs: Path, ready: bool) -> dict[str, Any]:
     """A run in a few words; nothing but its name where it is not over."""
-    wanted = ("status", "failure", "rounds", "accuracy", "seconds", "engine", "device")
+    wanted = ("status", "failure", "rounds", "accuracy", "seconds", "engine", "device", "hardware", "versions")
     summary = (job.directory.summary() or {}) if ready else {}
     return {"run": str(job.folder.relative_to(runs)), **{name: summary.get(name) for name in wanted}}

@@ -79,7 +79,7 @@ def accuracy_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Fig
     for axes in panels.flat[len(results) :]:
         axes.set_visible(False)
     _label(panels, "round", "test accuracy")
-    _legend(figure, METHOD_LOOKS, [name_of(method) for method in METHODS])
+    _methods_legend(figure, results)
     return _with_notes(figure, results, notes)
 
 
@@ -93,7 +93,7 @@ def shakespeare_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> 
         _frame_losses(panels[1, column], [curves.loss for curves in result.lines.values()])
     _label(panels[:1], "", "test accuracy")
     _label(panels[1:], "round", "test loss")
-    _legend(figure, METHOD_LOOKS, [name_of(method) for method in METHODS])
+    _methods_legend(figure, results)
     return _with_notes(figure, results, notes)
 
 
@@ -112,7 +112,7 @@ def scalability_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> 
         _cohorts_panel(finals[0, row], group, sorted(mine, key=_cohort))
     _label(panels, "round", "test accuracy")
     _label(finals, "passes over the data", "test accuracy")
-    _legend(above, METHOD_LOOKS, [name_of(method) for method in METHODS])
+    _methods_legend(above, results)
     return _with_notes(figure, results, notes)
 
 
@@ -198,6 +198,7 @@ def _cohorts_panel(axes: Axes, group: str, results: Sequence[PanelCurves]) -> No
 def _draw_lines(axes: Axes, result: PanelCurves, looks: Mapping[str, Look], pick: Callable[[Curves], Array]) -> None:
     if not result.lines:
         axes.text(0.5, 0.5, "not run yet", transform=axes.transAxes, ha="center", color="0.5")
+        axes.set_xlim(right=result.panel.lines[0].config.rounds if result.panel.lines else 1)
     for key, look in looks.items():
         if key in result.lines:
             curves = result.lines[key]
@@ -258,13 +259,24 @@ def _legend(figure: Figure | SubFigure, looks: Mapping[str, Look], labels: Seque
     legend.get_title().set_fontsize(7)
 
 
+def _methods_legend(figure: Figure | SubFigure, results: Sequence[PanelCurves]) -> None:
+    """The methods that were run, or all where none was."""
+    ran = [method for method in METHODS if any(method in result.lines for result in results)] or METHODS
+    _legend(figure, {method: METHOD_LOOKS[method] for method in ran}, [name_of(method) for method in ran])
+
+
 def _with_notes(figure: Figure, results: Sequence[PanelCurves], notes: Sequence[str]) -> Figure:
     """The notes at the foot, with what the lines are."""
     curves = [curves for result in results for curves in result.lines.values()]
     most = max((len(one.seeds) for one in curves), default=0)
     lines = "No run yet." if not curves else "One seed." if most == 1 else f"Mean and range of up to {most} seeds."
     broke = any(failure for one in curves for failure in one.failures)
-    return add_notes(figure, [*notes, lines, *(["× marks where a run broke off."] if broke else [])])
+    missing = sum(line.key not in result.lines for result in results for line in result.panel.lines)
+    more = [
+        *([f"{missing} curves were not run yet."] if missing and curves else []),
+        *(["× marks where a run broke off."] if broke else []),
+    ]
+    return add_notes(figure, [*notes, lines, *more])
 
 
 def add_notes(figure: Figure, notes: Sequence[str]) -> Figure:
