@@ -49,7 +49,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
 """Command-line name → what makes the algorithm; `fedamsv1` and `fedamsv2` are one class with its option fixed."""
 
 
-def create(name: str, **hyperparameters: object) -> Algorithm:
+def create(name: str, /, **hyperparameters: object) -> Algorithm:
     """The algorithm of that name. Lists, as configuration files give them, become tuples.
 
     >>> create("fedamsv2", lr=0.5, betas=[0.9, 0.98])

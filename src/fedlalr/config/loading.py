@@ -98,7 +98,7 @@ def _read_file(path: Path) -> Tree:
     named = {"name": path.stem, **tree}
     if base is None:
         return named
-    if base not in presets():
+    if not isinstance(base, str) or base not in presets():
         near = hint(str(base), presets())
         raise ConfigError(f"{path} builds on preset {base!r}; choose one of {listed(list(presets()))}.{near}")
     return merge(_read_preset(base), named)
@@ -130,7 +130,7 @@ def all_keys(tree: Mapping[str, Any]) -> list[str]:
         inner = _keys_at([name])
         keys += [name, *(f"{name}.{option}" for option in inner)]
     algorithm = tree.get("algorithm")
-    if isinstance(algorithm, Mapping) and algorithm.get("name") in registry.ALGORITHMS:
+    if isinstance(algorithm, Mapping) and str(algorithm.get("name")) in registry.ALGORITHMS:
         keys += [f"algorithm.{option}" for option in registry.options(str(algorithm["name"]))]
     return keys
 
