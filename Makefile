@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types coverage test-data test-flower test-faults test-browser test-track test-gpu test-slow docs bench clean help
+.PHONY: help demo test lint test-data test-flower test-faults test-browser test-track test-gpu test-slow docs clean
 
 help:
 	@echo "make demo       install, then compare six methods on the embedded data set (a minute)"
@@ -15,18 +15,16 @@ help:
 	@echo "make docs       build the documentation into site/"
 
 # An installed set is remembered by a stamp, so that a second call installs nothing.
-$(VENV)/core.stamp: pyproject.toml constraints.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/core.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e .
 	@touch $@
 
-$(VENV)/dev.stamp: $(VENV)/core.stamp
-	$(PIP) -e '.[dev]'
-	@touch $@
-
-$(VENV)/flower.stamp: $(VENV)/dev.stamp
+$(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev,flower]'
-	@touch $@
+	@touch $@ $(VENV)/core.stamp
 
 $(VENV)/docs.stamp: $(VENV)/dev.stamp
 	$(PIP) -e '.[dev,docs]'
@@ -51,7 +49,7 @@ lint: $(VENV)/dev.stamp
 test-data: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m data
 
-test-flower: $(VENV)/flower.stamp
+test-flower: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m flower
 
 test-faults: $(VENV)/dev.stamp
