@@ -84,6 +84,7 @@ def test_a_ratio_is_the_median_over_rounds_that_followed_each_other():
     base, mine = outcomes()
     assert mine.ratio(base) == 0.5
     assert base.ratio(base) == 1
+    assert mine.processor_ratio(base) == 10 / 12
 
 
 def test_the_table_has_a_row_for_each_and_a_dash_where_one_did_not_run(tmp_path: Path):
@@ -92,7 +93,7 @@ def test_the_table_has_a_row_for_each_and_a_dash_where_one_did_not_run(tmp_path:
         "| | cnn, × plain loop | lstm, × plain loop | start-up s | MB |",
         "|---|---|---|---|---|",
         "| plain loop | 1 (4 s) | 1 (4 s) | 1.5 | 100 |",
-        "| fedlalr, auto | 0.50 | – | 2.5 | 200 |",
+        "| fedlalr, auto | 0.50 (0.83) | – | 2.5 | 200 |",
     ]
     assert as_dict(races)["ratios"]["cnn"] == {"plain loop": 1, "fedlalr, auto": 0.5}
     plot_races(races, tmp_path / "folder" / "race.png")

@@ -52,6 +52,11 @@ class Outcome:
         """Time relative to another one: the median of the ratios of rounds that followed each other."""
         return statistics.median(mine / theirs for mine, theirs in zip(self.seconds, base.seconds, strict=True))
 
+    def processor_ratio(self, base: Outcome) -> float | None:
+        """Processor time relative to another one, over all rounds; None where the system does not tell."""
+        spent = sum(base.processor)
+        return sum(self.processor) / spent if spent else None
+
 
 def plain_loop(job: str) -> Contestant:
     """The plain loop, one thread."""

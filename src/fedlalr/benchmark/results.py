@@ -20,7 +20,7 @@ _OURS, _OTHERS = "#0072B2", "#BBBBBB"
 
 
 def table(races: Races) -> str:
-    """A Markdown table: seconds a round relative to the first contestant's, and what else there is to know."""
+    """A Markdown table: time of a round relative to the first contestant's, in brackets that of the processors."""
     names = {outcome.name: None for outcomes in races.values() for outcome in outcomes}
     found = {(job, outcome.name): outcome for job, outcomes in races.items() for outcome in outcomes}
     lines = [
@@ -41,7 +41,8 @@ def _cell(outcome: Outcome | None, base: Outcome) -> str:
         return "–"
     if outcome is base:
         return f"1 ({base.median:.3g} s)"
-    return f"{outcome.ratio(base):.2f}"
+    processor = outcome.processor_ratio(base)
+    return f"{outcome.ratio(base):.2f}" + (f" ({processor:.2f})" if processor is not None else "")
 
 
 def as_dict(races: Races) -> dict[str, Any]:
