@@ -116,6 +116,9 @@ def test_the_papers_scale_goes_without_data_that_is_not_here() -> None:
         (("algorithm=fedavg",), "choose them with --methods"),
         (("--methods", "fedfoo"), "the paper has no method 'fedfoo'"),
         (("rouns=3",), "Did you mean 'rounds'"),
+        (("--beside", "fedadam:serverlr=0.1"), "serverlr"),
+        (("--beside", "fedadam"), "changes nothing"),
+        (("--beside", "fedfoo:lr=1"), "no method 'fedfoo'"),
     ],
 )
 def test_what_cannot_be_asked_is_explained(arguments: tuple[str, ...], message: str) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedlalr.config import load
+from fedlalr.config import load, with_method
 from fedlalr.federation.trajectory import V_HAT_SQUARED, Point
 from fedlalr.paper.curves import Array, Curves, PanelCurves, stack
-from fedlalr.paper.plans import METHODS, Line, Panel
+from fedlalr.paper.plans import METHODS, Beside, Line, Panel
+from fedlalr.report.tables import name_of
 
 ROUNDS = 40
 CONFIG = load("quickstart", ["rounds=40"])
@@ -36,12 +37,13 @@ def curves(
     failures: Sequence[str | None] | None = None,
     trajectories: Sequence[Sequence[Point]] = (),
     passes: float = math.nan,
+    label: str = "a curve",
 ) -> Curves:
     """One row for each seed. The loss falls as the accuracy rises, unless it is given."""
     rows = stack([list(row) for row in accuracy], ROUNDS)
     losses = stack([list(row) for row in loss], ROUNDS) if loss is not None else 2.3 * (1 - rows)
     return Curves(
-        label="a curve",
+        label=label,
         seeds=tuple(seeds if seeds is not None else range(len(rows))),
         accuracy=rows,
         loss=losses,
@@ -53,11 +55,19 @@ def curves(
 
 
 def panel(
-    lines: Mapping[str, Curves], title: str = "data, setting", short: str = "setting", group: str = "data"
+    lines: Mapping[str, Curves],
+    title: str = "data, setting",
+    short: str = "setting",
+    group: str = "data",
+    beside: Sequence[Beside] = (),
 ) -> PanelCurves:
-    """A panel of these lines; it was meant to have all six methods."""
-    planned = tuple(Line(key, key, CONFIG) for key in (METHODS if "fedlalr" in lines and len(lines) > 1 else lines))
-    return PanelCurves(Panel(f"{group}-{short}", title, planned, group, short), lines)
+    """A panel of these lines; where it has several methods, it was meant to have all six."""
+    if "fedlalr" in lines and len(lines) > 1:
+        planned = [Line(method, name_of(method), with_method(CONFIG, method)) for method in METHODS]
+    else:
+        planned = [Line(key, key, CONFIG) for key in lines]
+    planned += [one.line(CONFIG) for one in beside]
+    return PanelCurves(Panel(f"{group}-{short}", title, tuple(planned), group, short), lines)
 
 
 def six(**changes: Array | Curves) -> dict[str, Curves]:

@@ -5,6 +5,7 @@ import pytest
 
 from fedlalr.paper.claims import cifar_claims, interval_claims, scalability_claims, shakespeare_claims
 from fedlalr.paper.claims_measured import heterogeneity_claims, speedup_claims, trajectory_claims
+from fedlalr.paper.plans import Beside
 from fedlalr.paper.speedup_results import Point as Measured
 from fedlalr.paper.speedup_results import Speedup
 from paper.synthetic_curves import ROUNDS, curves, moments, panel, rising, six, with_drop
@@ -61,6 +62,23 @@ def test_a_method_that_was_not_run_leaves_the_comparison_unmeasured():
     assert outcome(claim, "early accuracy above every") is None
     assert "no finished run of FedAMSv1" in claim.checks[0].measured
     assert outcome(claim, "below FedAdam's") is True
+
+
+@pytest.mark.parametrize(("final", "holds"), [(0.58, True), (0.63, False)])
+def test_a_baseline_with_other_settings_is_compared_too(final, holds):
+    tuned = Beside("fedadam", (("server_lr", 0.1),))
+    lines = six() | {tuned.key: curves(rising(final, half=6), label=tuned.label)}
+    claim = cifar_claims([panel(lines, beside=[tuned])])[0]
+    assert outcome(claim, "final accuracy above every") is True
+    assert outcome(claim, "final accuracy above that of FedAdam, server_lr 0.1") is holds
+    assert claim.verdict == ("holds" if holds else "does not hold")
+
+
+def test_fedlalr_with_other_settings_is_no_rival_of_itself():
+    tuned = Beside("fedlalr", (("lr", 0.1),))
+    lines = six() | {tuned.key: curves(rising(0.9), label=tuned.label)}
+    claim = cifar_claims([panel(lines, beside=[tuned])])[0]
+    assert (len(claim.checks), claim.verdict) == (3, "holds")
 
 
 def test_the_mean_over_seeds_decides_and_the_seeds_that_agree_are_told():

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from fedlalr.config import ConfigError, load
-from fedlalr.paper.plans import METHODS, PLANS, Request
+from fedlalr.paper.plans import METHODS, PLANS, Beside, Request
 
 EVERYTHING = frozenset({"digits", "cifar10", "cifar100", "shakespeare"})
 PAPER = Request("paper", EVERYTHING)
@@ -148,3 +148,15 @@ def test_notes_tell_the_size_of_the_problem_and_what_becomes_of_statistics():
     assert "held out" not in notes
     assert "accuracy on 2 % of the training images, held out" in " ".join(PLANS["cifar"](SMOKE).notes)
     assert "local" not in " ".join(PLANS["interval"](PAPER).notes)
+
+
+def test_a_method_with_other_settings_is_run_beside_the_one_as_printed():
+    tuned = Beside("fedadam", (("server_lr", 0.1), ("lr", 0.03)))
+    panel = PLANS["cifar"](Request("paper", EVERYTHING, beside=(tuned,))).panels[0]
+    assert panel.compares
+    assert [line.key for line in panel.lines] == [*METHODS, "fedadam+server_lr=0.1,lr=0.03"]
+    printed, beside = panel.lines[2].config.algorithm.options, panel.lines[6].config.algorithm.options
+    assert (printed["server_lr"], printed["lr"]) == (1.0, 0.1)
+    assert beside == {**printed, "server_lr": 0.1, "lr": 0.03}
+    assert panel.lines[6].label == "FedAdam, server_lr 0.1, lr 0.03"
+    assert PLANS["interval"](Request("paper", EVERYTHING, beside=(tuned,))) == PLANS["interval"](PAPER)

@@ -6,17 +6,17 @@ import pytest
 from matplotlib.colors import to_hex
 
 from fedlalr.federation.trajectory import QUANTILES, V_HAT_SQUARED, Point, rate_name
-from fedlalr.paper.plans import INTERVALS, METHODS
+from fedlalr.paper.plans import INTERVALS, METHODS, Beside
 from fedlalr.paper.plots import (
     METHOD_LOOKS,
-    WIDTH,
     accuracy_figure,
     interval_figure,
-    save,
+    method_looks,
     scalability_figure,
     shakespeare_figure,
     trajectory_figure,
 )
+from fedlalr.paper.style import WIDTH, save
 from paper.synthetic_curves import ROUNDS, curves, panel, rising, six
 
 
@@ -89,6 +89,17 @@ def test_only_methods_that_were_run_are_in_the_legend_and_the_missing_ones_are_c
     figure = accuracy_figure([panel({name: lines[name] for name in ("fedlalr", "fedavg")})], [])
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["FedLALR", "FedAvg"]
     assert "4 curves were not run yet." in foot(figure)
+
+
+def test_a_method_with_other_settings_has_its_colour_and_a_line_style_of_its_own():
+    tuned = Beside("fedadam", (("server_lr", 0.1),))
+    result = panel(six() | {tuned.key: curves(rising(0.5))}, beside=[tuned])
+    look, printed = method_looks(result)[tuned.key], METHOD_LOOKS["fedadam"]
+    assert look["color"] == printed["color"]
+    assert look["linestyle"] != printed["linestyle"]
+    figure = accuracy_figure([result], [])
+    assert "FedAdam, server_lr 0.1" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert len([line for line in figure.axes[0].get_lines() if len(line.get_xdata()) > 1]) == 7
 
 
 def test_shakespeare_has_accuracy_above_loss_for_both_settings():

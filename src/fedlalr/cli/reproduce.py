@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
     from fedlalr.cli.grid_progress import GridProgress
     from fedlalr.config.jobs import Job
     from fedlalr.paper.figures import Drawn
-    from fedlalr.paper.plans import Plan, Request
-    from fedlalr.paper.verdicts import Claim
+    from fedlalr.paper.plans import Beside, Plan, Request
 
 
 class FigureName(StrEnum):
@@ -77,6 +75,12 @@ def reproduce(
         str | None,
         typer.Option(help="Run only these; the figure still shows what is finished of others.", show_default="all six"),
     ] = None,
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="METHOD:KEY=VALUE,…", help="Show a method with other settings beside it as printed; repeatable."
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")] = "auto",
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time.", show_default="one for each processor; one on a GPU")
@@ -109,8 +113,11 @@ def reproduce(
     fedlalr reproduce cifar --scale paper --device cuda
 
     fedlalr reproduce cifar --scale paper buffers=recalibrate --methods fedlalr,fedavg
+
+    fedlalr reproduce cifar --scale paper --beside fedadam:server_lr=0.1
     """
     from fedlalr.cli.compare import refuse_algorithm
+    from fedlalr.cli.verdict_table import show
     from fedlalr.config.jobs import default_workers
     from fedlalr.paper.figures import FIGURES, write_provenance
     from fedlalr.paper.plans import METHODS, Request
@@ -125,7 +132,8 @@ def reproduce(
     here = find_data(
         names, scale, fetching=scale is ScaleName.paper and not (offline or draw_only), console=console, quiet=silent
     )
-    request = Request(scale.value, here, (*changes, *([f"device={device}"] if device != "auto" else [])))
+    where = [f"device={device}"] if device != "auto" else []
+    request = Request(scale.value, here, (*changes, *where), tuple(map(parse_beside, beside or ())))
     folder = run_dir / folder_name(scale.value, changes)
     made = Making(request, folder, seeds, chosen, jobs or default_workers(), console, silent, draw_only)
 
@@ -244,6 +252,28 @@ def check_methods(given: str | None, known: Sequence[str]) -> Sequence[str]:
     return names
 
 
+def parse_beside(text: str) -> Beside:
+    """
+    >>> parse_beside("fedadam:server_lr=0.1,lr=0.03")
+    Beside(method='fedadam', settings=(('server_lr', 0.1), ('lr', 0.03)))
+    """
+    from fedlalr.config import ConfigError
+    from fedlalr.config.overrides import parse_overrides
+    from fedlalr.config.schema import check_method
+    from fedlalr.paper.plans import METHODS, Beside
+
+    method, _, settings = text.partition(":")
+    check_methods(method, METHODS)
+    given = parse_overrides(filter(None, settings.split(",")))
+    if not given:
+        raise ConfigError(f"--beside {text!r} changes nothing; write --beside {method}:lr=0.1")
+    try:
+        check_method(method, given)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(str(error)) from error
+    return Beside(method, tuple(given.items()))
+
+
 def folder_name(scale: str, overrides: Sequence[str]) -> str:
     """A folder of its own for every set of changed settings, so that none overwrites another's runs.
 
@@ -258,72 +288,3 @@ def folder_name(scale: str, overrides: Sequence[str]) -> str:
 
 def command_line() -> str:
     return shlex.join(["fedlalr", *sys.argv[1:]])
-
-
-def show(
-    drawn: Sequence[Drawn],
-    folder: Path,
-    scale: str,
-    seeds: int,
-    failures: Mapping[str, str],
-    as_json: bool,
-) -> None:
-    claims = [claim for one in drawn for claim in one.claims]
-    if as_json:
-        print(json.dumps(as_plain(drawn, claims, folder, scale, seeds, failures), ensure_ascii=False))
-        return
-    from fedlalr.cli.progress import standard_output
-    from fedlalr.paper.measures import DEFINITIONS
-    from fedlalr.paper.verdicts import scope
-
-    console = standard_output()
-    for claim in sorted(claims, key=lambda claim: claim.number):
-        show_claim(claim, console)
-    console.print("\n".join([*scope(scale), "Words:", *(f"  {definition}" for definition in DEFINITIONS)]))
-    for note in dict.fromkeys(note for one in drawn for note in one.notes):
-        console.print(note)
-    for run, reason in failures.items():
-        console.print(f"failed: {run}: {reason}")
-    for one in drawn:
-        told = f"{', '.join(path.name for path in one.files)} in {folder}" if one.files else "no data, no figure"
-        console.print(f"{one.figure}: {told}")
-    console.print(f"Verdicts: {folder / 'verdicts.md'}")
-
-
-def show_claim(claim: Claim, console: Console) -> None:
-    """A claim with its verdict, and the statements below it."""
-    from rich import box
-    from rich.table import Table
-
-    from fedlalr.paper.verdicts import seeds_in_words
-
-    console.print(f"[bold]Claim {claim.number}[/] {claim.text}")
-    console.print(f"  [bold]{claim.summary}[/]")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=True)
-    for heading, ratio in (("statement", 4), ("where", 3), ("measured", 5), ("seeds", 1), ("verdict", 2)):
-        table.add_column(heading, ratio=ratio, overflow="fold")
-    for check in claim.checks:
-        table.add_row(check.statement, check.where, check.measured, seeds_in_words(check.seeds), check.verdict)
-    if claim.checks:
-        console.print(table)
-
-
-def as_plain(
-    drawn: Sequence[Drawn],
-    claims: Sequence[Claim],
-    folder: Path,
-    scale: str,
-    seeds: int,
-    failures: Mapping[str, str],
-) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return {
-        "scale": scale,
-        "seeds": seeds,
-        "run_dir": str(folder),
-        "files": {one.figure: [str(path) for path in one.files] for one in drawn},
-        "notes": {one.figure: one.notes for one in drawn},
-        "claims": [{"text": claim.text, "verdict": claim.verdict, **asdict(claim)} for claim in claims],
-        "failed": [{"run": run, "reason": reason} for run, reason in failures.items()],
-    }

@@ -48,7 +48,7 @@ def scalability_claims(results: Sequence[PanelCurves]) -> list[Claim]:
         checks += [
             above_all(result, early_accuracy, "fedlalr", OTHERS, "early accuracy")
             for result in of_group
-            if len(result.panel.lines) == len(METHODS)
+            if result.panel.compares
         ]
     return [Claim(3, tuple(checks))]
 
@@ -70,6 +70,7 @@ def shakespeare_claims(results: Sequence[PanelCurves]) -> list[Claim]:
     checks = []
     for result in results:
         checks.append(above_all(result, final_accuracy, "fedlalr", OTHERS, "final accuracy"))
+        checks += _above_those_beside(result, final_accuracy, "final accuracy")
         if result.panel.short == "IID":
             checks.append(above_all(result, early_accuracy, "fedlalr", OTHERS, "early accuracy"))
         else:
@@ -90,7 +91,8 @@ def above_all(
     result: PanelCurves, measure: Measure, key: str, rivals: Sequence[str], word: str, lower: bool = False
 ) -> Check:
     """Whether one curve's measure is above (or below) that of every rival."""
-    whom = "every other method's" if len(rivals) > 2 else " and ".join(f"that of {_NAMES[rival]}" for rival in rivals)
+    names = " and ".join(f"that of {_name(result, rival)}" for rival in rivals)
+    whom = "every other method's" if rivals == OTHERS else names
     statement = f"{_NAMES[key]}: {word} {'below' if lower else 'above'} {whom}"
     gaps = _gaps(result, measure, key, rivals)
     if isinstance(gaps, str):
@@ -100,10 +102,24 @@ def above_all(
     return Check(
         statement,
         result.panel.title,
-        _told(key, closest, gaps[closest], word, lower),
+        _told(key, _name(result, closest), gaps[closest], word, lower),
         all(sign * one.mean > 0 for one in gaps.values()),
         gaps[closest].seeds,
     )
+
+
+def _above_those_beside(result: PanelCurves, measure: Measure, word: str) -> list[Check]:
+    """The same against other methods with other settings than the paper's, where some were asked for."""
+    beside = [
+        line.key
+        for line in result.panel.lines
+        if line.key not in METHODS and line.config.algorithm.name in OTHERS and line.key in result.lines
+    ]
+    return [above_all(result, measure, "fedlalr", beside, word)] if beside else []
+
+
+def _name(result: PanelCurves, key: str) -> str:
+    return _NAMES[key] if key in _NAMES else result.lines[key].label
 
 
 def _first_of_all(result: PanelCurves) -> list[Check]:
@@ -113,11 +129,13 @@ def _first_of_all(result: PanelCurves) -> list[Check]:
         like = Check(statement, result.panel.title, gaps, None)
     else:
         one = gaps["fedadam"]
-        told = _told("fedlalr", "fedadam", one)
+        told = _told("fedlalr", _NAMES["fedadam"], one)
         like = Check(statement, result.panel.title, told, one.mean >= -EQUIVALENT, one.seeds)
     return [
         above_all(result, early_accuracy, "fedlalr", OTHERS, "early accuracy"),
+        *_above_those_beside(result, early_accuracy, "early accuracy"),
         above_all(result, final_accuracy, "fedlalr", OTHERS, "final accuracy"),
+        *_above_those_beside(result, final_accuracy, "final accuracy"),
         like,
     ]
 
@@ -168,7 +186,7 @@ def _like(result: PanelCurves, measure: Measure, key: str, other: str, word: str
     if isinstance(gaps, str):
         return Check(statement, result.panel.title, gaps, None)
     one = gaps[other]
-    return Check(statement, result.panel.title, _told(key, other, one), abs(one.mean) <= EQUIVALENT, one.seeds)
+    return Check(statement, result.panel.title, _told(key, _NAMES[other], one), abs(one.mean) <= EQUIVALENT, one.seeds)
 
 
 def _slightly_above(result: PanelCurves, measure: Measure, key: str, other: str, word: str) -> Check:
@@ -177,7 +195,7 @@ def _slightly_above(result: PanelCurves, measure: Measure, key: str, other: str,
     if isinstance(gaps, str):
         return Check(statement, result.panel.title, gaps, None)
     one = gaps[other]
-    return Check(statement, result.panel.title, _told(key, other, one), 0 < one.mean <= SLIGHTLY, one.seeds)
+    return Check(statement, result.panel.title, _told(key, _NAMES[other], one), 0 < one.mean <= SLIGHTLY, one.seeds)
 
 
 def _above_most(result: PanelCurves, key: str, measure: Measure, word: str, lower: bool = False) -> Check:
@@ -209,12 +227,12 @@ def _missing(keys: Sequence[str]) -> str:
     return f"no finished run of {', '.join(_NAMES[key] for key in keys)}"
 
 
-def _told(key: str, rival: str, one: Gap, word: str = "accuracy", lower: bool = False) -> str:
+def _told(key: str, other: str, one: Gap, word: str = "accuracy", lower: bool = False) -> str:
     """Both numbers, their difference with its interval, and in how many seeds it has the sign."""
     scale, digits, unit, points = (1, 3, "", "") if "loss" in word else (100, 1, " %", " points")
     unit = points if word == "roughness" else unit
     first, second = (f"{value * scale:.{digits}f}{unit}" for value in (one.first, one.second))
-    text = f"{_NAMES[key]} {first}, {_NAMES[rival]} {second}: {one.mean * scale:+.{digits}f}{points}"
+    text = f"{_NAMES[key]} {first}, {other} {second}: {one.mean * scale:+.{digits}f}{points}"
     count = len(one.seeds)
     if count == 1:
         return text

@@ -16,6 +16,7 @@ from fedlalr.federation.rundir import versions
 from fedlalr.paper import claims, claims_measured, heterogeneity, plots, speedup, speedup_figure
 from fedlalr.paper.curves import PanelCurves, collect, over, write_curves, write_trajectories
 from fedlalr.paper.plans import PLANS, Plan, Request
+from fedlalr.paper.style import save
 from fedlalr.paper.verdicts import Claim
 
 FIGURES = ("heterogeneity", "cifar", "shakespeare", "interval", "trajectory", "scalability", "speedup")
@@ -60,7 +61,7 @@ def draw_runs(plan: Plan, folder: Path, runs: Path, seeds: int) -> Drawn:
     results = collect(plan, ready, runs, seeds)
     if not results:
         return Drawn(plan.figure, (), tuple(_JUDGE[plan.figure](results)), plan.notes)
-    pictures = plots.save(lambda: _DRAW[plan.figure](results, plan.notes), folder / plan.figure)
+    pictures = save(lambda: _DRAW[plan.figure](results, plan.notes), folder / plan.figure)
     table = folder / f"{plan.figure}.csv"
     if plan.figure == "trajectory":
         write_trajectories(results, table)
@@ -76,7 +77,7 @@ def draw_heterogeneity(request: Request, folder: Path, seeds: int) -> Drawn:
     judged = claims_measured.heterogeneity_claims(labels, sorted({one.seed for one in dealt}))
     files: list[Path] = []
     if dealt:
-        files += plots.save(lambda: heterogeneity.label_figure(dealt, notes), folder / "heterogeneity")
+        files += save(lambda: heterogeneity.label_figure(dealt, notes), folder / "heterogeneity")
         files.append(heterogeneity.write_labels(dealt, folder / "heterogeneity.csv"))
     return Drawn("heterogeneity", tuple(files), tuple(judged), tuple(notes))
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from fedlalr.config import build_population
 from fedlalr.data.heterogeneity import Counts, count_labels, summarise
 from fedlalr.paper.plans import CIFAR, Request
-from fedlalr.paper.plots import WIDTH, add_notes
+from fedlalr.paper.style import WIDTH, add_notes
 
 ALPHAS = (0.6, 0.3)
 

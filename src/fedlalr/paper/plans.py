@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedlalr.config import Config, with_method
 from fedlalr.config.jobs import Job
@@ -44,6 +45,33 @@ class Panel:
     short: str = ""
     """The title within its group."""
 
+    @property
+    def compares(self) -> bool:
+        """Whether it has all methods, and not FedLALR alone."""
+        return set(METHODS) <= {line.key for line in self.lines}
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A method with other settings than the paper's, to be shown beside the method as printed."""
+
+    method: str
+    settings: tuple[tuple[str, Any], ...]
+
+    @property
+    def key(self) -> str:
+        return f"{self.method}+{','.join(f'{name}={value}' for name, value in self.settings)}".replace(" ", "")
+
+    @property
+    def label(self) -> str:
+        return f"{name_of(self.method)}, {', '.join(f'{name} {value}' for name, value in self.settings)}"
+
+    def line(self, config: Config) -> Line:
+        """Its curve on a problem."""
+        tree = with_method(config, self.method).model_dump()
+        tree["algorithm"] |= dict(self.settings)
+        return Line(self.key, self.label, check(tree))
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -71,6 +99,7 @@ class Request:
     scale: Scale
     here: frozenset[str]
     overrides: tuple[str, ...] = ()
+    beside: tuple[Beside, ...] = ()
 
     @property
     def scope(self) -> list[str]:
@@ -106,7 +135,11 @@ class Request:
 def cifar(request: Request) -> Plan:
     """Six methods at two degrees of heterogeneity."""
     settings, notes = request.settings(CIFAR)
-    panels = [_six(_with_alpha(setting, alpha), f"Dirichlet {alpha:g}") for setting in settings for alpha in (0.6, 0.3)]
+    panels = [
+        _six(request, _with_alpha(setting, alpha), f"Dirichlet {alpha:g}")
+        for setting in settings
+        for alpha in (0.6, 0.3)
+    ]
     return Plan("cifar", tuple(panels), (*request.scope, *_described(settings), *notes))
 
 
@@ -115,8 +148,9 @@ def shakespeare(request: Request) -> Plan:
     settings, notes = request.settings(["shakespeare"])
     panels = []
     for setting in settings:
-        panels.append(_six(setting, "non-IID"))
-        panels.append(_six(Setting(setting.data, setting.changed(partition={"scheme": "iid"})), "IID"))
+        panels.append(_six(request, setting, "non-IID"))
+        pooled = Setting(setting.data, setting.changed(partition={"scheme": "iid"}))
+        panels.append(_six(request, pooled, "IID"))
     return Plan("shakespeare", tuple(panels), (*request.scope, *_described(settings), *notes))
 
 
@@ -130,7 +164,7 @@ def scalability(request: Request) -> Plan:
             config = setting.changed(
                 clients_per_round=max(1, round(usual * share)), rounds=max(1, round(setting.config.rounds * longer))
             )
-            panels.append(_six(Setting(setting.data, config), f"{config.clients_per_round} clients"))
+            panels.append(_six(request, Setting(setting.data, config), f"{config.clients_per_round} clients"))
         panels.append(_panel(setting, f"{usual} clients", [_method(setting.config, "fedlalr")]))
     passes = "The largest cohort passes 1.2 times as often over the data as the others, as in the paper (300 and 250)."
     described = _described(settings, "cohort", "rounds")
@@ -172,8 +206,10 @@ PLANS = {
 }
 
 
-def _six(setting: Setting, short: str) -> Panel:
-    return _panel(setting, short, [_method(setting.config, method) for method in METHODS])
+def _six(request: Request, setting: Setting, short: str) -> Panel:
+    """All methods as printed, and what is to be shown beside them."""
+    lines = [_method(setting.config, method) for method in METHODS]
+    return _panel(setting, short, [*lines, *(one.line(setting.config) for one in request.beside)])
 
 
 def _method(config: Config, method: str) -> Line:

@@ -6,12 +6,9 @@ seeds, bands go from the lowest seed to the highest, a cross is where a run brok
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
@@ -21,26 +18,8 @@ from numpy.typing import NDArray
 from fedlalr.federation.trajectory import QUANTILES, V_HAT_SQUARED, Point, rate_name
 from fedlalr.paper.curves import Array, Curves, PanelCurves
 from fedlalr.paper.plans import INTERVALS, METHODS
+from fedlalr.paper.style import WIDTH, add_notes
 from fedlalr.report.figures import COLOURS, DASHES
-from fedlalr.report.tables import name_of
-
-WIDTH = 3.5
-STYLE = {
-    "font.size": 8,
-    "axes.titlesize": 7.5,
-    "axes.labelsize": 7.5,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "grid.linewidth": 0.5,
-    "svg.hashsalt": "fedlalr",
-    "svg.fonttype": "none",
-    "pdf.fonttype": 42,
-}
 
 Look = Mapping[str, Any]
 METHOD_LOOKS: Mapping[str, Look] = {
@@ -57,16 +36,18 @@ INTERVAL_LOOKS: Mapping[str, Look] = {
 }
 
 
-def save(draw: Callable[[], Figure], path: Path) -> list[Path]:
-    """Draw in the style of a paper and write `path`.png, .svg and .pdf; the same figure gives the same bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    kinds = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    paths = [path.with_name(f"{path.name}.{kind}") for kind in kinds]
-    with mpl.rc_context(STYLE):  # type: ignore[arg-type]
-        figure = draw()
-        for target, metadata in zip(paths, kinds.values(), strict=True):
-            figure.savefig(target, dpi=300, metadata=metadata)
-    return paths
+def method_looks(result: PanelCurves) -> dict[str, Look]:
+    """Methods as printed, and those beside them: in the colour of their method, thin and dotted."""
+    beside = [line for line in result.panel.lines if line.key not in METHOD_LOOKS]
+    return {**METHOD_LOOKS} | {
+        line.key: {
+            **METHOD_LOOKS[line.config.algorithm.name],
+            "linestyle": DASHES[6 + i % 2],
+            "linewidth": 1.0,
+        }
+        for i, line in enumerate(beside)
+        if line.config.algorithm.name in METHOD_LOOKS
+    }
 
 
 def accuracy_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Figure:
@@ -89,7 +70,7 @@ def shakespeare_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> 
     panels = figure.subplots(2, max(1, len(results)), squeeze=False, sharey="row", sharex="col")
     for column, result in enumerate(results):
         _accuracy_panel(panels[0, column], result)
-        _draw_lines(panels[1, column], result, METHOD_LOOKS, lambda curves: curves.loss)
+        _draw_lines(panels[1, column], result, method_looks(result), lambda curves: curves.loss)
         _frame_losses(panels[1, column], [curves.loss for curves in result.lines.values()])
     _label(panels[:1], "", "test accuracy")
     _label(panels[1:], "round", "test loss")
@@ -106,7 +87,7 @@ def scalability_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> 
     finals = below.subplots(1, len(groups), squeeze=False)
     for row, group in enumerate(groups):
         mine = [result for result in results if result.panel.group == group]
-        six = [result for result in mine if len(result.panel.lines) == len(METHODS)]
+        six = [result for result in mine if result.panel.compares]
         for axes, result in zip(panels[row], six, strict=True):
             _accuracy_panel(axes, result)
         _cohorts_panel(finals[0, row], group, sorted(mine, key=_cohort))
@@ -175,7 +156,7 @@ def _two_parts(figure: Figure, above: float, below: float) -> tuple[SubFigure, S
 
 def _accuracy_panel(axes: Axes, result: PanelCurves) -> None:
     axes.set_title(result.panel.title)
-    _draw_lines(axes, result, METHOD_LOOKS, lambda curves: curves.accuracy)
+    _draw_lines(axes, result, method_looks(result), lambda curves: curves.accuracy)
     axes.yaxis.set_major_formatter(_percent)
 
 
@@ -253,16 +234,19 @@ def _label(panels: Any, x: str, y: str) -> None:
 
 def _legend(figure: Figure | SubFigure, looks: Mapping[str, Look], labels: Sequence[str], title: str = "") -> None:
     handles = [Line2D([], [], label=label, **look) for look, label in zip(looks.values(), labels, strict=True)]
+    columns = 3 if max(map(len, labels), default=0) < 16 else 2
     legend = figure.legend(
-        handles=handles, loc="outside upper center", ncols=3, frameon=False, title=title, handlelength=2.6
+        handles=handles, loc="outside upper center", ncols=columns, frameon=False, title=title, handlelength=2.6
     )
     legend.get_title().set_fontsize(7)
 
 
 def _methods_legend(figure: Figure | SubFigure, results: Sequence[PanelCurves]) -> None:
     """The methods that were run, or all where none was."""
-    ran = [method for method in METHODS if any(method in result.lines for result in results)] or METHODS
-    _legend(figure, {method: METHOD_LOOKS[method] for method in ran}, [name_of(method) for method in ran])
+    looks = {key: look for result in results for key, look in method_looks(result).items()}
+    labels = {line.key: line.label for result in results for line in result.panel.lines}
+    ran = [key for key in looks if any(key in result.lines for result in results)] or list(METHODS)
+    _legend(figure, {key: looks[key] for key in ran}, [labels[key] for key in ran])
 
 
 def _with_notes(figure: Figure, results: Sequence[PanelCurves], notes: Sequence[str]) -> Figure:
@@ -277,12 +261,6 @@ def _with_notes(figure: Figure, results: Sequence[PanelCurves], notes: Sequence[
         *(["× marks where a run broke off."] if broke else []),
     ]
     return add_notes(figure, [*notes, lines, *more])
-
-
-def add_notes(figure: Figure, notes: Sequence[str]) -> Figure:
-    text = textwrap.fill(" ".join(notes), 82)
-    figure.supxlabel(text, x=0.02, ha="left", fontsize=5.5, color="0.3", linespacing=1.25)
-    return figure
 
 
 def _cohort(result: PanelCurves) -> int:

@@ -1,0 +1,83 @@
+"""What `fedlalr reproduce` prints: the claims with their statements, the words they use, and where the files are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedlalr.paper.figures import Drawn
+    from fedlalr.paper.verdicts import Claim
+
+
+def show(
+    drawn: Sequence[Drawn],
+    folder: Path,
+    scale: str,
+    seeds: int,
+    failures: Mapping[str, str],
+    as_json: bool,
+) -> None:
+    claims = [claim for one in drawn for claim in one.claims]
+    if as_json:
+        print(json.dumps(as_plain(drawn, claims, folder, scale, seeds, failures), ensure_ascii=False))
+        return
+    from fedlalr.cli.progress import standard_output
+    from fedlalr.paper.measures import DEFINITIONS
+    from fedlalr.paper.verdicts import scope
+
+    console = standard_output()
+    for claim in sorted(claims, key=lambda claim: claim.number):
+        show_claim(claim, console)
+    console.print("\n".join([*scope(scale), "Words:", *(f"  {definition}" for definition in DEFINITIONS)]))
+    for note in dict.fromkeys(note for one in drawn for note in one.notes):
+        console.print(note)
+    for run, reason in failures.items():
+        console.print(f"failed: {run}: {reason}")
+    for one in drawn:
+        told = f"{', '.join(path.name for path in one.files)} in {folder}" if one.files else "no data, no figure"
+        console.print(f"{one.figure}: {told}")
+    console.print(f"Verdicts: {folder / 'verdicts.md'}")
+
+
+def show_claim(claim: Claim, console: Console) -> None:
+    """A claim with its verdict, and the statements below it."""
+    from rich import box
+    from rich.table import Table
+
+    from fedlalr.paper.verdicts import seeds_in_words
+
+    console.print(f"[bold]Claim {claim.number}[/] {claim.text}")
+    console.print(f"  [bold]{claim.summary}[/]")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=True)
+    for heading, ratio in (("statement", 4), ("where", 3), ("measured", 5), ("seeds", 1), ("verdict", 2)):
+        table.add_column(heading, ratio=ratio, overflow="fold")
+    for check in claim.checks:
+        table.add_row(check.statement, check.where, check.measured, seeds_in_words(check.seeds), check.verdict)
+    if claim.checks:
+        console.print(table)
+
+
+def as_plain(
+    drawn: Sequence[Drawn],
+    claims: Sequence[Claim],
+    folder: Path,
+    scale: str,
+    seeds: int,
+    failures: Mapping[str, str],
+) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "scale": scale,
+        "seeds": seeds,
+        "run_dir": str(folder),
+        "files": {one.figure: [str(path) for path in one.files] for one in drawn},
+        "notes": {one.figure: one.notes for one in drawn},
+        "claims": [{"text": claim.text, "verdict": claim.verdict, **asdict(claim)} for claim in claims],
+        "failed": [{"run": run, "reason": reason} for run, reason in failures.items()],
+    }

@@ -1,0 +1,48 @@
+"""How the figures of the paper look and are saved: for one column, in type that is still read there."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+WIDTH = 3.5
+"""Of a column, in inches."""
+STYLE = {
+    "font.size": 8,
+    "axes.titlesize": 7.5,
+    "axes.labelsize": 7.5,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.5,
+    "svg.hashsalt": "fedlalr",
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+}
+
+
+def save(draw: Callable[[], Figure], path: Path) -> list[Path]:
+    """Draw in the style of a paper and write `path`.png, .svg and .pdf; the same figure gives the same bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kinds = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    paths = [path.with_name(f"{path.name}.{kind}") for kind in kinds]
+    with mpl.rc_context(STYLE):  # type: ignore[arg-type]
+        figure = draw()
+        for target, metadata in zip(paths, kinds.values(), strict=True):
+            figure.savefig(target, dpi=300, metadata=metadata)
+    return paths
+
+
+def add_notes(figure: Figure, notes: Sequence[str]) -> Figure:
+    """Sentences at the foot of a figure, for what its reader must know."""
+    text = textwrap.fill(" ".join(notes), 82)
+    figure.supxlabel(text, x=0.02, ha="left", fontsize=5.5, color="0.3", linespacing=1.25)
+    return figure
