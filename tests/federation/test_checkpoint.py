@@ -17,7 +17,7 @@ from torch import nn
 import fedlalr as fl
 from conftest import make_clients, make_model
 from fedlalr.federation.checkpoint import canonical
-from fedlalr.federation.rundir import RunDirectoryError, versions
+from fedlalr.federation.rundir import RunDirectoryError, clear_run, versions
 from fedlalr.training.stacked import StackedEngine
 from test_contract import VARIANTS
 
@@ -286,6 +286,21 @@ def test_two_processes_in_one_directory_are_refused(tmp_path):
     run(run_dir=tmp_path, rounds=1, observers=[Again()])
     assert Again.tried
     run(run_dir=tmp_path, rounds=2, resume=True)
+
+
+def test_a_run_that_is_under_way_is_not_cleared(tmp_path):
+    class Clear(fl.Observer):
+        def on_round(self, record):
+            with pytest.raises(RunDirectoryError, match="another process is working in"):
+                clear_run(tmp_path)
+
+    run(run_dir=tmp_path, rounds=1, observers=[Clear()])
+    assert (tmp_path / "metrics.jsonl").exists()
+    (tmp_path / "notes.txt").touch()
+    clear_run(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == [".lock", "notes.txt"]
+    clear_run(tmp_path / "nowhere")
+    run(run_dir=tmp_path, rounds=1)
 
 
 @contextmanager

@@ -21,6 +21,9 @@ Arguments = Annotated[
 ]
 RunDir = Annotated[Path | None, typer.Option(help="Where the run's files go.", show_default="a new folder under runs/")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, only the result.")]
+Debug = Annotated[
+    bool, typer.Option("--debug", help="Train clients whose replies are refused again, alone, and show their data.")
+]
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON on standard output, and nothing else there.")
 ]

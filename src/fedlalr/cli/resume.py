@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedlalr.cli.options import Json, Quiet, progress_console
+from fedlalr.cli.options import Debug, Json, Quiet, progress_console
 from fedlalr.cli.run import run_shown
 from fedlalr.cli.tracking import Track, tracked
 
@@ -19,6 +19,7 @@ def resume(
         typer.Argument(metavar="[KEY=VALUE]...", help="rounds=N, to go further than planned.", show_default=False),
     ] = None,
     track: Track = None,
+    debug: Debug = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -46,5 +47,5 @@ def resume(
             progress_console(as_json),
             quiet,
             as_json,
-            lambda progress: configuration.execute(config, run_dir, [progress, *trackers], resume=True),
+            lambda progress: configuration.execute(config, run_dir, [progress, *trackers], resume=True, debug=debug),
         )

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedlalr.cli.options import Arguments, Json, Quiet, RunDir, fetch_if_needed, progress_console, split_arguments
+from fedlalr.cli.options import (
+    Arguments,
+    Debug,
+    Json,
+    Quiet,
+    RunDir,
+    fetch_if_needed,
+    progress_console,
+    split_arguments,
+)
 from fedlalr.cli.tracking import Track, tracked
 
 if TYPE_CHECKING:
@@ -25,6 +34,7 @@ def run(
     run_dir: RunDir = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start anew in a directory that holds a run.")] = False,
     track: Track = None,
+    debug: Debug = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -64,7 +74,9 @@ def run(
             console,
             quiet,
             as_json,
-            lambda progress: configuration.execute(config, folder, [progress, *trackers], overwrite=overwrite),
+            lambda progress: configuration.execute(
+                config, folder, [progress, *trackers], overwrite=overwrite, debug=debug
+            ),
         )
 
 

@@ -122,6 +122,7 @@ def execute(
     resume: bool = False,
     *,
     overwrite: bool = False,
+    debug: bool = False,
 ) -> Result:
     """Run a configuration. With a run directory, its files are written as the run goes, and `resume` goes on with it.
 
@@ -138,7 +139,7 @@ def execute(
     failure = None
     try:
         watching = (beginning, *_recorders(config, run_dir), *observers)
-        return run(**prepared, observers=watching, run_dir=run_dir, resume=resume)
+        return run(**prepared, observers=watching, run_dir=run_dir, resume=resume, debug=debug)
     except (ValueError, TypeError, RunDirectoryError) as error:
         if beginning.info is None:  # refused before anything ran: the settings do not fit together
             raise ConfigError(str(error)) from error

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from fedlalr.config.errors import ConfigError
 from fedlalr.config.loading import CONFIG_FILE, dump, load
 from fedlalr.config.schema import Config
 from fedlalr.federation import Record, RunInfo
-from fedlalr.federation.rundir import CHECKPOINTS, METRICS_FILE, versions
+from fedlalr.federation.rundir import CHECKPOINTS, METRICS_FILE, clear_run, versions
 
 SUMMARY_FILE = "summary.json"
 
@@ -38,10 +37,9 @@ class RunDirectory:
 
     def clear(self) -> None:
         """Remove the run that is here, and nothing else."""
-        for name in (SUMMARY_FILE, METRICS_FILE, CONFIG_FILE):
+        clear_run(self.path)
+        for name in (SUMMARY_FILE, CONFIG_FILE):
             (self.path / name).unlink(missing_ok=True)
-        if (self.path / CHECKPOINTS).is_dir():
-            shutil.rmtree(self.path / CHECKPOINTS)
 
     def check_free(self) -> None:
         """Refuse a directory that holds a run."""

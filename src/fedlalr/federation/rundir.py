@@ -258,6 +258,16 @@ class Journal:
             ) from None
 
 
+def clear_run(directory: str | Path) -> None:
+    """Remove the metrics and checkpoints of a run, unless a process is working on it."""
+    path = Path(directory)
+    if not path.is_dir():
+        return
+    with Journal(path, resume=True), _explained(f"the run directory {path} cannot be cleared"):
+        (path / METRICS_FILE).unlink(missing_ok=True)
+        shutil.rmtree(path / CHECKPOINTS)
+
+
 def versions() -> dict[str, str]:
     """The versions that bits may depend on."""
     return {"python": sys.version.split()[0], "torch": torch.__version__, "numpy": np.__version__}
