@@ -43,7 +43,7 @@ def test_a_figure_comes_with_its_data_and_verdicts_and_its_runs_are_used_again_o
     interrupted, untouched = runs / "log-3-4" / "seed-0", runs / "steps-10" / "seed-0" / "metrics.jsonl"
     before, first = untouched.stat().st_mtime_ns, (interrupted / "metrics.jsonl").read_text().splitlines()[0]
     (interrupted / "summary.json").unlink()  # as a run leaves it that is killed
-    assert "3 runs, of which 2 need not be run" in reproduce("interval", *TINY).stdout
+    assert "2 of 3 runs are there" in reproduce("interval", *TINY).stdout
     assert untouched.stat().st_mtime_ns == before
     assert (interrupted / "metrics.jsonl").read_text().splitlines()[0] == first
     assert (interrupted / "summary.json").exists()
@@ -70,6 +70,7 @@ def test_drawing_alone_runs_nothing_and_says_what_is_missing() -> None:
     result = reproduce("interval", *TINY, "--draw-only")
     assert result.exit_code == 0, result.output
     assert "not measured" in result.stdout
+    assert "0 of 3 runs are there" in result.stdout
     assert not (FOLDER / "runs").exists()
     assert (FOLDER / "interval.png").exists()
 

@@ -138,6 +138,8 @@ def test_some_methods_alone_can_be_run():
 def test_notes_tell_the_size_of_the_problem_and_what_becomes_of_statistics():
     notes = " ".join(PLANS["cifar"](PAPER).notes)
     assert notes.startswith("The paper's setting.")
+    assert "say little about the paper's setting" in " ".join(SMOKE.verdict_scope)
+    assert PAPER.verdict_scope == ["The paper's setting."]
     assert PLANS["cifar"](SMOKE).notes[0] == "Small runs, not the paper's setting."
     assert (
         PLANS["cifar"](Request("paper", EVERYTHING, ("device=cuda", "engine=stacked"))).notes[0]

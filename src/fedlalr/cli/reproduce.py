@@ -141,9 +141,9 @@ def reproduce(
     for one in made.figures(names):
         drawn.append(one)
         write_provenance(one, folder, scale.value, command_line())
-        save_verdicts(one.claims, scale.value, folder)
+        save_verdicts(one.claims, request.verdict_scope, folder)
     failures = made.broken | {run["run"]: run["failure"] for one in drawn for run in one.runs if run["failure"]}
-    show(drawn, folder, scale.value, seeds, failures, as_json)
+    show(drawn, folder, request, seeds, failures, as_json)
     if not any(one.files for one in drawn):
         raise typer.Exit(NO_DATA)
     if failures:
@@ -180,9 +180,10 @@ class Making:
         plans = {name: plan_of(name, self.request) for name in names}
         for plan in plans.values():
             self.jobs |= {job.folder: job for job in self._jobs(plan)}
-        missing = [] if self.draw_only else [job for job in self.jobs.values() if not over(job)]
+        missing = [job for job in self.jobs.values() if not over(job)]
         if not self.quiet and self.jobs:
-            self.console.print(f"{len(self.jobs)} runs, of which {len(self.jobs) - len(missing)} need not be run")
+            self.console.print(f"{len(self.jobs) - len(missing)} of {len(self.jobs)} runs are there")
+        missing = [] if self.draw_only else missing
         with GridProgress(self.console, missing, self.runs, self.quiet) as progress:
             for name, plan in plans.items():
                 if plan is not None:

@@ -11,29 +11,29 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedlalr.paper.figures import Drawn
+    from fedlalr.paper.plans import Request
     from fedlalr.paper.verdicts import Claim
 
 
 def show(
     drawn: Sequence[Drawn],
     folder: Path,
-    scale: str,
+    request: Request,
     seeds: int,
     failures: Mapping[str, str],
     as_json: bool,
 ) -> None:
     claims = [claim for one in drawn for claim in one.claims]
     if as_json:
-        print(json.dumps(as_plain(drawn, claims, folder, scale, seeds, failures), ensure_ascii=False))
+        print(json.dumps(as_plain(drawn, claims, folder, request, seeds, failures), ensure_ascii=False))
         return
     from fedlalr.cli.progress import standard_output
     from fedlalr.paper.measures import DEFINITIONS
-    from fedlalr.paper.verdicts import scope
 
     console = standard_output()
     for claim in sorted(claims, key=lambda claim: claim.number):
         show_claim(claim, console)
-    console.print("\n".join([*scope(scale), "Words:", *(f"  {definition}" for definition in DEFINITIONS)]))
+    console.print("\n".join([*request.verdict_scope, "Words:", *(f"  {definition}" for definition in DEFINITIONS)]))
     for note in dict.fromkeys(note for one in drawn for note in one.notes):
         console.print(note)
     for run, reason in failures.items():
@@ -66,14 +66,14 @@ def as_plain(
     drawn: Sequence[Drawn],
     claims: Sequence[Claim],
     folder: Path,
-    scale: str,
+    request: Request,
     seeds: int,
     failures: Mapping[str, str],
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {
-        "scale": scale,
+        "scale": request.scale,
         "seeds": seeds,
         "run_dir": str(folder),
         "files": {one.figure: [str(path) for path in one.files] for one in drawn},

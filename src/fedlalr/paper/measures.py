@@ -28,7 +28,7 @@ DEFINITIONS = (
     "above, below: by the mean over the seeds that both curves have, paired by seed",
     f"like: at most {EQUIVALENT * 100:g} points apart; slightly: at most {SLIGHTLY * 100:g} points",
     "a run that broke off counts as accuracy 0 from there on",
-    "a claim holds where all of its statements hold that were measured",
+    "a claim holds where all of its statements hold, and does not hold where one of them fails",
 )
 """The words in which verdicts are given."""
 

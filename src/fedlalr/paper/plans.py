@@ -110,6 +110,12 @@ class Request:
         return [f"Small runs{changed}, not the paper's setting."]
 
     @property
+    def verdict_scope(self) -> list[str]:
+        """The same for a reader of verdicts."""
+        small = self.scale == "smoke"
+        return [*self.scope, *(["Verdicts on small runs say little about the paper's setting."] if small else [])]
+
+    @property
     def changed(self) -> list[str]:
         """Settings that are not the scale's own; where a run is computed is none."""
         return [text for text in self.overrides if text.partition("=")[0] not in ("device", "engine")]

@@ -56,9 +56,11 @@ class Claim:
 
     @property
     def verdict(self) -> Verdict:
-        """Holds where every statement that was measured holds."""
-        measured = [check.holds for check in self.checks if check.holds is not None]
-        return "not measured" if not measured else "holds" if all(measured) else "does not hold"
+        """Holds where every statement holds; does not where one fails; else too little was measured."""
+        outcomes = [check.holds for check in self.checks]
+        if False in outcomes:
+            return "does not hold"
+        return "holds" if outcomes and all(outcomes) else "not measured"
 
     @property
     def summary(self) -> str:
@@ -71,19 +73,23 @@ class Claim:
         if not measured:
             return self.verdict
         missing = len(self.checks) - len(measured)
+        verdict = "not measured in full" if self.verdict == "not measured" else self.verdict
         return (
-            f"{self.verdict}: {sum(measured)} of {len(measured)} statements hold"
+            f"{verdict}: {sum(measured)} of {len(measured)} statements hold"
             f"{f', {missing} not measured' if missing else ''}"
         )
 
 
-def save_verdicts(claims: Iterable[Claim], scale: str, folder: Path) -> list[Path]:
-    """Lay claims over those that `verdicts.json` in the folder already has, and write it and `verdicts.md`."""
+def save_verdicts(claims: Iterable[Claim], scope: Sequence[str], folder: Path) -> list[Path]:
+    """Lay claims over those that `verdicts.json` in the folder already has, and write it and `verdicts.md`.
+
+    `scope` says in sentences what the runs are.
+    """
     plain, page = folder / "verdicts.json", folder / "verdicts.md"
     known = {claim.number: claim for claim in load_verdicts(folder)} | {claim.number: claim for claim in claims}
     every = [known.get(number, Claim(number)) for number in CLAIMS]
     plain.write_text(json.dumps([_as_dict(claim) for claim in every], indent=1, ensure_ascii=False) + "\n", "utf-8")
-    page.write_text(markdown(every, scale), encoding="utf-8")
+    page.write_text(markdown(every, scope), encoding="utf-8")
     return [plain, page]
 
 
@@ -98,9 +104,9 @@ def load_verdicts(folder: Path) -> list[Claim]:
     ]
 
 
-def markdown(claims: Sequence[Claim], scale: str) -> str:
+def markdown(claims: Sequence[Claim], scope: Sequence[str]) -> str:
     """A table of the claims, a table of the statements of each, and the words they use."""
-    lines = [f"# The paper's claims, measured on the scale `{scale}`", "", *scope(scale), ""]
+    lines = ["# The paper's claims, measured", "", " ".join(scope), ""]
     lines += ["| claim | | verdict |", "|---|---|---|"]
     lines += [f"| {claim.number} | {claim.text} | {claim.summary} |" for claim in claims]
     for claim in claims:
@@ -113,13 +119,6 @@ def markdown(claims: Sequence[Claim], scale: str) -> str:
                 for check in claim.checks
             ]
     return "\n".join([*lines, "", "## Words", "", *(f"- {definition}" for definition in DEFINITIONS)]) + "\n"
-
-
-def scope(scale: str) -> list[str]:
-    """What verdicts of a scale are about."""
-    if scale == "paper":
-        return ["The runs have the paper's setting."]
-    return ["The runs are small: these verdicts are about them, and say little about the paper's setting."]
 
 
 def seeds_in_words(seeds: Sequence[int]) -> str:
