@@ -17,7 +17,9 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
 _PYPROJECT = """\
 [project]
@@ -104,7 +106,7 @@ def wire(parameters: int, nodes: int, rounds: int, layout: str) -> dict[str, obj
             records = directory.records()
             if len(records) < rounds:
                 raise SystemExit(federation.tail("run", 60))
-            traffic = federation.status()[0]["network-traffic"]
+            traffic = _traffic(federation)
         memory = json.loads((run_dir / "memory.json").read_text())
     up, down = sum(r.bytes_up for r in records), sum(r.bytes_down for r in records)
     return {
@@ -121,6 +123,21 @@ def wire(parameters: int, nodes: int, rounds: int, layout: str) -> dict[str, obj
         ],
         "server app, MB resident before and at most": [round(memory[k] / 1024) for k in ("before", "after")],
     }
+
+
+def _traffic(federation: Any) -> dict[str, int]:
+    """What Flower counted in the last run; a superlink that still moves large messages may need a moment to say it."""
+    from fedlalr.flower.local import FederationError
+
+    for left in range(10, -1, -1):
+        try:
+            counted: dict[str, int] = federation.status()[0]["network-traffic"]
+            return counted
+        except FederationError:
+            if left == 0:
+                raise
+            time.sleep(5)
+    raise AssertionError
 
 
 def hold(parameters: int, replies: int, where: str) -> float:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from fedlalr.flower.certificates import NodeKeys, ServerFiles, make_node_keys, make_server_files
 from fedlalr.flower.processes import Processes
@@ -116,9 +117,13 @@ class LocalFederation:
         command += ["--run-config", as_toml(config)] if config else []
         self.processes.start(name, command, self.log(name))
 
-    def status(self) -> list[dict[str, str]]:
+    def status(self) -> list[dict[str, Any]]:
         """What the superlink says of its runs, the newest first."""
-        found: list[dict[str, str]] = json.loads(self.flwr("list", CONNECTION, "--format", "json"))["runs"]
+        said = self.flwr("list", CONNECTION, "--format", "json")
+        answer = json.loads(said)
+        if "runs" not in answer:
+            raise FederationError(f"flwr list does not say which runs there are: {said}")
+        found: list[dict[str, Any]] = answer["runs"]
         return found
 
     def wait_for(self, name: str, patience: float, progress: Callable[[], object] | None = None) -> int:
