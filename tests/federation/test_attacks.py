@@ -34,7 +34,7 @@ def attacks():
         ("v̂ deflation", 0.3, "default", 10),
         ("momentum poison", 0.1, "median", 10),
         ("sign flip", 0.3, "median", 20),
-        ("scaling", 0.3, "trimmed", 10),
+        ("scaling", 0.3, "bounded", 10),
     ],
 )
 def test_a_defence_saves_what_an_attack_destroys(attack, share, defence, cohort, attacks):

@@ -38,7 +38,7 @@ def cli(*arguments: str) -> str:
     return result.output
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("stop", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.faults)])
 def test_a_run_that_was_stopped_goes_on_to_the_bits_of_one_that_was_not(stop, tmp_path):
     folder = tmp_path / "stopped"
     code, output = start_and_stop(folder, stop)
