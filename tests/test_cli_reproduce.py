@@ -117,6 +117,8 @@ def test_the_papers_scale_goes_without_data_that_is_not_here() -> None:
         (("algorithm=fedavg",), "choose them with --methods"),
         (("--methods", "fedfoo"), "the paper has no method 'fedfoo'"),
         (("rouns=3",), "Did you mean 'rounds'"),
+        (("--device", "cuda:99"), "device"),
+        (("--device", "gpu"), "gpu"),
         (("--beside", "fedadam:serverlr=0.1"), "serverlr"),
         (("--beside", "fedadam"), "changes nothing"),
         (("--beside", "fedfoo:lr=1"), "no method 'fedfoo'"),

@@ -126,12 +126,13 @@ def reproduce(
     changes = tuple(overrides or ())
     refuse_algorithm(changes)
     chosen = check_methods(methods, METHODS)
+    if not draw_only:
+        check_device(device)
     names = list(FIGURES) if figure is FigureName.all else [figure.value]
     console = progress_console(as_json)
     silent = quiet or (as_json and not console.is_terminal)
-    here = find_data(
-        names, scale, fetching=scale is ScaleName.paper and not (offline or draw_only), console=console, quiet=silent
-    )
+    fetching = scale is ScaleName.paper and not (offline or draw_only)
+    here = find_data(names, fetching, console, silent)
     where = [f"device={device}"] if device != "auto" else []
     request = Request(scale.value, here, (*changes, *where), tuple(map(parse_beside, beside or ())))
     folder = run_dir / folder_name(scale.value, changes)
@@ -211,6 +212,8 @@ class Making:
         from fedlalr.paper.speedup import SCALES
 
         shown = self.console.is_terminal and not self.quiet
+        if not shown and not self.quiet:
+            self.console.print("speed-up: measuring on a synthetic problem")
         with Progress(console=self.console, transient=True, disable=not shown) as bar:
             task = bar.add_task("speed-up", total=SCALES[self.request.scale].work)
             return draw_speedup(
@@ -218,9 +221,18 @@ class Making:
             )
 
 
-def find_data(
-    figures: Sequence[str], scale: ScaleName, fetching: bool, console: Console, quiet: bool
-) -> frozenset[str]:
+def check_device(device: str) -> None:
+    """Refuse a device that is not here, once and not for every run."""
+    from fedlalr.config import ConfigError
+    from fedlalr.federation.run import choose_device
+
+    try:
+        choose_device(device)
+    except (ValueError, RuntimeError) as error:  # torch's own for a name that it does not know
+        raise ConfigError(str(error)) from error
+
+
+def find_data(figures: Sequence[str], fetching: bool, console: Console, quiet: bool) -> frozenset[str]:
     """The data sets on this machine, after fetching those that the figures want."""
     from fedlalr.cli.progress import fetch_progress
     from fedlalr.data import sources
