@@ -38,7 +38,7 @@ demo: $(VENV)/core.stamp
 	$(BIN)/fedlalr compare quickstart --seeds 3 --run-dir runs/demo
 
 test: $(VENV)/dev.stamp lint
-	$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=95
+	$(BIN)/python -m pytest --cov --cov-report=term
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
