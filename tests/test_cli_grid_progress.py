@@ -26,6 +26,8 @@ def test_work_counts_samples_and_what_a_network_costs() -> None:
     assert work(cifar) == 100 * 50 * 5 * 500
     assert work(config.load("cifar10", ["local.steps=10"])) == 100 * 50 * 10 * 50
     assert work(config.load("cifar10", ["local={start: 3, base: 4.0}"])) == 100 * 50 * 3 * 50
+    assert work(config.load("shakespeare")) == 100 * 10 * 5 * 2000
+    assert work(config.load("shakespeare", ["data.options={train: 400}", "partition.clients=20"])) == 100 * 10 * 5 * 400
     small = config.load("quickstart", ["local.steps=1"])
     assert work(small) < 40 * 10 * 10
 

@@ -118,7 +118,8 @@ def work(config: Config) -> float:
     cohort = config.clients_per_round or population
     local = config.local
     if local.epochs is not None:
-        each = local.epochs * SOURCES[config.data.name].train / population
+        samples = config.data.options.get("train") or SOURCES[config.data.name].train / population  # of a role, or all
+        each = local.epochs * float(samples)
     else:
         each = float((local.steps or local.start or 1) * (config.batch_size or 1))
     return config.rounds * cohort * each * _COST.get(config.model.name, 1.0)
