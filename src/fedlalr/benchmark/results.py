@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fedlalr.benchmark.race import Outcome
+from fedlalr.benchmark.racing import Outcome
 
 Races = Mapping[str, Sequence[Outcome]]
 """The outcomes by job; the first contestant of each is what the others are compared with."""
