@@ -2,7 +2,7 @@
 
 Each peer lives in an environment of its own below ENVIRONMENTS, which `--install` makes with pip (once; with the same
 torch as here). All contestants run federated averaging with plain SGD on the same data and network, for the same local
-steps and batch size, one thread a process, nothing evaluated or written, and take turns, see `fedlalr.benchmark.racing`.
+steps and batch size, one thread a process, nothing evaluated or written, and take turns: see `fedlalr.benchmark`.
 
 What differs: pfl walks through a client's samples in their order, all others shuffle them; pfl takes clients in turn,
 all others draw them; FedLab reads samples through torch's DataLoader, which it leaves to its user.
