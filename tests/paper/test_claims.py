@@ -233,19 +233,30 @@ def followed(*points):
 def test_moments_that_grow_at_two_paces_make_claim_6_hold():
     (claim,) = trajectory_claims(followed(moments({0: 1.0, 1: 1.0}, {0: 0.5, 1: 0.2})))
     assert (claim.number, claim.verdict) == (6, "holds")
-    assert claim.checks[1].measured == "paces differ by 60%, 60%"
+    assert claim.checks[1].measured == "paces differ by 60, 60 %"
 
 
 def test_a_moment_that_stands_still_breaks_claim_6():
     (claim,) = trajectory_claims(followed(moments({0: 1.0, 1: 1.0}, {0: 0.5, 1: 0.0})))
     assert outcome(claim, "larger after the last") is False
-    assert outcome(claim, "paces that differ") is True
+    assert outcome(claim, "paces of ‖v̂‖² differ") is True
 
 
 @pytest.mark.parametrize(("pace", "differs"), [(0.98, False), (0.9, True)])
 def test_five_per_cent_tell_paces_apart(pace, differs):
     (claim,) = trajectory_claims(followed(moments({0: 1.0, 1: 1.0}, {0: 1.0, 1: pace})))
-    assert outcome(claim, "paces that differ") is differs
+    assert outcome(claim, "paces of ‖v̂‖² differ") is differs
+
+
+def test_the_paces_of_rounds_and_seeds_are_averaged():
+    same, apart = {0: 1.0, 1: 1.0}, {0: 1.0, 1: 0.8}
+    mixed = [*moments(same, same, rounds=(1,)), *moments(same, apart, rounds=(3,))]
+    (claim,) = trajectory_claims(followed(mixed, moments(same, same)))
+    assert claim.checks[1].measured == "paces differ by 0, 10 %"
+    assert claim.checks[1].holds is False
+    (claim,) = trajectory_claims(followed(mixed))
+    assert claim.checks[1].measured == "paces differ by 0, 20 %"
+    assert claim.checks[1].holds is True
 
 
 def test_without_a_trajectory_claim_6_is_not_measured():

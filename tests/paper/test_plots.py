@@ -140,7 +140,7 @@ def test_trajectories_have_a_panel_for_every_round_and_a_line_for_every_client()
     figure = trajectory_figure([panel({"fedlalr-trajectory": recorded})], [])
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == ["round 1", "round 8", "round 16", "round 23"] * 2
-    assert all(len(lines_of(axes)) == 2 for axes in figure.axes)
+    assert all(len(lines_of(axes)) == 2 for axes in figure.axes)  # by colour
     assert [line.get_ydata().tolist() for line in figure.axes[0].get_lines()] == [[1, 2, 3], [2, 4, 6]]
     assert "band from 5 % to 95 %" in foot(figure)
 

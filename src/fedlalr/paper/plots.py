@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import NullFormatter
 from numpy.typing import NDArray
 
 from fedlalr.federation.trajectory import QUANTILES, V_HAT_SQUARED, Point, rate_name
@@ -126,7 +127,7 @@ def trajectory_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> F
         (above, _norms, "‖v̂‖²"),
         (below, _rates, "effective rate α/√v̂"),
     ):
-        panels = part.subplots(rows, 2, squeeze=False)
+        panels = part.subplots(rows, 2, squeeze=False, sharey=draw is _rates)
         for axes, t in zip(panels.flat, rounds, strict=False):
             axes.set_title(f"round {t}")
             for i, client in enumerate(clients):
@@ -214,7 +215,10 @@ def _rates(axes: Axes, points: Sequence[Point], look: Look) -> None:
     )
     axes.plot(steps, median, **look)
     axes.fill_between(steps, low, high, color=look["color"], alpha=0.15, linewidth=0)
+    for edge in (low, high):
+        axes.plot(steps, edge, **{**look, "linewidth": 0.6})
     axes.set_yscale("log")
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _frame_losses(axes: Axes, losses: Sequence[Array]) -> None:

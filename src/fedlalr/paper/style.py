@@ -43,6 +43,6 @@ def save(draw: Callable[[], Figure], path: Path) -> list[Path]:
 
 def add_notes(figure: Figure, notes: Sequence[str]) -> Figure:
     """Sentences at the foot of a figure, for what its reader must know."""
-    text = textwrap.fill(" ".join(notes), 82)
+    text = textwrap.fill(" ".join(notes), 86)
     figure.supxlabel(text, x=0.02, ha="left", fontsize=5.5, color="0.3", linespacing=1.25)
     return figure
