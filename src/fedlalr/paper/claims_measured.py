@@ -18,7 +18,7 @@ SLOPE, TOLERANCE = -0.5, 0.05
 
 def trajectory_claims(results: Sequence[PanelCurves]) -> list[Claim]:
     rises = "‖v̂‖² larger after the last local step than after the first, for every client, round and seed"
-    paces = f"clients' paces of ‖v̂‖² differ by more than {PACE * 100:g} % of the larger, by the mean over rounds and seeds"
+    paces = f"clients' paces of ‖v̂‖² differ by more than {PACE * 100:g} % of the larger (mean over rounds and seeds)"
     checks = []
     for result in results:
         for curves in result.lines.values():
