@@ -27,6 +27,7 @@ from fedlalr.algorithms import (
 from fedlalr.federation import (
     Bounded,
     CheckpointError,
+    GradientNorms,
     Max,
     Mean,
     Median,
@@ -36,6 +37,7 @@ from fedlalr.federation import (
     Result,
     RoundFailed,
     RunDirectoryError,
+    Trajectory,
     Trimmed,
     run,
 )
@@ -61,6 +63,7 @@ __all__ = [
     "FedNova",
     "FedProx",
     "FedYogi",
+    "GradientNorms",
     "LAFedOpt",
     "LocalAdaAlter",
     "LocalAdam",
@@ -79,6 +82,7 @@ __all__ = [
     "Slots",
     "SlowMo",
     "Steps",
+    "Trajectory",
     "Trimmed",
     "data",
     "models",

@@ -22,12 +22,8 @@ from fedlalr.config import Config
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted({*DOCS.rglob("*.md")} - {*DOCS.glob("results/*/**/*.md")})  # what runs wrote is no page
-ELSEWHERE = {
-    "data.md": "loads CIFAR-10",
-    "theory.md": "its examples are compared with what they print, in tests/theory",
-    "flower.md": "starts processes",
-}
-"""Pages whose examples are not run here, and why."""
+MARKS = {"data.md": pytest.mark.data, "theory.md": pytest.mark.slow}
+"""Pages whose examples need a data set or minutes. What the theory's sessions print is compared in tests/theory, too."""
 
 Identifiers = [str(page.relative_to(DOCS)) for page in PAGES]
 
@@ -59,7 +55,7 @@ def joined(block: Block) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if str(page.relative_to(DOCS)) not in ELSEWHERE and blocks(page)], ids=str
+    "page", [pytest.param(page, id=page.name, marks=MARKS.get(page.name, ())) for page in PAGES if blocks(page)]
 )
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -120,6 +116,13 @@ def test_the_page_on_the_api_names_every_argument_of_run() -> None:
     table = (DOCS / "api.md").read_text(encoding="utf-8").split("| argument of `run` |")[1].split("\n\n")[0]
     first_cells = " ".join(line.split(" |")[0] for line in table.splitlines())
     assert set(inspect.signature(fl.run).parameters) == set(re.findall(r"`([a-z_]+)`", first_cells))
+
+
+def test_every_public_name_is_documented() -> None:
+    reference = set(re.findall(r"^::: [\w.]+\.(\w+)$", (DOCS / "api.md").read_text(encoding="utf-8"), flags=re.M))
+    methods = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "algorithms").glob("*.md"))
+    for name in {*fl.__all__, *fl.theory.__all__} - {"data", "models", "theory", "ASSUMPTIONS"}:
+        assert name in reference or f"fl.{name}(" in methods, name
 
 
 def test_the_reference_of_the_commands_is_made_of_them() -> None:

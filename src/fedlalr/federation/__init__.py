@@ -1,6 +1,7 @@
 """The round and the run: sample, train, check, reduce, step, evaluate, record, checkpoint."""
 
 from fedlalr.federation.checkpoint import CheckpointError
+from fedlalr.federation.gradient_norms import GradientNorms
 from fedlalr.federation.inbox import Inbox
 from fedlalr.federation.metrics import Record
 from fedlalr.federation.observers import Observer, RunInfo
@@ -10,11 +11,13 @@ from fedlalr.federation.run import Result, run
 from fedlalr.federation.rundir import RunDirectoryError
 from fedlalr.federation.screening import Rejection, screen, screen_reply
 from fedlalr.federation.server import RoundFailed
+from fedlalr.federation.trajectory import Trajectory
 
 __all__ = [
     "Bounded",
     "CheckpointError",
     "Expected",
+    "GradientNorms",
     "Inbox",
     "Max",
     "Mean",
@@ -27,6 +30,7 @@ __all__ = [
     "RoundFailed",
     "RunDirectoryError",
     "RunInfo",
+    "Trajectory",
     "Trimmed",
     "run",
     "screen",
