@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted({*DOCS.rglob("*.md")} - {*DOCS.glob("results/*/**/*.md")})  # what runs wrote is no page
 MARKS = {"data.md": pytest.mark.data, "theory.md": pytest.mark.slow}
-"""Pages whose examples need a data set or minutes. What the theory's sessions print is compared in tests/theory, too."""
+"""Pages whose examples need a data set or minutes; tests/theory compares what the theory's examples print."""
 
 Identifiers = [str(page.relative_to(DOCS)) for page in PAGES]
 
