@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedlalr.algorithms import FedAvg, FedLALR
-from fedlalr.algorithms.slots import Context, Slots
+from fedlalr.algorithms import FedAdam, FedAvg, FedLALR, FedProx
+from fedlalr.algorithms.slots import Algorithm, Context, Slots
 from fedlalr.models import CharLSTM, ConvMixer
 from fedlalr.training.kernels import kernels_available, plain
 from fedlalr.training.kernels.fused_step import fused_step
@@ -288,18 +288,21 @@ def test_the_embedding_kernel_sums_the_gradients_of_each_symbol() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", [1, 1000, 1024, 50_001])
 @pytest.mark.parametrize("guarded", [False, True])
-def test_the_fused_step_is_the_algorithms_own_with_everything_around_it(size: int, guarded: bool) -> None:
-    algorithm = FedLALR(lr=0.01)
+@pytest.mark.parametrize("algorithm", [FedLALR(lr=0.01), FedAvg(lr=0.01), FedAdam(lr=0.01)])
+def test_the_fused_step_is_the_algorithms_own_with_everything_around_it(
+    size: int, guarded: bool, algorithm: Algorithm
+) -> None:
     fused = fused_step(algorithm, "cuda")
     assert fused is not None
-    assert fused_step(FedAvg(lr=0.1), "cuda") is None
+    assert fused_step(FedProx(lr=0.1), "cuda") is None
     torch.manual_seed(0)
-    state = Slots(
+    everything = Slots(
         x=torch.randn(CLIENTS, size, device="cuda"),
         m=torch.randn(CLIENTS, size, device="cuda"),
         v=torch.rand(CLIENTS, size, device="cuda"),
         v_hat=torch.rand(CLIENTS, size, device="cuda"),
     )
+    state = everything if isinstance(algorithm, FedLALR) else everything.only("x")
     gradient = torch.randn(CLIENTS, size, device="cuda")
     options = {"clip_norm": 0.5, "weight_decay": 1e-3, "decoupled_weight_decay": 1e-2} if guarded else {}
     active = torch.tensor([True, False, True], device="cuda") if guarded else None

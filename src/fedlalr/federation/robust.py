@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedlalr.algorithms.checks import check_positive
 from fedlalr.algorithms.slots import SlotTable
+from fedlalr.training.kernels import cohort
 
 COORDINATES_AT_A_TIME = 1 << 22
 """Numbers that are sorted at once: bounds the memory of a sort."""
@@ -124,16 +125,28 @@ def as_reductions(given: Mapping[str, Any] | None, table: SlotTable) -> dict[str
 
 def mean_change(values: Tensor, reference: Tensor | None, share: Tensor) -> Tensor:
     """The weighted mean over the first dimension, taken as change from a reference where there is one."""
+    if cohort.fits(values, reference):
+        return cohort.mean_change(values, values.new_zeros(values.shape[1]) if reference is None else reference, share)
     share = share.view(-1, *[1] * (values.dim() - 1))
     if reference is None:
         return (values * share).sum(0)
     return reference + ((values - reference) * share).sum(0)
 
 
-def change_norms(change: Tensor) -> Tensor:
-    """The Euclidean norm of each row, in float64: a float32 sum of squares of v̂ would underflow."""
+def change_norms(values: Tensor, reference: Tensor | None = None) -> Tensor:
+    """The Euclidean norm of each row's change, in float64: a float32 sum of squares of v̂ would underflow."""
+    if reference is not None and cohort.fits(values, reference):
+        return cohort.changes(values, reference)[0]
+    change = values if reference is None else values - reference
     norms: Tensor = torch.linalg.vector_norm(change, dim=1, dtype=torch.float64)
     return norms
+
+
+def falls(values: Tensor, reference: Tensor) -> Tensor:
+    """Which rows are below a reference anywhere, bool `[R]`."""
+    if cohort.fits(values, reference):
+        return cohort.changes(values, reference)[1]
+    return (values < reference).any(1)
 
 
 def _by_coordinate(values: Tensor, reference: Tensor | None, reduce: Callable[[Tensor], Tensor]) -> Tensor:

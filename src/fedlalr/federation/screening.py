@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots, SlotTable
 from fedlalr.federation.payload import Expected, Refused, Reply, unpack
-from fedlalr.federation.robust import change_norms
+from fedlalr.federation.robust import change_norms, falls
 from fedlalr.training.ranks import Spread
 from fedlalr.training.work import Buffers, Replies
 
@@ -83,17 +83,18 @@ class Measured(NamedTuple):
         """Measure on the device; unless something is not finite, one copy to the host is the only synchronisation."""
         spread, count = replies.spread, len(replies.spread.mine(replies.clients))
         values = dict(replies.slots.items()) | {f"kept {name}": kept for name, kept in replies.kept.items()}
-        changes = {name: value - broadcast[name] if name in broadcast else value for name, value in values.items()}
         floats = _float_buffers(replies.buffers, buffers)
         if floats is not None:
-            values["buffers"] = changes["buffers"] = floats
-        rows: dict[tuple[str, str], Tensor] = {("norm", name): change_norms(change) for name, change in changes.items()}
+            values["buffers"] = floats
+        rows: dict[tuple[str, str], Tensor] = {
+            ("norm", name): change_norms(value, broadcast.get(name)) for name, value in values.items()
+        }
         for name in table.grows:
-            rows["fell", name] = (replies.slots[name] < broadcast[name]).any(1).double()
+            rows["fell", name] = falls(replies.slots[name], broadcast[name]).double()
             rows["scale", name] = change_norms(broadcast[name][None]).expand(count)
         every = spread.gather(torch.stack(list(rows.values()), dim=1)).cpu()
         host = dict(zip(rows, every.unbind(1), strict=True))
-        norms = {name: host["norm", name] for name in changes}
+        norms = {name: host["norm", name] for name in values}
         return cls(
             finite={name: _finite(norms[name], value, spread) for name, value in values.items()},
             fell={name: host["fell", name] > 0 for name in table.grows},

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedlalr.training.kernels import kernels_available
 from fedlalr.training.patch_convolution import PatchConvolution, Sizes
 
 CUT_ON = frozenset({"cuda"})
-"""Where convolutions are cut into patches; elsewhere the library's own in groups is faster."""
+"""Where convolutions are products over patches; elsewhere the library's own in groups is faster."""
 
 
 class GroupedConvolution(torch.autograd.Function):
@@ -171,14 +172,18 @@ def patch_convolution(
     *options: Sizes,
 ) -> Tensor:
     """The convolution of every client as one matrix product, in autocast's precision where that is on."""
-    tensors = [stacked(tensor, dim, clients) for tensor, dim in ((input, in_dims[0]), (weight, in_dims[1]))]
+    images, kernels = stacked(input, in_dims[0], clients), stacked(weight, in_dims[1], clients)
+    shifts = None if bias is None else stacked(bias, in_dims[2], clients)
     if torch.is_autocast_enabled(input.device.type):
-        tensors = [tensor.to(torch.get_autocast_dtype(input.device.type)) for tensor in tensors]
+        images = images.to(torch.get_autocast_dtype(input.device.type))
+    if images.dtype != torch.float64 and kernels_available(images.device):
+        from fedlalr.training.kernels.convolution import StackedConvolution  # Triton is not installed everywhere
+
+        convolve: Callable[..., Tensor] = StackedConvolution.apply
+        return convolve(images, kernels, shifts, *options)
     apply: Callable[..., Tensor] = PatchConvolution.apply
-    output = apply(*tensors, *options)
-    if bias is not None:
-        output = output + stacked(bias, in_dims[2], clients)[:, None, :, None, None].to(output.dtype)
-    return output
+    output = apply(images, kernels.to(images.dtype), *options)
+    return output if shifts is None else output + shifts[:, None, :, None, None].to(output.dtype)
 
 
 def beside(images: Tensor, client_dim: int | None, clients: int) -> Tensor:

@@ -71,16 +71,16 @@ class StackedEngine:
 
     def train(self, work: Work) -> Replies:
         rows = torch.split(torch.arange(len(work.clients)), self._chunks.size(work))
-        return join_replies([self._train_part(work.part(some)) for some in rows])
+        return join_replies([self._train_part(work.part(some), sole=len(rows) == 1) for some in rows])
 
-    def _train_part(self, work: Work) -> Replies:
+    def _train_part(self, work: Work, *, sole: bool = False) -> Replies:
         """Train some clients; where that raises, fewer at a time, at last one by one on the reference engine.
 
         So a chunk that does not fit into memory is halved, and a client whose data or module raises is found and named
         while the others go on.
         """
         try:
-            return self._train_chunk(work)
+            return self._train_chunk(work, sole=sole)
         except Exception as error:
             out_of_memory, reason = is_out_of_memory(error), f"{type(error).__name__}: {error}"
         if self._static is not None:
@@ -101,8 +101,9 @@ class StackedEngine:
         return replies
 
     @torch.no_grad()
-    def _train_chunk(self, work: Work, steps: int | None = None) -> Replies:
-        """Train clients as one stack; only their first `steps` steps where that is given."""
+    def _train_chunk(self, work: Work, steps: int | None = None, *, sole: bool = False) -> Replies:
+        """Train clients as one stack; only their first `steps` steps where that is given. Where they are the round's
+        `sole` chunk, nothing needs the stack's memory before their replies are used up."""
         feed = Feed(self.training, work.round, work.clients)
         if self._refuses_single_samples:
             alone = torch.zeros(len(work.clients), dtype=torch.bool)
@@ -111,7 +112,7 @@ class StackedEngine:
                 return self._set_aside(work, alone)
         if self._static is not None and work.probe is None and steps is None:
             stack = self._static.run(work, feed, self._start(work, feed))
-            return self._replies(work, feed, stack, [], owned=False)
+            return self._replies(work, feed, stack, [], owned=sole)
         stack = self._start(work, feed)
         if self._in_place is not None:
             stack = stack.own()

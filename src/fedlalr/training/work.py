@@ -140,7 +140,7 @@ class Engine(Protocol):
     def name(self) -> str: ...
 
     def train(self, work: Work) -> Replies:
-        """One round of local training."""
+        """One round of local training. The replies may lie in the engine's own memory until its next round."""
         ...
 
     def recalibrate(self, x: Tensor, buffers: Buffers, clients: Tensor, round: int) -> Buffers:

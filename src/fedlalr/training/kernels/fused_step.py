@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from fedlalr.algorithms.fedavg import FedAvg
 from fedlalr.algorithms.fedlalr import FedLALR
+from fedlalr.algorithms.local_sgd import LocalSGD
 from fedlalr.algorithms.slots import Algorithm, Slots
 from fedlalr.training.kernels import kernels_available
+
+BLOCK = 1024
 
 
 class FusedStep(Protocol):
@@ -39,17 +42,24 @@ def fused_step(algorithm: Algorithm, device: torch.device | str) -> FusedStep | 
     """The fused form of an algorithm's local step on a device, or None where there is none and `step` is to be used."""
     if not kernels_available(device):
         return None
-    make = _FUSED.get(type(algorithm))
-    return make(algorithm) if make is not None else None
+    from fedlalr.training.kernels.steps_triton import amsgrad, sgd  # Triton is not installed everywhere
+
+    step = type(algorithm).step
+    if isinstance(algorithm, FedLALR) and step is FedLALR.step:
+        return KernelStep(amsgrad, ("x", "m", "v", "v_hat"), algorithm.betas)
+    if step in (FedAvg.step, LocalSGD.step):
+        return KernelStep(sgd, ("x",))
+    return None
 
 
-def _fedlalr(algorithm: Algorithm) -> FusedStep:
-    from fedlalr.training.kernels.amsgrad import amsgrad  # Triton is not installed everywhere
+class KernelStep:
+    """A `FusedStep` by a Triton kernel over some slots and constants."""
 
-    assert isinstance(algorithm, FedLALR)
-    beta1, beta2 = algorithm.betas
+    def __init__(self, kernel: Any, slots: tuple[str, ...], constants: tuple[float, ...] = ()) -> None:
+        self.kernel, self.slots, self.constants = kernel, slots, constants
 
-    def step(
+    def __call__(
+        self,
         client: Slots,
         gradient: Tensor,
         lr: float | Tensor,
@@ -60,7 +70,7 @@ def _fedlalr(algorithm: Algorithm) -> FusedStep:
         active: Tensor | None = None,
     ) -> None:
         x = client.x
-        tensors = [gradient.contiguous(), *(client[name] for name in ("x", "m", "v", "v_hat"))]
+        tensors = [gradient.contiguous(), *(client[name] for name in self.slots)]
         if any(not tensor.is_contiguous() or tensor.shape != x.shape for tensor in tensors):
             raise ValueError(
                 "the fused step writes in place and needs every slot as a contiguous stack [C, P] of its own"
@@ -69,14 +79,7 @@ def _fedlalr(algorithm: Algorithm) -> FusedStep:
         factor = None
         if clip_norm is not None:
             factor = clip_norm / torch.linalg.vector_norm(gradient, dim=-1).clamp(min=clip_norm)
-        block = 1024
-        amsgrad[(-(-x.numel() // block),)](
-            *tensors, rate, factor, active, x.numel(), x.shape[-1],
-            beta1, beta2, weight_decay, decoupled_weight_decay,
-            SCALED=factor is not None, GUARDED=active is not None, BLOCK=block, num_warps=4,
+        self.kernel[(-(-x.numel() // BLOCK),)](
+            *tensors, rate, factor, active, x.numel(), x.shape[-1], weight_decay, decoupled_weight_decay,
+            *self.constants, SCALED=factor is not None, GUARDED=active is not None, BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
-
-    return step
-
-
-_FUSED: dict[type, Callable[[Algorithm], FusedStep]] = {FedLALR: _fedlalr}

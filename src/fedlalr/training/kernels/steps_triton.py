@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""FedLALR's local step over a stack of clients in one pass through memory, in place.
+"""The local steps of FedLALR and of SGD over a stack of clients in one pass through memory, in place.
 
-Reads gradient, x, m, v and v̂ once and writes the last four once, with everything that happens around the step (clipping
-factor, weight decay) folded in. The plain form of the same step is `local_step` around `FedLALR.step`.
+FedLALR's reads gradient, x, m, v and v̂ once and writes the last four once, with everything that happens around the step
+(clipping factor, weight decay) folded in. The plain form of the same steps is `local_step` around the algorithm's own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton.language as tl
 
 
 @triton.jit
-def step_block(
+def amsgrad_block(
     gradient, x, m, v, v_hat, lr, factor, active, place, client, elements,
     beta1, beta2, weight_decay, decoupled, SCALED: tl.constexpr, GUARDED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
@@ -44,9 +44,27 @@ def step_block(
 
 
 @triton.jit
+def sgd_block(
+    gradient, x, lr, factor, active, place, client, elements, weight_decay, decoupled,
+    SCALED: tl.constexpr, GUARDED: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """The same for x ← x − α g."""
+    keep = None if WHOLE else place < elements
+    g = tl.load(gradient + place, mask=keep)
+    x_old = tl.load(x + place, mask=keep)
+    rate = tl.load(lr)
+    if SCALED:
+        g *= tl.load(factor + client, mask=keep)
+    g += weight_decay * x_old
+    x_new = x_old * (1 - rate * decoupled) - rate * g
+    if GUARDED:
+        x_new = tl.where(tl.load(active + client, mask=keep) != 0, x_new, x_old)
+    tl.store(x + place, x_new, mask=keep)
+
+
+@triton.jit
 def amsgrad(
-    gradient, x, m, v, v_hat, lr, factor, active, elements, size,
-    beta1, beta2, weight_decay, decoupled,
+    gradient, x, m, v, v_hat, lr, factor, active, elements, size, weight_decay, decoupled, beta1, beta2,
     SCALED: tl.constexpr, GUARDED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One element-wise pass over `[C, P]`; `factor` and `active` are `[C]`, `lr` is one number on the device."""
@@ -54,12 +72,32 @@ def amsgrad(
     place = first + tl.arange(0, BLOCK)
     client = first // size
     if (first + BLOCK <= elements) & ((first + BLOCK - 1) // size == client):
-        step_block(
+        amsgrad_block(
             gradient, x, m, v, v_hat, lr, factor, active, place, client, elements,
             beta1, beta2, weight_decay, decoupled, SCALED, GUARDED, True,
         )  # fmt: skip
     else:
-        step_block(
+        amsgrad_block(
             gradient, x, m, v, v_hat, lr, factor, active, place, place // size, elements,
             beta1, beta2, weight_decay, decoupled, SCALED, GUARDED, False,
+        )  # fmt: skip
+
+
+@triton.jit
+def sgd(
+    gradient, x, lr, factor, active, elements, size, weight_decay, decoupled,
+    SCALED: tl.constexpr, GUARDED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The same for SGD."""
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    place = first + tl.arange(0, BLOCK)
+    client = first // size
+    if (first + BLOCK <= elements) & ((first + BLOCK - 1) // size == client):
+        sgd_block(
+            gradient, x, lr, factor, active, place, client, elements, weight_decay, decoupled, SCALED, GUARDED, True
+        )
+    else:
+        sgd_block(
+            gradient, x, lr, factor, active, place, place // size, elements,
+            weight_decay, decoupled, SCALED, GUARDED, False,
         )  # fmt: skip

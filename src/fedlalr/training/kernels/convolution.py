@@ -1,0 +1,122 @@
+"""The convolution of every client of a stack with kernels of its own: autograd around the Triton kernels.
+
+In float32 the products run in TF32 where torch allows that for convolutions, else as three TF32 products that together
+have float32's precision; in half precision they add up in float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fedlalr.training.kernels.convolution_triton import convolve, weight_gradient
+
+Sizes = tuple[int, ...]
+
+# Places, features and weights of a block and launch options, as measured on an H200.
+FORWARD = {"PLACES": 128, "WEIGHTS": 32, "num_warps": 4, "num_stages": 3}
+WEIGHT_GRADIENT = {"PLACES": 64, "num_warps": 4, "num_stages": 3}
+PROGRAMS = 512
+"""Programs of a weight gradient that keep a large GPU busy; the places are shared among so many."""
+
+
+class StackedConvolution(torch.autograd.Function):
+    """Images `[C, B, i, h, w]` with kernels `[C, o, i, k, l]` and shifts `[C, o]` to `[C, B, o, h', w']`.
+
+    Computes in the images' dtype; the gradients of kernels and shifts are float32. Channels lie innermost in memory, in
+    the result too.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        images: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: Sizes,
+        padding: Sizes,
+        dilation: Sizes,
+    ) -> Tensor:
+        places = images.movedim(2, 4).contiguous()
+        clients, batch, height, width, _ = places.shape
+        features, _, *kernel = weight.shape[1:]
+        rows, columns = (
+            (length + 2 * pad - hop * (size - 1) - 1) // step + 1
+            for length, size, step, pad, hop in zip((height, width), kernel, stride, padding, dilation, strict=True)
+        )
+        kernels = weight.to(images.dtype).permute(0, 3, 4, 2, 1).contiguous()
+        out = places.new_empty(clients, batch, rows, columns, features)
+        shifts = bias if bias is None or bias.stride(-1) == 1 else bias.contiguous()
+        _convolve(places, kernels, shifts, out, (stride, padding, dilation), transposed=False)
+        ctx.save_for_backward(places, weight)
+        ctx.options, ctx.biased = (stride, padding, dilation), bias is not None
+        return out.movedim(4, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        places, weight = ctx.saved_tensors
+        slope = slope.movedim(2, 4).contiguous()
+        of_images = of_bias = None
+        if ctx.needs_input_grad[0]:
+            kernels = weight.to(slope.dtype).permute(0, 3, 4, 1, 2).contiguous()
+            of_images = torch.empty_like(places)
+            _convolve(slope, kernels, None, of_images, ctx.options, transposed=True)
+            of_images = of_images.movedim(4, 2)
+        if ctx.biased:
+            of_bias = slope.flatten(1, 3).sum(1, dtype=torch.float32)
+        return of_images, _weight_gradient(places, slope, weight.shape, ctx.options), of_bias, None, None, None
+
+
+def _convolve(
+    x: Tensor, kernels: Tensor, bias: Tensor | None, out: Tensor, options: tuple[Sizes, ...], transposed: bool
+) -> None:
+    clients, images, rows, columns, features = out.shape
+    _, height, width, channels = x.shape[1:]
+    block = block_size(features)
+    places = images * rows * columns
+    grid = (-(-places // FORWARD["PLACES"]), -(-features // block), clients)
+    convolve[grid](
+        x, kernels, bias, out, 0 if bias is None else bias.stride(0), images, height, width, rows, columns, features,
+        *(size for option in options for size in option),
+        CHANNELS=channels, KERNEL_H=kernels.shape[1], KERNEL_W=kernels.shape[2], TRANSPOSED=transposed,
+        BIASED=bias is not None, PRECISION=precision(), FEATURES=block, **FORWARD,
+    )  # fmt: skip
+
+
+def _weight_gradient(x: Tensor, slope: Tensor, shape: torch.Size, options: tuple[Sizes, ...]) -> Tensor:
+    clients, images, rows, columns, features = slope.shape
+    _, height, width, channels = x.shape[1:]
+    kernel = shape[3:]
+    weights = kernel[0] * kernel[1] * channels
+    block, beside = block_size(features), block_size(weights)
+    blocks = (-(-weights // beside), -(-features // block))
+    places = images * rows * columns
+    parts = max(1, min(PROGRAMS // (blocks[0] * blocks[1] * clients), -(-places // 512)))
+    share = -(-places // (parts * WEIGHT_GRADIENT["PLACES"])) * WEIGHT_GRADIENT["PLACES"]
+    out = torch.empty(parts, clients, weights, features, device=x.device, dtype=torch.float32)
+    weight_gradient[(*blocks, parts * clients)](
+        x, slope, out, clients, images, height, width, rows, columns, features,
+        *(size for option in options for size in option),
+        CHANNELS=channels, KERNEL_H=kernel[0], KERNEL_W=kernel[1], PRECISION=precision(),
+        SHARE=share, FEATURES=block, WEIGHTS=beside, **WEIGHT_GRADIENT,
+    )  # fmt: skip
+    total = out[0] if parts == 1 else out.sum(0)
+    return total.view(clients, *kernel, channels, features).permute(0, 4, 3, 1, 2)
+
+
+def block_size(size: int) -> int:
+    """A block of the tensor cores that covers so many rows or columns, or part of them.
+
+    >>> block_size(3), block_size(27), block_size(64), block_size(288)
+    (16, 32, 64, 64)
+    """
+    return min(max(16, 1 << (size - 1).bit_length()), 64)
+
+
+def precision() -> str:
+    """How float32 is multiplied, by what torch allows for convolutions."""
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "tf32x3"

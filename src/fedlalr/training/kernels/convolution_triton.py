@@ -1,0 +1,111 @@
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
+"""Convolutions of a stack of clients as matrix products whose patches are gathered while they are multiplied.
+
+Images lie as `[C, B, height, width, channels]`, kernels as `[C, rows, columns, channels, features]`: in both the last
+dimension of a patch is contiguous. A place of the output is a row of the product, a weight of a kernel a column.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def patches(
+    x, place, weight, places, height, width, rows, columns,
+    stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w,
+    CHANNELS: tl.constexpr, KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, TRANSPOSED: tl.constexpr,
+):  # fmt: skip
+    """What the kernel's weights see at places of the output, `[places, weights]`; zero outside the image.
+
+    TRANSPOSED: the other way round, from places of a convolution's input to the outputs that they entered.
+    """
+    channel = weight % CHANNELS
+    tap = weight // CHANNELS
+    down = (tap // KERNEL_W)[None, :] * dilation_h
+    right = (tap % KERNEL_W)[None, :] * dilation_w
+    image = place // (rows * columns)
+    row = ((place // columns) % rows)[:, None]
+    column = (place % columns)[:, None]
+    if TRANSPOSED:
+        above = row + pad_h - down
+        left = column + pad_w - right
+        y = above // stride_h
+        z = left // stride_w
+        there = (above >= 0) & (left >= 0) & (y * stride_h == above) & (z * stride_w == left)
+    else:
+        y = row * stride_h - pad_h + down
+        z = column * stride_w - pad_w + right
+        there = (y >= 0) & (z >= 0)
+    there = there & (y < height) & (z < width)
+    there = there & (place < places)[:, None] & (weight < KERNEL_H * KERNEL_W * CHANNELS)[None, :]
+    at = (image * height)[:, None] * width * CHANNELS + (y * width + z) * CHANNELS + channel[None, :]
+    return tl.load(x + at, mask=there, other=0.0)
+
+
+@triton.jit
+def convolve(
+    x, kernels, bias, out, bias_stride, images, height, width, rows, columns, features,
+    stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w,
+    CHANNELS: tl.constexpr, KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, TRANSPOSED: tl.constexpr,
+    BIASED: tl.constexpr, PRECISION: tl.constexpr,
+    PLACES: tl.constexpr, FEATURES: tl.constexpr, WEIGHTS: tl.constexpr,
+):  # fmt: skip
+    """Some places and features of one client's convolution, or (TRANSPOSED) of its gradient in the images."""
+    client = tl.program_id(2).to(tl.int64)
+    places = images * rows * columns
+    place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
+    feature = tl.program_id(1) * FEATURES + tl.arange(0, FEATURES)
+    x += client * images * height * width * CHANNELS
+    kernels += client * KERNEL_H * KERNEL_W * CHANNELS * features
+    total = tl.zeros((PLACES, FEATURES), dtype=tl.float32)
+    for first in range(0, KERNEL_H * KERNEL_W * CHANNELS, WEIGHTS):
+        weight = first + tl.arange(0, WEIGHTS)
+        seen = patches(
+            x, place, weight, places, height, width, rows, columns,
+            stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, CHANNELS, KERNEL_H, KERNEL_W, TRANSPOSED,
+        )  # fmt: skip
+        real = (weight < KERNEL_H * KERNEL_W * CHANNELS)[:, None] & (feature < features)[None, :]
+        taps = tl.load(kernels + weight[:, None] * features + feature[None, :], mask=real, other=0.0)
+        total = tl.dot(seen, taps, total, input_precision=PRECISION)
+    if BIASED:
+        total += tl.load(bias + client * bias_stride + feature, mask=feature < features, other=0.0)[None, :]
+    out += client * places * features
+    real = (place < places)[:, None] & (feature < features)[None, :]
+    tl.store(out + place[:, None] * features + feature[None, :], total.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def weight_gradient(
+    x, slope, out, clients, images, height, width, rows, columns, features,
+    stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w,
+    CHANNELS: tl.constexpr, KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, PRECISION: tl.constexpr,
+    SHARE: tl.constexpr, PLACES: tl.constexpr, FEATURES: tl.constexpr, WEIGHTS: tl.constexpr,
+):  # fmt: skip
+    """Some weights and features of the gradient in one client's kernels, summed over SHARE of its places.
+
+    `out` is `[parts, C, weights, features]`; the parts are added up by the caller, always in the same order.
+    """
+    which = tl.program_id(2)
+    part = which // clients
+    client = (which % clients).to(tl.int64)
+    places = images * rows * columns
+    weight = tl.program_id(0) * WEIGHTS + tl.arange(0, WEIGHTS)
+    feature = tl.program_id(1) * FEATURES + tl.arange(0, FEATURES)
+    x += client * images * height * width * CHANNELS
+    slope += client * places * features
+    total = tl.zeros((WEIGHTS, FEATURES), dtype=tl.float32)
+    for first in range(0, SHARE, PLACES):
+        place = part * SHARE + first + tl.arange(0, PLACES)
+        seen = patches(
+            x, place, weight, places, height, width, rows, columns,
+            stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, CHANNELS, KERNEL_H, KERNEL_W, False,
+        )  # fmt: skip
+        real = (place < places)[:, None] & (feature < features)[None, :]
+        slopes = tl.load(slope + place[:, None] * features + feature[None, :], mask=real, other=0.0)
+        total = tl.dot(tl.trans(seen), slopes, total, input_precision=PRECISION)
+    size = KERNEL_H * KERNEL_W * CHANNELS
+    out += which.to(tl.int64) * size * features
+    real = (weight < size)[:, None] & (feature < features)[None, :]
+    tl.store(out + weight[:, None] * features + feature[None, :], total, mask=real)
