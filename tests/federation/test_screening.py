@@ -211,6 +211,7 @@ def test_a_metric_that_cannot_be_recorded_is_dropped_and_the_reply_is_kept():
     assert not isinstance(outcome, Rejection)
     assert math.isnan(float(outcome.losses[0]))
     assert clean_metrics(bad | {"time": 2, "share": np.float32(0.5)}) == {"time": 2, "share": 0.5}
+    assert not isinstance(screen_reply(replace(HONEST[0], metrics=[1, 2]), EXPECTED), Rejection)
 
 
 def test_an_inbox_refuses_duplicates_and_stacks_in_client_order():

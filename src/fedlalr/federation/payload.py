@@ -135,14 +135,14 @@ def check_count(name: str, value: object) -> int:
     return count
 
 
-def clean_metrics(metrics: Mapping[str, Any]) -> dict[str, int | float | str]:
+def clean_metrics(metrics: object) -> dict[str, int | float | str]:
     """The metrics that may be recorded: finite numbers and short texts under short names. The rest is dropped.
 
     >>> clean_metrics({"loss": 0.5, "accuracy": float("nan"), "note": "x" * 10_000})
     {'loss': 0.5}
     """
     kept: dict[str, int | float | str] = {}
-    for name, value in metrics.items():
+    for name, value in metrics.items() if isinstance(metrics, Mapping) else ():
         if not isinstance(name, str) or len(name) > LONGEST_NAME:
             continue
         if isinstance(value, bool | int | float | np.integer | np.floating):

@@ -1,0 +1,32 @@
+"""How much the fault suites did: deaths, fuzzed cases, refusals. The terminal summary shows it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+deaths: Counter[str] = Counter()
+"""By what happened: kills, interrupts, half_written, resumed, ways of a disk to fail."""
+cases: Counter[str] = Counter()
+refused: Counter[str] = Counter()
+"""Cases of each kind of input, and those of them that ended in the documented error."""
+
+PAYLOADS = ("replies", "arrays", "messages")
+"""Kinds of input that come from clients."""
+
+
+def summary() -> Iterator[str]:
+    """What was counted in this session, in lines."""
+    if deaths["kills"] or deaths["interrupts"]:
+        yield (
+            f"killed (SIGKILL) at {deaths['kills']:,} instants and interrupted (SIGINT) at {deaths['interrupts']:,}; "
+            f"{deaths['half_written']:,} left a checkpoint half written; {deaths['resumed']:,} resumed runs compared"
+        )
+    if deaths["disk"]:
+        yield f"disks that failed a run: {deaths['disk']:,}"
+    for kind, count in cases.items():
+        yield f"fuzzed {kind}: {count:,} cases, {refused[kind]:,} refused"
+    if payloads := sum(refused[kind] for kind in PAYLOADS):
+        yield f"payloads refused: {payloads:,}"
+    if cases:
+        yield f"cases fuzzed in all: {sum(cases.values()):,}"
