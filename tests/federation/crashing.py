@@ -2,7 +2,8 @@
 
 One host process imports everything once; every attempt is a child forked from it. A child is killed
 
-- at the n-th operation on files below its run directory, for every n in turn (`operations`), or
+- at the n-th operation on files below its run directory, for every n in turn (`operations`),
+- on entering each stage of each round, the aggregation's too (`stages`), or
 - after a random time (`times`), so that it also dies in the middle of writing a file or of training.
 
 After every death another child resumes. The bits of the end result are compared with an undisturbed run's.
@@ -17,6 +18,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -25,6 +27,7 @@ from torch import nn
 
 import fedlalr as fl
 from fedlalr.algorithms import create
+from fedlalr.federation import rundir, server
 
 torch.set_num_threads(1)
 
@@ -50,23 +53,13 @@ def train(options: dict, run_dir: Path | None, end: Path) -> None:
     aside.rename(end)
 
 
-def child(options: dict, run_dir: Path | None, end: Path, die_at: int | None = None) -> int:
-    """Fork an attempt; the child dies by SIGKILL at its `die_at`-th operation on files of the run directory."""
+def child(options: dict, run_dir: Path | None, end: Path, prepare: Callable[[], None] = lambda: None) -> int:
+    """Fork an attempt, which may first prepare its own death."""
     pid = os.fork()
     if pid:
         return pid
     try:
-        if die_at is not None:
-            count = 0
-
-            def hook(event: str, arguments: tuple) -> None:
-                nonlocal count
-                if event in EVENTS and any(str(run_dir) in str(a) for a in arguments):
-                    count += 1
-                    if count == die_at:
-                        os.kill(os.getpid(), signal.SIGKILL)
-
-            sys.addaudithook(hook)
+        prepare()
         train(options, run_dir, end)
     except KeyboardInterrupt:
         os._exit(130)
@@ -78,6 +71,47 @@ def child(options: dict, run_dir: Path | None, end: Path, die_at: int | None = N
     os._exit(0)
 
 
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_at_operation(n: int, run_dir: Path) -> None:
+    """Die at the n-th operation on files of the run directory."""
+    count = 0
+
+    def hook(event: str, arguments: tuple) -> None:
+        nonlocal count
+        if event in EVENTS and any(str(run_dir) in str(a) for a in arguments):
+            count += 1
+            if count == n:
+                die()
+
+    sys.addaudithook(hook)
+
+
+def die_at_stage(place: object, stage: str, round: int) -> None:
+    """Die on entering a function for the round-th time."""
+    original, count = getattr(place, stage), 0
+
+    def dying(*arguments: object, **named: object) -> object:
+        nonlocal count
+        count += 1
+        if count == round:
+            die()
+        return original(*arguments, **named)
+
+    setattr(place, stage, dying)
+
+
+STAGES = [
+    (server, "screen"),
+    (server, "reduce_slots"),
+    (server, "reduce_buffers"),
+    (server, "update_slots"),
+    (rundir, "save_checkpoint"),
+    (rundir.Journal, "_remove_old"),
+    (rundir.Journal, "_append"),
+]
 EVENTS = (
     "open",
     "os.rename",
@@ -112,21 +146,42 @@ def finish(options: dict, run_dir: Path, end: Path, undisturbed: Path) -> None:
         raise SystemExit("metrics.jsonl does not have every round once")
 
 
+def half_written(run_dir: Path) -> bool:
+    return any((run_dir / "checkpoint").glob(".writing-*"))
+
+
 def operations(options: dict, root: Path, undisturbed: Path) -> dict[str, int]:
     """Die at every operation on files in turn."""
-    n, tally = options["first"], {"kills": 0, "half_written": 0}
+    n, tally = options["first"], {"kills": 0, "half_written": 0, "resumed": 0}
     while True:
         run_dir, end = root / f"at-{n}", root / f"at-{n}.end"
-        code = status(child(options, run_dir, end, die_at=n))
+        code = status(child(options, run_dir, end, lambda n=n, run_dir=run_dir: die_at_operation(n, run_dir)))
         if code == 0:
             return tally
         if code != -signal.SIGKILL:
             raise SystemExit(f"the run that should die at operation {n} ended with {code}")
         tally["kills"] += 1
-        tally["half_written"] += any((run_dir / "checkpoint").glob(".writing-*"))
+        tally["half_written"] += half_written(run_dir)
         finish(options, run_dir, end, undisturbed)
+        tally["resumed"] += 1
         shutil.rmtree(run_dir)
         n += options["stride"]
+
+
+def stages(options: dict, root: Path, undisturbed: Path) -> dict[str, int]:
+    """Die on entering each stage of each round."""
+    tally = {"kills": 0, "resumed": 0}
+    for place, stage in STAGES:
+        for round in range(1, options["rounds"] + 1):
+            run_dir, end = root / f"{stage}-{round}", root / f"{stage}-{round}.end"
+            code = status(child(options, run_dir, end, lambda a=place, b=stage, c=round: die_at_stage(a, b, c)))
+            if code != -signal.SIGKILL:
+                raise SystemExit(f"the run that should die at {stage} of round {round} ended with {code}")
+            tally["kills"] += 1
+            finish(options, run_dir, end, undisturbed)
+            tally["resumed"] += 1
+            shutil.rmtree(run_dir)
+    return tally
 
 
 def times(options: dict, root: Path, undisturbed: Path) -> dict[str, int]:
@@ -135,10 +190,9 @@ def times(options: dict, root: Path, undisturbed: Path) -> dict[str, int]:
     began = time.perf_counter()
     status(child(options, root / "clock", root / "clock.end"))
     longest = time.perf_counter() - began
-    tally = {"kills": 0, "interrupts": 0, "half_written": 0, "runs": 0}
+    tally = {"kills": 0, "interrupts": 0, "half_written": 0, "resumed": 0}
     while tally["kills"] + tally["interrupts"] < options["deaths"]:
-        run_dir, end = root / f"run-{tally['runs']}", root / f"run-{tally['runs']}.end"
-        tally["runs"] += 1
+        run_dir, end = root / f"run-{tally['resumed']}", root / f"run-{tally['resumed']}.end"
         for _ in range(4):
             pid = child(options, run_dir, end)
             time.sleep(chance.uniform(0, 0.8 * longest))
@@ -150,8 +204,9 @@ def times(options: dict, root: Path, undisturbed: Path) -> dict[str, int]:
             if code not in (-signal.SIGKILL, -signal.SIGINT, 130):
                 raise SystemExit(f"the killed run ended with {code}")
             tally["kills" if death == signal.SIGKILL else "interrupts"] += 1
-            tally["half_written"] += any((run_dir / "checkpoint").glob(".writing-*"))
+            tally["half_written"] += half_written(run_dir)
         finish(options, run_dir, end, undisturbed)
+        tally["resumed"] += 1
         shutil.rmtree(run_dir)
     return tally
 
@@ -169,4 +224,5 @@ if __name__ == "__main__":
     code = status(child(options, None, undisturbed))
     if code:
         raise SystemExit(f"the undisturbed run ended with {code}")
-    print(json.dumps({"operations": operations, "times": times}[kind](options, root, undisturbed)))
+    suite = {"operations": operations, "stages": stages, "times": times}[kind]
+    print(json.dumps(suite(options, root, undisturbed)))

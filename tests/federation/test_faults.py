@@ -11,7 +11,8 @@ import resource
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ import torch
 
 import fedlalr as fl
 from conftest import make_clients, make_model
+from federation import fault_counts
+from fedlalr.algorithms import ALGORITHMS
 from fedlalr.federation.rundir import RunDirectoryError
 
 posix = pytest.mark.skipif(os.name != "posix", reason="forks and signals as POSIX has them")
@@ -36,7 +39,7 @@ def crash(kind: str, root: Path, **options: object) -> dict[str, int]:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     tally: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
-    print(kind, options, tally)
+    fault_counts.deaths.update(tally)
     return tally
 
 
@@ -83,6 +86,31 @@ def test_a_run_killed_at_every_operation_on_files_goes_on_to_the_same_bits(algor
 
 @posix
 @pytest.mark.faults
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_killed_at_some_operations_goes_on_to_the_same_bits(name, memory):
+    """Each at other operations than the one before it."""
+    tally = crash("operations", memory, algorithm=name, stride=11, first=1 + 3 * list(ALGORITHMS).index(name) % 11)
+    assert tally["kills"] >= 4
+
+
+@posix
+@pytest.mark.faults
+def test_a_run_on_workers_killed_at_some_operations_goes_on_to_the_same_bits(memory):
+    tally = crash("operations", memory, engine="workers:2", stride=10, first=5)
+    assert tally["kills"] >= 4
+
+
+@posix
+@pytest.mark.faults
+@pytest.mark.parametrize("algorithm", ["fedlalr", "scaffold"])
+def test_a_run_killed_at_every_stage_of_a_round_goes_on_to_the_same_bits(algorithm, memory):
+    """In mid-aggregation too: before replies are screened, slots and buffers reduced, the server's state updated."""
+    tally = crash("stages", memory, algorithm=algorithm, rounds=3)
+    assert tally["kills"] == 7 * 3
+
+
+@posix
+@pytest.mark.faults
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("algorithm", "width", "every"),
@@ -94,81 +122,138 @@ def test_a_run_killed_at_many_random_instants_goes_on_to_the_same_bits(algorithm
     assert tally["interrupts"] >= 10
 
 
-def run(**options):
+def run(algorithm: fl.Algorithm | None = None, **options):
     settings = {"rounds": 4, "local": fl.Steps(2), "batch_size": 4, "engine": "reference"}
-    return fl.run(make_model(), make_clients(), fl.FedLALR(), **(settings | options))
+    return fl.run(make_model(), make_clients(), algorithm or fl.FedLALR(), **(settings | options))
 
 
 def good(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in (folder / "checkpoint").rglob("*") if p.is_file()}
 
 
-def assert_goes_on(folder: Path) -> None:
-    resumed, whole = run(run_dir=folder, resume=True), run()
+def assert_goes_on(folder: Path, algorithm: fl.Algorithm | None = None) -> None:
+    resumed, whole = run(algorithm, run_dir=folder, resume=True), run(algorithm)
     assert [record.round for record in resumed.metrics] == [1, 2, 3, 4]
     for slot, values in whole.state.items():
         assert all(torch.equal(value, resumed.state[slot][name]) for name, value in values.items())
 
 
-@posix
-def test_a_file_that_cannot_grow_stops_the_run_and_leaves_the_last_checkpoint(tmp_path):
-    """The operating system's limit on the size of a file: writing fails in the middle of the tensors."""
-    run(run_dir=tmp_path, rounds=2)
-    before = good(tmp_path)
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Let no file grow beyond this, by the operating system's limit."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1500, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
-        with pytest.raises(RunDirectoryError, match=r"round 3 cannot be saved in .*round-000002; mend.*File too large"):
-            run(run_dir=tmp_path, resume=True)
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@posix
+def test_a_file_that_cannot_grow_stops_the_run_and_leaves_the_last_checkpoint(tmp_path):
+    """Writing fails in the middle of the tensors."""
+    run(run_dir=tmp_path, rounds=2)
+    before = good(tmp_path)
+    said = r"round 3 cannot be saved in .*round-000002; mend.*File too large"
+    with largest_file(1500), pytest.raises(RunDirectoryError, match=said):
+        run(run_dir=tmp_path, resume=True)
+    fault_counts.deaths["disk"] += 1
     assert good(tmp_path) == before
     assert_goes_on(tmp_path)
 
 
-def fill(path: Path) -> None:
-    """Write a file until the disk has no room left."""
-    with path.open("wb", buffering=0) as ballast, suppress(OSError):
-        while True:
-            ballast.write(b"x" * 4096)
+@posix
+@pytest.mark.faults
+@pytest.mark.parametrize("algorithm", [fl.FedLALR(), fl.SCAFFOLD(0.1)], ids=lambda a: type(a).__name__)
+def test_a_run_stopped_by_any_limit_on_the_size_of_files_goes_on_to_the_same_bits(algorithm, tmp_path):
+    """The limit falls into the metrics, what clients keep, the tensors or the description, and at last into nothing."""
+    stopped = 0
+    for limit in range(0, 3_000, 60):
+        folder = tmp_path / str(limit)
+        run(algorithm, run_dir=folder, rounds=2)
+        before = good(folder)
+        try:
+            with largest_file(limit):
+                run(algorithm, run_dir=folder, resume=True)
+        except RunDirectoryError as error:
+            stopped += 1
+            assert "File too large" in str(error)  # noqa: PT017 - some limits let the run through
+            after = good(folder)
+            last = {name: content for name, content in before.items() if "round-000002" in name}
+            assert last == {name: after[name] for name in last}
+        assert_goes_on(folder, algorithm)
+    fault_counts.deaths["disk"] += stopped
+    assert stopped >= 20
+
+
+def fill(path: Path, leave: int = 0) -> None:
+    """Write a file until the disk has no room left but this."""
+    with path.open("wb", buffering=0) as ballast:
+        with suppress(OSError):
+            while True:
+                ballast.write(b"x" * 4096)
+        ballast.truncate(ballast.tell() - leave)
+
+
+@contextmanager
+def small_disk(place: Path, *options: str) -> Iterator[Path]:
+    """A disk in memory, for the length of a test; skips it where that is not allowed."""
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", *options, "tmpfs", str(place)], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small disk")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
 
 
 @posix
 def test_a_full_disk_stops_the_run_and_leaves_the_last_checkpoint(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("needs the right to mount a small disk")
-    try:
+    with small_disk(tmp_path / "disk", "-o", "size=256k") as disk:
         folder = disk / "run"
         run(run_dir=folder, rounds=2)
         before = good(folder)
         fill(disk / "ballast")
         with pytest.raises(RunDirectoryError, match=r"round 3 cannot be saved in .*: No space left on device"):
             run(run_dir=folder, resume=True)
+        fault_counts.deaths["disk"] += 1
         assert good(folder) == before
         (disk / "ballast").unlink()
         assert_goes_on(folder)
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
+
+
+@posix
+@pytest.mark.faults
+@pytest.mark.parametrize("algorithm", [fl.FedLALR(), fl.SCAFFOLD(0.1)], ids=lambda a: type(a).__name__)
+def test_a_run_on_a_disk_with_any_room_left_stops_and_goes_on_to_the_same_bits(algorithm, tmp_path):
+    stopped = 0
+    with small_disk(tmp_path / "disk", "-o", "size=256k") as disk:
+        for pages in range(8):
+            folder = disk / f"run-{pages}"
+            run(algorithm, run_dir=folder, rounds=2)
+            fill(disk / "ballast", leave=4096 * pages)
+            try:
+                run(algorithm, run_dir=folder, resume=True)
+            except RunDirectoryError as error:
+                stopped += 1
+                assert "No space left on device" in str(error)  # noqa: PT017 - with enough room the run gets through
+            (disk / "ballast").unlink()
+            assert_goes_on(folder, algorithm)
+            shutil.rmtree(folder)
+    fault_counts.deaths["disk"] += stopped
+    assert stopped >= 2
 
 
 @posix
 def test_a_disk_that_turns_read_only_stops_the_run_and_leaves_the_last_checkpoint(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(disk)], capture_output=True).returncode:
-        pytest.skip("needs the right to mount a small disk")
-    try:
+    with small_disk(tmp_path / "disk") as disk:
         folder = disk / "run"
         run(run_dir=folder, rounds=2)
         before = good(folder)
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         with pytest.raises(RunDirectoryError, match="cannot be written: Read-only file system"):
             run(run_dir=folder, resume=True)
+        fault_counts.deaths["disk"] += 1
         subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
         assert good(folder) == before
         assert_goes_on(folder)
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
