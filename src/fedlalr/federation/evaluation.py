@@ -41,6 +41,8 @@ def evaluate(
     try:
         for index in batches[ranks.rank :: ranks.count]:
             batch = inputs[index].to(device)
+            if batch.is_cuda and batch.dim() == 4 and batch.is_floating_point():
+                batch = batch.contiguous(memory_format=torch.channels_last)  # where most convolutions are faster
             wanted = targets[index.to(targets.device)].to(device)
             with torch.autocast(device.type, compute, enabled=compute is not None):
                 outputs = model(transform.test(batch) if transform is not None else batch)

@@ -50,7 +50,9 @@ def reduce_buffers(stacked: Buffers, broadcast: Mapping[str, Tensor], share: Ten
     if not spread.is_whole:
         return _reduce_spread(dict.fromkeys(stacked, Mean()), stacked, broadcast, share, spread)
     return {
-        name: mean_change(values, broadcast[name], share.to(values.dtype)) if values.is_floating_point() else values[0]
+        name: mean_change(values, broadcast[name], share.to(values.dtype))
+        if values.is_floating_point()
+        else values[0].clone()  # the replies' memory may be used again
         for name, values in stacked.items()
     }
 
@@ -83,5 +85,5 @@ def _part_of_mean(values: Tensor, reference: Tensor | None, share: Tensor, sprea
     """What the rows that are here add to the mean; where there is none to take, as of integers, the first row."""
     if not values.is_floating_point():
         has_first = spread.held.start == 0 and len(values) > 0
-        return values[0] if has_first else values.new_zeros(values.shape[1:])
+        return values[0].clone() if has_first else values.new_zeros(values.shape[1:])
     return mean_change(values if reference is None else values - reference, None, spread.mine(share).to(values.dtype))

@@ -15,32 +15,48 @@ import triton.language as tl
 def patches(
     x, place, weight, places, height, width, rows, columns,
     stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w,
-    CHANNELS: tl.constexpr, KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, TRANSPOSED: tl.constexpr,
+    CHANNELS: tl.constexpr, KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr,
+    TRANSPOSED: tl.constexpr, STRIDED: tl.constexpr, PADDED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """What the kernel's weights see at places of the output, `[places, weights]`; zero outside the image.
 
-    TRANSPOSED: the other way round, from places of a convolution's input to the outputs that they entered.
+    TRANSPOSED: the other way round, from places of a convolution's input to the outputs that they entered. Addresses
+    are a place's plus a weight's, but for a transposed convolution that is STRIDED; only where the kernel may look
+    beyond the image (PADDED) is each pair looked at. WHOLE: all weights exist.
     """
     channel = weight % CHANNELS
     tap = weight // CHANNELS
-    down = (tap // KERNEL_W)[None, :] * dilation_h
-    right = (tap % KERNEL_W)[None, :] * dilation_w
+    down = (tap // KERNEL_W) * dilation_h
+    right = (tap % KERNEL_W) * dilation_w
     image = place // (rows * columns)
-    row = ((place // columns) % rows)[:, None]
-    column = (place % columns)[:, None]
-    if TRANSPOSED:
-        above = row + pad_h - down
-        left = column + pad_w - right
+    row = (place // columns) % rows
+    column = place % columns
+    there = (place < places)[:, None]
+    if not WHOLE:
+        there = there & (weight < KERNEL_H * KERNEL_W * CHANNELS)[None, :]
+    if TRANSPOSED and STRIDED:
+        above = (row + pad_h)[:, None] - down[None, :]
+        left = (column + pad_w)[:, None] - right[None, :]
         y = above // stride_h
         z = left // stride_w
-        there = (above >= 0) & (left >= 0) & (y * stride_h == above) & (z * stride_w == left)
+        there = there & (above >= 0) & (left >= 0) & (y * stride_h == above) & (z * stride_w == left)
+        there = there & (y < height) & (z < width)
+        at = (image * height * width)[:, None] * CHANNELS + (y * width + z) * CHANNELS + channel[None, :]
     else:
-        y = row * stride_h - pad_h + down
-        z = column * stride_w - pad_w + right
-        there = (y >= 0) & (z >= 0)
-    there = there & (y < height) & (z < width)
-    there = there & (place < places)[:, None] & (weight < KERNEL_H * KERNEL_W * CHANNELS)[None, :]
-    at = (image * height)[:, None] * width * CHANNELS + (y * width + z) * CHANNELS + channel[None, :]
+        if TRANSPOSED:
+            top = row + pad_h
+            side = column + pad_w
+            down = -down
+            right = -right
+        else:
+            top = row * stride_h - pad_h
+            side = column * stride_w - pad_w
+        if PADDED:
+            y = top[:, None] + down[None, :]
+            z = side[:, None] + right[None, :]
+            there = there & (y >= 0) & (y < height) & (z >= 0) & (z < width)
+        first = ((image * height + top) * width + side) * CHANNELS
+        at = first[:, None] + ((down * width + right) * CHANNELS + channel)[None, :]
     return tl.load(x + at, mask=there, other=0.0)
 
 
@@ -48,7 +64,8 @@ def patches(
 def convolve(
     x, kernels, bias, out, bias_stride, images, height, width, rows, columns, features,
     stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w,
-    CHANNELS: tl.constexpr, KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, TRANSPOSED: tl.constexpr,
+    CHANNELS: tl.constexpr, KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr,
+    TRANSPOSED: tl.constexpr, STRIDED: tl.constexpr, PADDED: tl.constexpr,
     BIASED: tl.constexpr, PRECISION: tl.constexpr,
     PLACES: tl.constexpr, FEATURES: tl.constexpr, WEIGHTS: tl.constexpr,
 ):  # fmt: skip
@@ -64,7 +81,8 @@ def convolve(
         weight = first + tl.arange(0, WEIGHTS)
         seen = patches(
             x, place, weight, places, height, width, rows, columns,
-            stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, CHANNELS, KERNEL_H, KERNEL_W, TRANSPOSED,
+            stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, CHANNELS, KERNEL_H, KERNEL_W,
+            TRANSPOSED, STRIDED, PADDED, KERNEL_H * KERNEL_W * CHANNELS % WEIGHTS == 0,
         )  # fmt: skip
         real = (weight < KERNEL_H * KERNEL_W * CHANNELS)[:, None] & (feature < features)[None, :]
         taps = tl.load(kernels + weight[:, None] * features + feature[None, :], mask=real, other=0.0)
@@ -80,7 +98,8 @@ def convolve(
 def weight_gradient(
     x, slope, out, clients, images, height, width, rows, columns, features,
     stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w,
-    CHANNELS: tl.constexpr, KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, PRECISION: tl.constexpr,
+    CHANNELS: tl.constexpr, KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, PADDED: tl.constexpr,
+    PRECISION: tl.constexpr,
     SHARE: tl.constexpr, PLACES: tl.constexpr, FEATURES: tl.constexpr, WEIGHTS: tl.constexpr,
 ):  # fmt: skip
     """Some weights and features of the gradient in one client's kernels, summed over SHARE of its places.
@@ -100,7 +119,8 @@ def weight_gradient(
         place = part * SHARE + first + tl.arange(0, PLACES)
         seen = patches(
             x, place, weight, places, height, width, rows, columns,
-            stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, CHANNELS, KERNEL_H, KERNEL_W, False,
+            stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, CHANNELS, KERNEL_H, KERNEL_W,
+            False, False, PADDED, KERNEL_H * KERNEL_W * CHANNELS % WEIGHTS == 0,
         )  # fmt: skip
         real = (place < places)[:, None] & (feature < features)[None, :]
         slopes = tl.load(slope + place[:, None] * features + feature[None, :], mask=real, other=0.0)
