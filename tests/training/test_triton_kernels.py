@@ -1,0 +1,342 @@
+"""The Triton kernels against plain operations in float64, on a GPU.
+
+Under Triton's interpreter (`TRITON_INTERPRET=1`) the same tests run on small CPU tensors: `test_interpreted.py` starts
+them so where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedlalr.algorithms import FedAdam, FedAvg, FedLALR, FedProx
+from fedlalr.algorithms.slots import Algorithm, Context, Slots
+from fedlalr.models import CharLSTM, ConvMixer
+from fedlalr.training.kernels import plain
+from fedlalr.training.kernels.fused_step import fused_step
+from fedlalr.training.kernels.plain import Norm
+from fedlalr.training.layout import Layout
+from fedlalr.training.local import local_step
+from fedlalr.training.stacked_forms import stacked_form
+from fedlalr.training.work import Training
+from training.kernel_checks import check_form, mask_of, relative, stacked_loss
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+CLIENTS = 3
+POINTS = 128 if INTERPRETED else 4096
+MAPS = [(8, 3, 9)] if INTERPRETED else [(16, 5, 50), (16, 3, 7), (8, 5, 64), (8, 3, 33)]
+SEQUENCES = [(16, 5, 3)] if INTERPRETED else [(128, 100, 80), (16, 5, 3), (64, 33, 1)]
+LENGTHS = [1, 1100] if INTERPRETED else [1, 1000, 1024, 50_001]
+pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def products_of_bfloat16() -> Iterator[None]:
+    """Triton's interpreter holds bfloat16 as bits and multiplies those: give its product the numbers instead."""
+    if not INTERPRETED:
+        yield
+        return
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    def numbers(operand: Any) -> Any:
+        if operand.dtype.scalar != tl.bfloat16:
+            return operand
+        wide = (operand.data.astype(np.uint32) << 16).view(np.float32)
+        return interpreter.TensorHandle(wide, tl.float32)
+
+    builder = interpreter.InterpreterBuilder
+    product = builder.create_dot
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(builder, "create_dot", lambda self, a, b, *rest: product(self, numbers(a), numbers(b), *rest))
+        yield
+
+
+def test_the_kernels_gelu_is_the_exact_one() -> None:
+    from fedlalr.training.kernels.maps import gelu_norm
+
+    # BatchNorm of γ = σ, β = μ is the identity, so the layer's pooled output is the GELU of single pixels of 8 × 8.
+    y = torch.linspace(-4, 4, POINTS, device=DEVICE).bfloat16().view(1, 1, -1, 1, 1).expand(1, 1, POINTS, 8, 8)
+    exact = F.gelu(y[0, 0, :, 0, 0].double())
+    one = torch.ones(1, 1, device=DEVICE)
+    norm = Norm(one * exact.std(correction=0), one * exact.mean(), one, one, 0.1, 0.0)
+    mine = gelu_norm(y, torch.zeros_like(one), norm, pooled=True).output[0, 0]
+    assert float((mine.double() - exact).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(("size", "kernel", "batch"), MAPS)
+@pytest.mark.parametrize("operation", ["norm", "pooled", "depthwise"])
+def test_kernels_on_maps_agree_with_the_plain_operations(
+    operation: str, size: int, kernel: int, batch: int, padded: bool
+) -> None:
+    from fedlalr.training.kernels import maps
+
+    torch.manual_seed(0)
+    clients, channels = (2, 2) if INTERPRETED else (CLIENTS, 16)
+    x = torch.randn(clients, channels, batch, size, size, device=DEVICE).bfloat16()
+    mask = mask_of(clients, batch, DEVICE) if padded else None
+    flat = torch.randn(clients, channels * (kernel * kernel + 3) + 5, device=DEVICE) * 0.3  # rows at odd places
+    taps, bias, weight, shift = flat[:, 5:].split([channels * kernel * kernel, channels, channels, channels], dim=1)
+    learned = [taps.unflatten(1, (channels, 1, kernel, kernel)), bias, 1 + weight, shift]
+    running = torch.rand(2, clients, channels, device=DEVICE)
+
+    def run(operations: object, dtype: torch.dtype, maps_dtype: torch.dtype) -> list[Tensor]:
+        inputs = x.to(maps_dtype).requires_grad_()
+        taps, bias, weight, shift = leaves = [part.to(dtype).requires_grad_() for part in learned]
+        norm = Norm(weight, shift, *running.to(dtype).unbind(), 0.1, 1e-5)
+        if operation == "depthwise":
+            normed = operations.depthwise_gelu_norm(inputs, taps, bias, norm, mask)  # type: ignore[attr-defined]
+        else:
+            normed = operations.gelu_norm(inputs, bias, norm, mask, operation == "pooled")  # type: ignore[attr-defined]
+            leaves = leaves[1:]
+        generator = torch.Generator(DEVICE).manual_seed(1)
+        slope = torch.randn(normed.output.shape, device=DEVICE, generator=generator).bfloat16()
+        if mask is not None:
+            slope *= mask.view(clients, 1, batch, *[1] * (slope.dim() - 3))
+        return [*normed, *torch.autograd.grad(normed.output, [inputs, *leaves], slope.to(normed.output.dtype))]
+
+    mine = run(maps, torch.float32, torch.bfloat16)
+    again = run(maps, torch.float32, torch.bfloat16)
+    right = run(plain, torch.float64, torch.float64)
+    # the bias before a normalisation has a small gradient that is left of a sum of large numbers
+    assert max(relative(a, b) for a, b in zip(mine, right, strict=True)) < 2e-2
+    assert relative(mine[0], right[0]) < 6e-3
+    assert relative(mine[3], right[3]) < 1e-2
+    assert all(torch.equal(a, b) for a, b in zip(mine, again, strict=True))
+
+
+@pytest.mark.parametrize(("size", "batch", "steps"), SEQUENCES)
+def test_the_lstm_kernels_agree_with_the_plain_recurrence(size: int, batch: int, steps: int) -> None:
+    from fedlalr.training.kernels import recurrence
+
+    torch.manual_seed(0)
+    x = torch.randn(CLIENTS, steps, batch, 24, device=DEVICE).bfloat16()
+    slope = torch.randn(CLIENTS, steps, batch, size, device=DEVICE).bfloat16()
+    scales = {(4, size, 24): 0.2, (4, size, size): 0.8 / size**0.5, (4, size): 0.1}
+    learned = [torch.randn(CLIENTS, *shape, device=DEVICE) * scale for shape, scale in scales.items()]
+
+    def run(operations: object, dtype: torch.dtype, state: torch.dtype) -> list[Tensor]:
+        inputs, leaves = x.to(state).requires_grad_(), [part.to(dtype).requires_grad_() for part in learned]
+        outputs = operations.lstm_layer(inputs, *leaves)  # type: ignore[attr-defined]
+        return [outputs, *torch.autograd.grad(outputs, [inputs, *leaves], slope.to(state))]
+
+    mine, right = run(recurrence, torch.float32, torch.bfloat16), run(plain, torch.float64, torch.float64)
+    assert max(relative(a, b) for a, b in zip(mine, right, strict=True)) < 2e-2
+
+
+def test_the_embedding_kernel_sums_the_gradients_of_each_symbol() -> None:
+    from fedlalr.training.kernels import recurrence
+
+    torch.manual_seed(0)
+    tokens = torch.randint(30, (CLIENTS, 9, 11), device=DEVICE)
+    table = torch.randn(CLIENTS, 30, 8, device=DEVICE).bfloat16().float()
+    slope = torch.randn(CLIENTS, 9, 11, 8, device=DEVICE).bfloat16()
+    leaf, exact = table.clone().requires_grad_(), table.double().requires_grad_()
+    mine, right = recurrence.embed(leaf, tokens), plain.embed(exact, tokens)
+    assert torch.equal(mine.double(), right)
+    (gradient,) = torch.autograd.grad(mine, leaf, slope)
+    tolerance = 5e-3 if INTERPRETED else 1e-5  # on the CPU sums of bfloat16 come rounded
+    assert relative(gradient, torch.autograd.grad(right, exact, slope.double())[0]) < tolerance
+
+
+@pytest.mark.parametrize("size", LENGTHS)
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("algorithm", [FedLALR(lr=0.01), FedAvg(lr=0.01), FedAdam(lr=0.01)])
+def test_the_fused_step_is_the_algorithms_own_with_everything_around_it(
+    size: int, guarded: bool, algorithm: Algorithm
+) -> None:
+    fused = fused_step(algorithm, DEVICE)
+    assert fused is not None
+    assert fused_step(FedProx(lr=0.1), DEVICE) is None
+    torch.manual_seed(0)
+    everything = Slots(
+        x=torch.randn(CLIENTS, size, device=DEVICE),
+        m=torch.randn(CLIENTS, size, device=DEVICE),
+        v=torch.rand(CLIENTS, size, device=DEVICE),
+        v_hat=torch.rand(CLIENTS, size, device=DEVICE),
+    )
+    state = everything if isinstance(algorithm, FedLALR) else everything.only("x")
+    gradient = torch.randn(CLIENTS, size, device=DEVICE)
+    options = {"clip_norm": 0.5, "weight_decay": 1e-3, "decoupled_weight_decay": 1e-2} if guarded else {}
+    active = torch.tensor([True, False, True], device=DEVICE) if guarded else None
+    around = {"clip_norm": None, "weight_decay": 0.0, "decoupled_weight_decay": 0.0, **options}
+    training = cast(Training, SimpleNamespace(algorithm=algorithm, **around))
+    context = Context(round=1, lr=0.01, steps=1)
+    right = local_step(training, state.map(Tensor.double), gradient.double(), state, context)
+    mine = state.map(Tensor.clone)
+    fused(mine, gradient, torch.tensor(0.01, device=DEVICE), active=active, **options)  # type: ignore[arg-type]
+    for name in state:
+        expected = right[name] if active is None else torch.where(active[:, None], right[name], state[name].double())
+        assert relative(mine[name], expected) < 1e-6, name
+
+
+def test_the_fused_step_refuses_slots_that_are_not_stacks_of_their_own() -> None:
+    fused = fused_step(FedLALR(), DEVICE)
+    assert fused is not None
+    one = torch.zeros(5, device=DEVICE)
+    shared = Slots(**dict.fromkeys(("x", "m", "v", "v_hat"), one.expand(CLIENTS, 5)))
+    with pytest.raises(ValueError, match="contiguous stack"):
+        fused(shared, torch.zeros(CLIENTS, 5, device=DEVICE), 0.1)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("network", ["convmixer", "lstm"])
+def test_a_network_through_the_kernels_gives_the_modules_gradient_to_bfloat16(network: str, padded: bool) -> None:
+    torch.manual_seed(0)
+    if network == "convmixer":
+        module: nn.Module = ConvMixer(dim=3, depth=1, kernel=3) if INTERPRETED else ConvMixer(dim=64, depth=4)
+        shape, classes = (2, 3, 3, 16, 16) if INTERPRETED else (CLIENTS, 10, 3, 32, 32), 10
+        inputs = torch.randn(shape, device=DEVICE)
+    else:
+        module, classes = CharLSTM(hidden=12) if INTERPRETED else CharLSTM(), 80
+        inputs = torch.randint(80, (CLIENTS, 3, 4) if INTERPRETED else (CLIENTS, 20, 80), device=DEVICE)
+    check_form(module.to(DEVICE), inputs, classes, torch.bfloat16, padded, tolerance=2e-2, gradient_tolerance=5e-2)
+
+
+@pytest.mark.gpu
+def test_a_captured_step_replays_what_the_step_does() -> None:
+    torch.manual_seed(0)
+    module = ConvMixer(dim=32, depth=2).cuda()
+    layout, algorithm = Layout.of(module), FedLALR(lr=1e-3)
+    inputs, targets = torch.randn(CLIENTS, 8, 3, 32, 32, device=DEVICE), torch.randint(10, (CLIENTS, 8), device=DEVICE)
+    form = stacked_form(module, torch.bfloat16, inputs.shape[2:])
+    fused = fused_step(algorithm, DEVICE)
+    assert form is not None
+    assert fused is not None
+    start = algorithm.start(algorithm.init(layout.flatten(dict(module.named_parameters()))), Slots())
+    state = start.map(lambda slot: slot.expand(CLIENTS, -1).clone())
+    buffers = {name: buffer.expand(CLIENTS, *buffer.shape).clone() for name, buffer in module.named_buffers()}
+    lr = torch.tensor(1e-3, device=DEVICE)
+
+    def step() -> None:
+        x = state.x.detach().requires_grad_()
+        logits, _ = form(layout.views(x), buffers, inputs)
+        (gradient,) = torch.autograd.grad(stacked_loss(logits, targets, None).sum(), x)
+        fused(state, gradient, lr)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    before = state.map(Tensor.clone)
+    step()
+    stepped = state.map(Tensor.clone)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for name, slot in state.items():
+        slot.copy_(before[name])
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(state[name], stepped[name]) for name in state)
+    assert not torch.equal(state.x, before.x)
+
+
+SHAPES = {  # batch, channels, features, height and width, kernel, stride, padding, dilation, with a shift
+    "plain": (2, 3, 8, (8, 8), (3, 3), (1, 1), (0, 0), (1, 1), True),
+    "odd sizes, stride and padding": (2, 16, 20, (6, 7), (3, 5), (2, 1), (1, 2), (1, 1), True),
+    "dilated, more than a block of features": (1, 5, 70, (7, 7), (3, 3), (1, 2), (1, 0), (2, 1), False),
+    "one by one": (3, 20, 16, (9, 5), (1, 1), (2, 2), (0, 0), (1, 1), True),
+}
+
+
+@pytest.mark.parametrize(("channels_innermost", "dtype"), [(False, torch.float32), (True, torch.bfloat16)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_stacked_convolution_is_each_clients_own(
+    shape: str, channels_innermost: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedlalr.training.kernels.convolution import StackedConvolution
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.manual_seed(0)
+    batch, channels, features, size, kernel, stride, padding, dilation, shifted = SHAPES[shape]
+    images = torch.randn(CLIENTS, batch, channels, *size, device=DEVICE).to(dtype)
+    if channels_innermost:
+        images = images.movedim(2, 4).contiguous().movedim(4, 2)
+    weight = torch.randn(CLIENTS, features, channels, *kernel, device=DEVICE).to(dtype).float()
+    bias = torch.randn(CLIENTS, features, device=DEVICE) if shifted else None
+
+    def run(wide: bool) -> list[Tensor]:
+        given = [images, weight] if bias is None else [images, weight, bias]
+        leaves = [(part.double() if wide else part).detach().requires_grad_() for part in given]
+        shifts = None if bias is None else leaves[2]
+        if wide:
+            each = [
+                F.conv2d(leaves[0][c], leaves[1][c], None if shifts is None else shifts[c], stride, padding, dilation)
+                for c in range(CLIENTS)
+            ]
+            output = torch.stack(each)
+        else:
+            output = StackedConvolution.apply(leaves[0], leaves[1], shifts, stride, padding, dilation)  # type: ignore[no-untyped-call]
+        slope = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype)
+        return [output, *torch.autograd.grad(output, leaves, slope.to(output.dtype))]
+
+    mine, right = run(wide=False), run(wide=True)
+    assert mine[0].dtype == dtype
+    assert all(gradient.dtype == torch.float32 for gradient in mine[2:])
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    assert max(relative(a, b) for a, b in zip(mine, right, strict=True)) < tolerance
+
+
+def test_a_convolution_gives_no_gradient_of_images_that_need_none() -> None:
+    from fedlalr.training.kernels.convolution import StackedConvolution
+
+    images, weight = torch.ones(1, 1, 1, 3, 3, device=DEVICE), torch.ones(1, 1, 1, 2, 2, device=DEVICE)
+    weight.requires_grad_()
+    output = StackedConvolution.apply(images, weight, None, (1, 1), (0, 0), (1, 1))  # type: ignore[no-untyped-call]
+    (slope,) = torch.autograd.grad(output.sum(), weight)
+    assert torch.equal(slope, torch.full_like(weight, 4.0))
+
+
+@pytest.mark.parametrize("size", [1, 1500, 20_000])
+def test_changes_are_the_norms_of_the_replies_distances_and_name_the_rows_that_fell(size: int) -> None:
+    from fedlalr.training.kernels import cohort
+
+    torch.manual_seed(0)
+    reference = torch.randn(size, device=DEVICE)
+    stack = torch.zeros(4, size + 3, device=DEVICE)
+    values = stack[:, :size]  # rows apart in memory
+    values.copy_(reference + torch.rand(4, size, device=DEVICE))
+    values[1] = reference
+    values[2, -1] = reference[-1] - 1e-3
+    norms, fell = cohort.changes(values, reference)
+    assert norms.dtype == torch.float64
+    assert relative(norms, (values.double() - reference.double()).norm(dim=1)) < 1e-6
+    assert norms[1] == 0
+    assert fell.tolist() == [False, False, True, False]
+
+
+@pytest.mark.parametrize("size", [1, 1500])
+def test_the_mean_change_is_the_broadcast_and_the_weighted_changes(size: int) -> None:
+    from fedlalr.training.kernels import cohort
+
+    torch.manual_seed(0)
+    reference, values = torch.randn(size, device=DEVICE), torch.randn(5, size + 1, device=DEVICE)[:, 1:]
+    share = torch.rand(5, device=DEVICE)
+    share /= share.sum()
+    right = reference.double() + (share.double()[:, None] * (values.double() - reference.double())).sum(0)
+    assert relative(cohort.mean_change(values, reference, share), right) < 1e-6
+
+
+def test_the_servers_kernels_take_large_float32_stacks_alone() -> None:
+    from fedlalr.training.kernels import cohort
+
+    values, reference = torch.zeros(2, cohort.LARGE, device=DEVICE), torch.zeros(cohort.LARGE, device=DEVICE)
+    assert cohort.fits(values, reference)
+    assert cohort.fits(values, None)
+    assert not cohort.fits(values[:, :100], reference[:100])
+    assert not cohort.fits(values.double(), reference.double())
+    assert not cohort.fits(values, reference.double())
+    assert not cohort.fits(values.t(), None)
+    assert not cohort.fits(reference, None)
