@@ -101,6 +101,12 @@ def test_exit_codes_and_messages(arguments: list[str], code: int, message: str) 
     assert "Traceback" not in result.output
 
 
+def test_a_misspelt_command_is_answered_with_the_nearest_one_once() -> None:
+    result = cli("runn")
+    assert result.exit_code == 2
+    assert result.stderr.count("Did you mean 'run'?") == 1
+
+
 def test_programming_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError

@@ -41,6 +41,9 @@ def run(model=None, clients=None, algorithm=None, **options):
         ({"resume": True}, "resume=True needs run_dir"),
         ({"clients": [(PAIR[0], torch.tensor([0, 1, 7]))]}, "client 0 has label 7, but the model has classes 0 to 2"),
         ({"test": (PAIR[0], torch.tensor([0, 1, -1]))}, "the test set has label -1"),
+        ({"test": (PAIR[0], PAIR[1][:2])}, "the test set has 3 inputs but 2 targets"),
+        ({"test": (PAIR[0][:0], PAIR[1][:0])}, "the test set is empty"),
+        ({"device": "gpu"}, "there is no device 'gpu'; use 'auto', 'cpu'"),
         ({"clients": [(torch.zeros(3, 9), PAIR[1])]}, r"the model cannot run on client 0's inputs, \(3, 9\)|\(2, 9\)"),
     ],
 )
@@ -54,6 +57,9 @@ def test_bad_values_are_refused_with_a_sentence(options, message):
     [
         ({"algorithm": fl.FedLALR}, "pass an instance, such as FedLALR()"),
         ({"algorithm": "fedavg"}, "algorithm must be one of fedlalr's"),
+        ({"model": "resnet"}, "model must be a torch.nn.Module, not 'resnet'"),
+        ({"seed": 1.5}, "seed must be a whole number, not 1.5"),
+        ({"test": PAIR[0]}, r"test must be a pair \(inputs, targets\), not Tensor"),
         ({"local": 5}, "local must be fl.Steps"),
         ({"clients": {1: PAIR}}, "clients must be a sequence"),
         ({"clients": [PAIR, "two"]}, "client 1 is a str"),

@@ -27,6 +27,7 @@ app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     add_completion=False,
+    suggest_commands=False,  # click suggests too
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -89,7 +89,8 @@ def _read_file(path: Path) -> Tree:
     try:
         tree = yaml_file.parse(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the configuration {path} cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"the configuration {path} cannot be read: {reason}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter two for endless numbers and nesting
         raise ConfigError(f"the configuration {path} is not valid YAML: {error}") from error
     if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):

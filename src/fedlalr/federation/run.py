@@ -106,6 +106,7 @@ def run(
     `engine` is a name or, to put one of your own in its place, a function from `Training` to an `Engine`.
     """
     check_options(
+        model=model,
         algorithm=algorithm,
         local=local,
         rounds=rounds,
@@ -122,6 +123,7 @@ def run(
         resume=resume,
         run_dir=run_dir,
         checkpoint_every=checkpoint_every,
+        seed=seed,
     )
     population = as_clients(clients)
     cohort_size = check_cohort(clients_per_round, len(population), min_clients)
@@ -241,7 +243,10 @@ def choose_device(device: str | torch.device) -> torch.device:
     """`"auto"` is the current CUDA device where there is one, under torchrun each process's own, else the CPU."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    chosen = torch.device(device)
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"there is no device {device!r}; use 'auto', 'cpu', 'cuda' or 'cuda:0'") from error
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             f"device {device!r} was asked for, but this machine has no usable CUDA device; use device='cpu'"

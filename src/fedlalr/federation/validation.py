@@ -19,6 +19,8 @@ IGNORED_LABEL = -100
 
 def check_options(**options: Any) -> None:
     """Check the arguments of `fl.run` one by one."""
+    if not isinstance(options["model"], nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {options['model']!r}")
     algorithm = options["algorithm"]
     if isinstance(algorithm, type):
         raise TypeError(
@@ -48,6 +50,8 @@ def check_options(**options: Any) -> None:
     if options["max_norm_ratio"] is not None:
         check_positive("max_norm_ratio", options["max_norm_ratio"])
     check_count("checkpoint_every", options["checkpoint_every"])
+    if isinstance(options["seed"], bool) or not isinstance(options["seed"], int):
+        raise TypeError(f"seed must be a whole number, not {options['seed']!r}")
     if options["resume"] and options["run_dir"] is None:
         raise ValueError("resume=True needs run_dir, the directory of the run to go on with")
 
@@ -81,6 +85,8 @@ def check_rounds(rounds: int, done: int) -> None:
 
 def check_problem(training: Training, test: tuple[Samples, Tensor] | None) -> None:
     """Try the module on one batch without training, and check the labels against its outputs."""
+    if test is not None:
+        check_test(test)
     first = torch.arange(min(2, int(training.clients.sizes[0])))
     inputs, targets = training.clients.batch(0, first)
     was_training = {module: module.training for module in training.model.modules()}
@@ -110,6 +116,17 @@ def check_problem(training: Training, test: tuple[Samples, Tensor] | None) -> No
             raise ValueError(
                 f"the test set has label {int(test[1][wrong][0])}, but the model has classes 0 to {classes - 1}"
             )
+
+
+def check_test(test: tuple[Samples, Tensor]) -> None:
+    """Refuse a test set that is not pairs of an input and a target."""
+    if not isinstance(test, tuple | list) or len(test) != 2:
+        raise TypeError(f"test must be a pair (inputs, targets), not {type(test).__name__}")
+    inputs, targets = test
+    if len(inputs) != len(targets):
+        raise ValueError(f"the test set has {len(inputs)} inputs but {len(targets)} targets; they must pair up")
+    if len(inputs) == 0:
+        raise ValueError("the test set is empty; leave test out to run without one")
 
 
 def _check_labels(clients: Population, classes: int) -> None:

@@ -67,7 +67,8 @@ class Settings:
 
     def training(self, model: nn.Module, algorithm: Algorithm, clients: Clients) -> Training:
         """How every client trains, for a private copy of the module."""
-        check_options(algorithm=algorithm, **{field.name: getattr(self, field.name) for field in fields(self)})
+        options = {field.name: getattr(self, field.name) for field in fields(self)}
+        check_options(model=model, algorithm=algorithm, **options)
         if self.buffers == "recalibrate":
             raise ValueError(
                 "buffers='recalibrate' needs a second pass over the clients' data in every round, which the exchange "
