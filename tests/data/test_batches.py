@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlalr.data.batches import PADDING, batches_per_pass, plan
+from fedlalr.data.batches import PADDING, batch_counts, batches_per_pass, plan
 from fedlalr.data.random import bits, key
 
 sizes_of_clients = st.lists(st.integers(1, 30), min_size=1, max_size=6)
@@ -37,6 +37,19 @@ def test_a_clients_batches_do_not_depend_on_who_else_is_asked_for(sizes, batch_s
         mine = together[row]
         for k in range(steps):
             assert mine[k][mine[k] != PADDING].tolist() == alone[k][alone[k] != PADDING].tolist()
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    clients=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=6),
+    batch_size=st.one_of(st.none(), st.integers(1, 40)),
+    drop_last=st.booleans(),
+)
+def test_the_counts_of_batches_are_those_of_the_plan(clients, batch_size, drop_last):
+    sizes, steps = torch.tensor(clients).T.contiguous()
+    planned = plan(1, 1, torch.arange(len(sizes)), sizes, steps, batch_size, drop_last)
+    counted = batch_counts(sizes, steps, batch_size, drop_last)
+    assert torch.equal(counted, (planned != PADDING).sum(-1))
 
 
 def test_the_order_changes_with_seed_round_client_and_pass():

@@ -34,26 +34,44 @@ def plan(
     steps: Tensor,
     batch_size: int | None,
     drop_last: bool = False,
+    device: torch.device | None = None,
 ) -> Tensor:
     """The positions, within each client's own samples, of every local batch: `[C, K, B]`, padded with `PADDING`.
 
     `clients`, `sizes` and `steps` are int64 `[C]`: id, number of samples and number of local steps of each. The row of
-    a client does not depend on which other clients are asked for with it.
+    a client does not depend on which other clients are asked for with it. The plan is made on `device`, by default
+    where `sizes` is; its numbers are the same, and given `sizes` on the CPU nothing waits for the device.
     """
     longest, most = int(sizes.max()), int(steps.max())
     width = longest if batch_size is None else min(batch_size, longest)
     per_pass = batches_per_pass(sizes, batch_size, drop_last)
+    passes = int(((steps - 1) // per_pass).max()) + 1 if most else 0
+    used = sizes if batch_size is None else _used(sizes, batch_size, drop_last)
+    clients, sizes, steps, per_pass, used = torch.stack([clients, sizes, steps, per_pass, used]).to(
+        sizes.device if device is None else device
+    )
     step = torch.arange(most, device=sizes.device)
     which_pass = step // per_pass[:, None]  # [C, K]
     place = (step % per_pass[:, None])[:, :, None] * (batch_size or 0) + torch.arange(width, device=sizes.device)
-    used = sizes if batch_size is None else _used(sizes, batch_size, drop_last)
     valid = (place < used[:, None, None]) & (step < steps[:, None])[:, :, None]
-
-    passes = int(which_pass[step < steps[:, None]].max()) + 1 if most else 0
     order = _shuffles(seed, round, clients, sizes, passes, longest)  # [C, passes, longest]
     place = which_pass.clamp(max=max(passes - 1, 0))[:, :, None] * longest + place.clamp(max=longest - 1)
     picked = order.flatten(1).gather(1, place.flatten(1)).view(place.shape)
     return picked.masked_fill(~valid, PADDING)
+
+
+def batch_counts(sizes: Tensor, steps: Tensor, batch_size: int | None, drop_last: bool = False) -> Tensor:
+    """How many samples every batch of a plan holds, `[C, K]`; none after a client's last step.
+
+    >>> batch_counts(torch.tensor([7, 3]), torch.tensor([4, 1]), 3)
+    tensor([[3, 3, 1, 3],
+            [3, 0, 0, 0]])
+    """
+    step = torch.arange(int(steps.max()))
+    width = int(sizes.max()) if batch_size is None else batch_size
+    used = sizes if batch_size is None else _used(sizes, batch_size, drop_last)
+    place = (step % batches_per_pass(sizes, batch_size, drop_last)[:, None]) * width
+    return (used[:, None] - place).clamp(max=width).masked_fill(step >= steps[:, None], 0)
 
 
 def _used(sizes: Tensor, batch_size: int, drop_last: bool) -> Tensor:

@@ -41,11 +41,12 @@ def evaluate(
     try:
         for index in batches[ranks.rank :: ranks.count]:
             batch = inputs[index].to(device)
-            if batch.is_cuda and batch.dim() == 4 and batch.is_floating_point():
+            batch = transform.test(batch) if transform is not None else batch
+            if batch.is_cuda and batch.dim() == 4:
                 batch = batch.contiguous(memory_format=torch.channels_last)  # where most convolutions are faster
             wanted = targets[index.to(targets.device)].to(device)
             with torch.autocast(device.type, compute, enabled=compute is not None):
-                outputs = model(transform.test(batch) if transform is not None else batch)
+                outputs = model(batch)
                 tally[0] += loss(outputs, wanted).double() * len(wanted)
             if is_class_target(outputs, wanted):
                 hits = outputs.argmax(1) == wanted

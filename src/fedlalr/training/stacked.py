@@ -18,7 +18,8 @@ from torch import Tensor
 from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.data.population import Population
 from fedlalr.training.graphs import StaticSteps, keeps_its_slots
-from fedlalr.training.in_place import SGDStep, in_place_step
+from fedlalr.training.in_place import InPlaceStep, in_place_step
+from fedlalr.training.linear_rounds import LinearRounds
 from fedlalr.training.local import local_step
 from fedlalr.training.memory import Chunks, is_out_of_memory, keep_freed_memory
 from fedlalr.training.reference import ReferenceEngine
@@ -44,6 +45,7 @@ class StackedEngine:
         self._in_place = in_place_step(training.algorithm, training.device, training.layout.dtype)
         self._reference = ReferenceEngine(training)
         self._static = self._static_steps()
+        self._linear = self._linear_rounds()
         if training.device.type == "cpu":
             keep_freed_memory()
         slots = len(training.algorithm.slots.down) + len(training.algorithm.slots.up) + 2
@@ -58,6 +60,14 @@ class StackedEngine:
         if not on_gpu or not keeps_its_slots(training, params):
             return None
         return StaticSteps(training, self._gradient, self._in_place, capture=True)
+
+    def _linear_rounds(self) -> LinearRounds | None:
+        """The form for small chains of linear layers on a CPU, where the network is one and the step is in place."""
+        gradient, step = self._gradient, self._in_place
+        on_cpu = self.training.device.type == "cpu"
+        if not on_cpu or not isinstance(gradient, LinearGradient) or not isinstance(step, InPlaceStep):
+            return None
+        return LinearRounds(self.training, gradient, step)
 
     @property
     def chunk(self) -> int | None:
@@ -113,12 +123,13 @@ class StackedEngine:
         if self._static is not None and work.probe is None and steps is None:
             stack = self._static.run(work, feed, self._start(work, feed))
             return self._replies(work, feed, stack, [], owned=sole)
-        stack = self._start(work, feed)
+        stack, tables = self._start(work, feed), feed.tables()
+        if self._linear is not None and tables is not None and work.probe is None and steps is None:
+            return self._replies(work, feed, self._linear.run(feed, tables, stack, work.lr), [])
         if self._in_place is not None:
             stack = stack.own()
         finished: list[Stack] = []
         traces: list[Trace] = []
-        tables = feed.tables()
         for k, shape in enumerate(feed.shapes()[:steps], start=1):
             if shape.active < stack.size:
                 finished.append(stack.rows(shape.active, stack.size))
@@ -133,10 +144,6 @@ class StackedEngine:
     def _advance(self, stack: Stack, batch: Batch, broadcast: Slots, context: Context) -> Stack:
         """One local step of the stack."""
         training, state = self.training, stack.state
-        if self._descends:
-            assert isinstance(self._gradient, LinearGradient)
-            losses = self._gradient.descend(state.x, batch, float(context.lr))
-            return Stack(state, stack.buffers, stack.total + losses)
         losses, gradient, buffers = self._gradient(state.x, stack.buffers, batch)
         total = stack.total + losses
         if self._in_place is None:
@@ -150,13 +157,6 @@ class StackedEngine:
             decoupled_weight_decay=training.decoupled_weight_decay,
         )
         return Stack(state, buffers, total)
-
-    @property
-    def _descends(self) -> bool:
-        """Whether a local step is a bare gradient step of a chain of linear layers."""
-        training = self.training
-        around = training.clip_norm is not None or training.weight_decay or training.decoupled_weight_decay
-        return isinstance(self._in_place, SGDStep) and isinstance(self._gradient, LinearGradient) and not around
 
     def _set_aside(self, work: Work, alone: Tensor) -> Replies:
         """Leave clients with a batch of one sample to the reference engine, where BatchNorm refuses them by name."""

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedlalr.data.batches import PADDING, plan
+from fedlalr.data.batches import PADDING, batch_counts, plan
 from fedlalr.data.population import Population
 from fedlalr.training.stacked_gradient import Batch
 from fedlalr.training.work import Training
 
-LARGE_PLAN = 20_000
+LARGE_PLAN = 2_000
 """Places from which on a plan is made on the data's own device instead of on the CPU; its numbers are the same."""
 
 
@@ -42,31 +42,31 @@ class Feed:
         self.clients, self.steps = clients[self.order], steps[self.order]
         self.longest = int(self.steps[0])
         """K of the client with the most steps."""
-        self.positions = self._plan().transpose(0, 1).contiguous()
-        """Places in each client's own samples, `[K, C, B]`, −1 for padding."""
-        self.counts = (self.positions >= 0).sum(-1).cpu()
+        sizes = training.clients.sizes[self.clients]
+        self.counts = batch_counts(sizes, self.steps, training.batch_size, training.drop_last).T
         """Real samples of every batch, `[K, C]`."""
-
-    def _plan(self) -> Tensor:
-        training, sizes = self.training, self.training.clients.sizes[self.clients]
-        small = len(sizes) * self.longest * int(sizes.max()) < LARGE_PLAN
-        where = torch.device("cpu") if small or not isinstance(training.clients, Population) else training.device
-        return plan(
+        small = self.counts.numel() * int(sizes.max()) < LARGE_PLAN
+        positions = plan(
             training.seed,
-            self.round,
-            self.clients.to(where),
-            sizes.to(where),
-            self.steps.to(where),
+            round,
+            self.clients,
+            sizes,
+            self.steps,
             training.batch_size,
             training.drop_last,
+            None if small or not isinstance(training.clients, Population) else training.device,
         )
+        self.positions = positions.transpose(0, 1).contiguous()
+        """Places in each client's own samples, `[K, C, B]`, −1 for padding."""
 
-    def shapes(self) -> list[Shape]:
-        """The layout of every local step."""
-        training_now = self.steps > torch.arange(self.longest)[:, None]  # [K, C]
+    def shapes(self, first: int = 0, last: int | None = None) -> list[Shape]:
+        """The layout of every local step of the clients in some rows, as long as any of them trains."""
+        steps = self.steps[first:last]
+        counts = self.counts[: int(steps[0]), first:last]
+        training_now = steps > torch.arange(len(counts))[:, None]  # [K, C]
         active = training_now.sum(1).tolist()
-        most = self.counts.amax(1).tolist()
-        least = self.counts.masked_fill(~training_now, torch.iinfo(torch.int64).max).amin(1).tolist()
+        most = counts.amax(1).tolist()
+        least = counts.masked_fill(~training_now, torch.iinfo(torch.int64).max).amin(1).tolist()
         return [Shape(a, high, low < high) for a, high, low in zip(active, most, least, strict=True)]
 
     def tables(self, width: int = 0) -> Tables | None:

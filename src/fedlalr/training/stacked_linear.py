@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
 from torch.func import grad_and_value, vmap
 
 from fedlalr.training.masked_loss import masked_loss
+from fedlalr.training.stacked_feed import Shape
 from fedlalr.training.stacked_gradient import Batch
 from fedlalr.training.work import Buffers, Loss, Training
 
@@ -70,45 +71,65 @@ class LinearGradient:
         self._masked_losses = vmap(each, in_dims=(0, 0, 0), randomness="different")
 
     def __call__(self, x: Tensor, buffers: Buffers, batch: Batch) -> tuple[Tensor, Tensor, Buffers]:
-        parameters = self.training.layout.views(x)
-        losses, last, inputs = self._forward(parameters, batch)
         gradient = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        parts = self.training.layout.views(gradient)
-        for layer, slope, input in self._backward(parameters, inputs, last):
-            torch.bmm(slope, input.mT, out=parts[layer.weight])
-            if layer.bias is not None:
-                torch.sum(slope, 2, out=parts[layer.bias])
+        layout = self.training.layout
+        losses = self.write(layout.views(x), batch, None, layout.views(gradient))
         return losses, gradient, buffers
 
-    def descend(self, x: Tensor, batch: Batch, lr: float) -> Tensor:
-        """A plain gradient step x ← x − α g in place, without ever writing down the gradient; gives the losses."""
-        parameters = self.training.layout.views(x)
-        losses, last, inputs = self._forward(parameters, batch)
+    def write(
+        self, parameters: dict[str, Tensor], batch: Batch, labels: Labels | None, gradient: dict[str, Tensor]
+    ) -> Tensor:
+        """Write every layer's gradient `[C, …]` to its place; gives the losses."""
+        losses, last, inputs = self._forward(parameters, batch, labels)
         for layer, slope, input in self._backward(parameters, inputs, last):
-            parameters[layer.weight].baddbmm_(slope, input.mT, alpha=-lr)
+            torch.bmm(slope, input, out=gradient[layer.weight])
+            if layer.bias is not None:
+                torch.sum(slope, 2, out=gradient[layer.bias])
+        return losses
+
+    def descend(self, parameters: dict[str, Tensor], batch: Batch, labels: Labels | None, lr: float) -> Tensor:
+        """A plain gradient step x ← x − α g in place, without ever writing down the gradient; gives the losses."""
+        losses, last, inputs = self._forward(parameters, batch, labels)
+        for layer, slope, input in self._backward(parameters, inputs, last):
+            parameters[layer.weight].baddbmm_(slope, input, alpha=-lr)
             if layer.bias is not None:
                 parameters[layer.bias].sub_(slope.sum(2), alpha=lr)
         return losses
 
-    def _forward(self, parameters: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Every client's loss, its slope in the last layer's result, and every layer's input `[C, features, B]`."""
-        results = [batch.inputs.flatten(2).mT]  # products and softmax are faster along short columns
-        for layer in self.layers:
-            if layer.bias is None:
-                result = torch.bmm(parameters[layer.weight], results[-1])
-            else:
-                result = torch.baddbmm(parameters[layer.bias].unsqueeze(2), parameters[layer.weight], results[-1])
+    def labels(self, targets: Tensor, real: Tensor) -> Labels | None:
+        """A whole round's targets `[K, C, B]` prepared for the loss; None where it is not plain cross-entropy."""
+        if not self._plain_loss or targets.dtype != torch.int64 or targets.dim() != 3:
+            return None
+        last = self.layers[-1].weight
+        classes = dict(zip(self.training.layout.names, self.training.layout.shapes, strict=True))[last][0]
+        return Labels.of(targets, real, classes, self.training.layout.dtype)
+
+    def _forward(
+        self, parameters: dict[str, Tensor], batch: Batch, labels: Labels | None
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Every client's loss, its slope in the last layer's result `[C, features, B]`, and every layer's input
+        `[C, B, features]`."""
+        results = [batch.inputs.flatten(2)]
+        for layer in self.layers[:-1]:
+            result = torch.bmm(results[-1], parameters[layer.weight].mT)
+            if layer.bias is not None:
+                result += parameters[layer.bias].unsqueeze(1)
             results.append(result if layer.activation is None else layer.activation.apply(result))
-        last = results.pop()
-        losses, slope = self._loss_slope(last, batch)
-        if self.layers[-1].activation is not None:
-            slope = slope * self.layers[-1].activation.slope(last)
+        layer = self.layers[-1]
+        last = torch.bmm(parameters[layer.weight], results[-1].mT)  # softmax is faster along short columns
+        if layer.bias is not None:
+            last += parameters[layer.bias].unsqueeze(2)
+        if layer.activation is not None:
+            last = layer.activation.apply(last)
+        losses, slope = self._loss_slope(last, batch) if labels is None else labels.loss_slope(last)
+        if layer.activation is not None:
+            slope = slope * layer.activation.slope(last)
         return losses, slope, results
 
     def _backward(
         self, parameters: dict[str, Tensor], inputs: list[Tensor], slope: Tensor
     ) -> Iterator[tuple[Layer, Tensor, Tensor]]:
-        """From the last layer to the first: the layer, the loss's slope in its result, and its input.
+        """From the last layer to the first: the layer, the loss's slope in its result `[C, features, B]`, its input.
 
         What a layer passes down is computed before it is given out, so its parameters may be changed then.
         """
@@ -116,9 +137,10 @@ class LinearGradient:
             layer, mine = self.layers[depth], slope
             if depth:
                 before = self.layers[depth - 1].activation
-                slope = torch.bmm(parameters[layer.weight].mT, mine)
+                slope = torch.bmm(mine.mT, parameters[layer.weight])
                 if before is not None:
                     slope = slope * before.slope(inputs[depth])
+                slope = slope.mT
             yield layer, mine, inputs[depth]
 
     def bytes_each(self, slots: int) -> int:
@@ -132,7 +154,8 @@ class LinearGradient:
     def _loss_slope(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Every client's loss `[C]` and its slope in the outputs `[C, features, B]`."""
         if self._plain_loss and batch.targets.dtype == torch.int64 and batch.targets.dim() == 2:
-            return cross_entropy(outputs, batch.targets, batch.mask)
+            labels = Labels.of(batch.targets, batch.mask, outputs.shape[1], outputs.dtype)
+            return labels.loss_slope(outputs)
         of = self._losses if batch.mask is None else self._masked_losses
         slope, losses = of(outputs.mT, batch.targets, batch.mask)
         return losses.detach(), slope.mT
@@ -150,19 +173,36 @@ def is_plain_cross_entropy(loss: Loss) -> bool:
     return loss is nn.functional.cross_entropy
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The mean cross-entropy of every client `[C]` and its slope in the logits `[C, classes, B]`.
+class Labels(NamedTuple):
+    """The targets of cross-entropy in a form that leaves little to do in a local step.
 
-    Like torch's, it passes over the ignored label, and a client with nothing else has no number for a loss.
+    Like torch's, the loss passes over the ignored label, and a client with nothing else has no number for a loss.
     """
-    counts = targets != IGNORED_LABEL if mask is None else (targets != IGNORED_LABEL) & mask
-    share = counts.to(logits.dtype)
-    share = (share / share.sum(1, keepdim=True)).unsqueeze(1)
-    labels = targets.where(counts, 0).unsqueeze(1)
-    logs = torch.log_softmax(logits, 1)
-    losses = -(logs.gather(1, labels) * share).sum((1, 2))
-    slope = logs.exp_().mul_(share).scatter_add_(1, labels, -share)
-    return losses, slope
+
+    share: Tensor
+    """What each sample counts in its client's mean, `[…, C, 1, B]`."""
+    hot: Tensor
+    """The same at each sample's class, and zero at the others, `[…, C, classes, B]`."""
+
+    @classmethod
+    def of(cls, targets: Tensor, real: Tensor | None, classes: int, dtype: torch.dtype) -> Labels:
+        """Of targets `[…, C, B]`, of which some may be padding."""
+        counts = targets != IGNORED_LABEL if real is None else (targets != IGNORED_LABEL) & real
+        share = counts.to(dtype)
+        share = (share / share.sum(-1, keepdim=True)).unsqueeze(-2)
+        hot = share.new_zeros(*targets.shape[:-1], classes, targets.shape[-1])
+        return cls(share, hot.scatter_(-2, targets.where(counts, 0).unsqueeze(-2), share))
+
+    def at(self, step: int, first: int, shape: Shape) -> Labels:
+        """Those of one step and of the clients from one row on that are still training."""
+        rows, width = slice(first, first + shape.active), slice(shape.width)
+        return Labels(self.share[step, rows, :, width], self.hot[step, rows, :, width])
+
+    def loss_slope(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean cross-entropy of every client `[C]` and its slope in the logits `[C, classes, B]`."""
+        logs = torch.log_softmax(logits, 1)
+        losses = -(logs * self.hot).sum((1, 2))
+        return losses, logs.exp_().mul_(self.share).sub_(self.hot)
 
 
 def linear_chain(training: Training, sample: torch.Size) -> list[Layer] | None:

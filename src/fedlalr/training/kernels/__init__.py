@@ -8,6 +8,7 @@ parameters. `kernels_available` says whether the second can be used.
 from __future__ import annotations
 
 import os
+from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -18,12 +19,22 @@ def kernels_available(device: torch.device | str) -> bool:
 
     Under Triton's interpreter (`TRITON_INTERPRET=1`) they also run, slowly, on CPU tensors.
     """
-    if find_spec("triton") is None:
+    if not _has_triton():
         return False
     if os.environ.get("TRITON_INTERPRET") == "1":
         return True
     device = torch.device(device)
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+    return device.type == "cuda" and torch.version.hip is None and _is_recent(device)
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+@cache
+def _is_recent(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def shared_memory(device: torch.device | str) -> int:

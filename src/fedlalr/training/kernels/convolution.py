@@ -17,7 +17,7 @@ from fedlalr.training.kernels.convolution_triton import convolve, weight_gradien
 Sizes = tuple[int, ...]
 
 # Places, features and weights of a block and launch options, as measured on an H200.
-FORWARD = {"PLACES": 256, "WEIGHTS": 32, "num_warps": 8, "num_stages": 3}
+FORWARD = {"PLACES": 256, "WEIGHTS": 32, "num_warps": 4, "num_stages": 3}
 WEIGHT_GRADIENT = {"PLACES": 64, "num_warps": 4, "num_stages": 3}
 PROGRAMS = 512
 """Programs of a weight gradient that keep a large GPU busy; the places are shared among so many."""
@@ -83,7 +83,8 @@ def _convolve(
         x, kernels, bias, out, 0 if bias is None else bias.stride(0), images, height, width, rows, columns, features,
         *(size for option in options for size in option),
         CHANNELS=channels, KERNEL_H=kernels.shape[1], KERNEL_W=kernels.shape[2], TRANSPOSED=transposed,
-        STRIDED=max(options[0]) > 1, PADDED=transposed or max(options[1]) > 0, BIASED=bias is not None, PRECISION=precision(), FEATURES=block, **FORWARD,
+        STRIDED=max(options[0]) > 1, PADDED=transposed or max(options[1]) > 0,
+        BIASED=bias is not None, PRECISION=precision(), FEATURES=block, **FORWARD,
     )  # fmt: skip
 
 
@@ -92,7 +93,7 @@ def _weight_gradient(x: Tensor, slope: Tensor, shape: torch.Size, options: tuple
     _, height, width, channels = x.shape[1:]
     kernel = shape[3:]
     weights = kernel[0] * kernel[1] * channels
-    block, beside = block_size(features), block_size(weights)
+    block, beside = block_size(features), block_size(min(weights, 32))
     blocks = (-(-weights // beside), -(-features // block))
     places = images * rows * columns
     parts = max(1, min(PROGRAMS // (blocks[0] * blocks[1] * clients), -(-places // 512)))
