@@ -37,7 +37,12 @@ def test_a_figure_comes_with_its_data_and_verdicts_and_its_runs_are_used_again_o
     assert [run["status"] for run in made["runs"]] == ["finished"] * 3
     assert made["command"].startswith("fedlalr ")
     assert all("torch" in run["versions"] and run["hardware"] for run in made["runs"])
-    assert "| 4 | Local steps" in (FOLDER / "verdicts.md").read_text()
+    verdicts = (FOLDER / "verdicts.md").read_text()
+    assert "| 4 | Local steps" in verdicts
+    assert "Digits stand in for CIFAR-10 and CIFAR-100" in verdicts
+    last = " ".join(result.stdout.rpartition("verdicts.md")[2].split())
+    assert last.startswith("claim of the paper seeds verdict")
+    assert "statements hold" in last
 
     runs = FOLDER / "runs" / "digits-dirichlet0.6-2of12"
     interrupted, untouched = runs / "log-3-4" / "seed-0", runs / "steps-10" / "seed-0" / "metrics.jsonl"

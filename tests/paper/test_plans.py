@@ -140,6 +140,8 @@ def test_notes_tell_the_size_of_the_problem_and_what_becomes_of_statistics():
     assert notes.startswith("The paper's setting.")
     assert "say little about the paper's setting" in " ".join(SMOKE.verdict_scope)
     assert PAPER.verdict_scope == ["The paper's setting."]
+    assert "stand in" not in " ".join(SMOKE.verdict_scope)
+    assert "Digits stand in for CIFAR-100, not" in " ".join(Request("smoke", EVERYTHING - {"cifar100"}).verdict_scope)
     assert PLANS["cifar"](SMOKE).notes[0] == "Small runs, not the paper's setting."
     assert (
         PLANS["cifar"](Request("paper", EVERYTHING, ("device=cuda", "engine=stacked"))).notes[0]
@@ -148,8 +150,9 @@ def test_notes_tell_the_size_of_the_problem_and_what_becomes_of_statistics():
     assert "CIFAR-10: 50 of 100 clients a round, 100 rounds, 5 local epochs, batches of 50" in notes
     assert "BatchNorm statistics averaged" in notes
     assert "held out" not in notes
-    assert "accuracy on 2 % of the training images, held out" in " ".join(PLANS["cifar"](SMOKE).notes)
+    assert "tested on 2 % of the training images, held out" in " ".join(PLANS["cifar"](SMOKE).notes)
     assert "local" not in " ".join(PLANS["interval"](PAPER).notes)
+    assert "tested" not in " ".join(PLANS["trajectory"](SMOKE).notes)
 
 
 def test_a_method_with_other_settings_is_run_beside_the_one_as_printed():

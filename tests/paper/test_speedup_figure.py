@@ -13,9 +13,9 @@ def result():
 
 def test_figure_is_written_as_image_and_as_vectors(result, tmp_path):
     paths = draw(result, tmp_path / "figures")
-    assert [path.name for path in paths] == ["speedup.png", "speedup.pdf", "speedup.svg"]
+    assert [path.name for path in paths] == ["speedup.png", "speedup.svg", "speedup.pdf"]
     starts = [path.read_bytes()[:5] for path in paths]
-    assert starts == [b"\x89PNG\r", b"%PDF-", b"<?xml"]
+    assert starts == [b"\x89PNG\r", b"<?xml", b"%PDF-"]
 
 
 def test_every_variant_has_a_panel_with_its_slope(result):
@@ -33,3 +33,16 @@ def test_points_outside_the_regime_are_hollow(result):
     hollow = {int(line.get_xdata()[0]) for line in marks if line.get_markerfacecolor() == "white"}
     filled = {int(line.get_xdata()[0]) for line in marks if line.get_markerfacecolor() != "white"}
     assert (filled, hollow) == ({1, 2, 4}, {8})
+
+
+def test_the_reader_is_told_that_the_problem_is_synthetic_and_how_often_it_was_repeated(result):
+    foot = " ".join(speedup_figure(result).get_supxlabel().split())
+    assert "Synthetic" in foot
+    assert "Means of 2 repeats, bars from the lowest to the highest." in foot
+
+
+def test_bars_go_from_the_lowest_repeat_to_the_highest(result):
+    axes = speedup_figure(result).get_axes()[0]
+    point = next(point for point in result.of("Algorithm 1") if not point.cap_binds)
+    ends = [tuple(bar.get_segments()[0][:, 1]) for bar in axes.collections]
+    assert any(pair == pytest.approx((min(point.values), max(point.values))) for pair in ends)

@@ -31,7 +31,8 @@ def show(
     from fedlalr.paper.measures import DEFINITIONS
 
     console = standard_output()
-    for claim in sorted(claims, key=lambda claim: claim.number):
+    claims.sort(key=lambda claim: claim.number)
+    for claim in claims:
         show_claim(claim, console)
     console.print("\n".join([*request.verdict_scope, "Words:", *(f"  {definition}" for definition in DEFINITIONS)]))
     for note in dict.fromkeys(note for one in drawn for note in one.notes):
@@ -42,6 +43,7 @@ def show(
         told = f"{', '.join(path.name for path in one.files)} in {folder}" if one.files else "no data, no figure"
         console.print(f"{one.figure}: {told}")
     console.print(f"Verdicts: {folder / 'verdicts.md'}")
+    show_verdicts(claims, console)
 
 
 def show_claim(claim: Claim, console: Console) -> None:
@@ -60,6 +62,24 @@ def show_claim(claim: Claim, console: Console) -> None:
         table.add_row(check.statement, check.where, check.measured, seeds_in_words(check.seeds), check.verdict)
     if claim.checks:
         console.print(table)
+
+
+def show_verdicts(claims: Sequence[Claim], console: Console) -> None:
+    """All claims in one table, a line or two for each."""
+    from rich import box
+    from rich.table import Table
+
+    from fedlalr.paper.verdicts import seeds_in_words
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=True)
+    table.add_column("claim", justify="right")
+    table.add_column("of the paper", ratio=5)
+    table.add_column("seeds")
+    table.add_column("verdict", ratio=3)
+    for claim in claims:
+        seeds = sorted({seed for check in claim.checks for seed in check.seeds})
+        table.add_row(str(claim.number), claim.text, seeds_in_words(seeds), claim.summary)
+    console.print(table)
 
 
 def as_plain(

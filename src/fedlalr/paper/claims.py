@@ -171,7 +171,7 @@ def _equivalent_cohorts(results: Sequence[PanelCurves]) -> Check:
         return Check(statement, where, "no seed with all cohorts", None)
     finals = [_mean_over(curves, seeds) for curves in lines]
     measured = ", ".join(
-        f"{final:.1%} with {result.panel.short}" for final, result in zip(finals, results, strict=True)
+        f"{final * 100:.1f} % with {result.panel.short}" for final, result in zip(finals, results, strict=True)
     )
     return Check(statement, where, measured, max(finals) - min(finals) <= EQUIVALENT, seeds)
 
@@ -206,7 +206,7 @@ def _above_most(result: PanelCurves, key: str, measure: Measure, word: str, lowe
         return Check(statement, result.panel.title, gaps, None)
     count = sum((-one.mean if lower else one.mean) > 0 for one in gaps.values())
     first = next(iter(gaps.values()))
-    measured = f"{first.first:.1%}, {'below' if lower else 'above'} {count} of {len(gaps)}"
+    measured = f"{first.first * 100:.1f} %, {'below' if lower else 'above'} {count} of {len(gaps)}"
     seeds = tuple(seed for seed in first.seeds if all(seed in one.seeds for one in gaps.values()))
     return Check(statement, result.panel.title, measured, count >= 3, seeds)
 
@@ -232,11 +232,20 @@ def _told(key: str, other: str, one: Gap, word: str = "accuracy", lower: bool = 
     scale, digits, unit, points = (1, 3, "", "") if "loss" in word else (100, 1, " %", " points")
     unit = points if word == "roughness" else unit
     first, second = (f"{value * scale:.{digits}f}{unit}" for value in (one.first, one.second))
-    text = f"{_NAMES[key]} {first}, {other} {second}: {one.mean * scale:+.{digits}f}{points}"
+    text = f"{_NAMES[key]} {first}, {other} {second}: {_signed(one.mean * scale, digits)}{points}"
     count = len(one.seeds)
     if count == 1:
         return text
     low, high = one.interval.low, one.interval.high
-    between = "" if low is None or high is None else f" [{low * scale:+.{digits}f}, {high * scale:+.{digits}f}]"
+    ends = [_signed(end * scale, digits) for end in (low, high) if end is not None]
+    between = f" [{', '.join(ends)}]" if ends else ""
     agreeing = count - one.positive if lower else one.positive
     return f"{text}{between}, {'below' if lower else 'above'} in {agreeing} of {count} seeds"
+
+
+def _signed(value: float, digits: int) -> str:
+    """
+    >>> _signed(-1.25, 1), _signed(3, 1)
+    ('−1.2', '+3.0')
+    """
+    return f"{value:+.{digits}f}".replace("-", "−")

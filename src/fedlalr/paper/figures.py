@@ -87,7 +87,8 @@ def draw_speedup(scale: str, folder: Path, repeats: int, advance: Callable[[int]
     wanted = speedup.SCALES[scale]
     result = speedup.measure(replace(wanted, repeats=repeats), folder=folder, advance=advance)
     files = [*result.write(folder), *speedup_figure.draw(result, folder)]
-    return Drawn("speedup", tuple(files), tuple(claims_measured.speedup_claims(result)), ())
+    notes = tuple(speedup_figure.notes(result))
+    return Drawn("speedup", tuple(files), tuple(claims_measured.speedup_claims(result)), notes)
 
 
 def write_provenance(drawn: Drawn, folder: Path, scale: str, command: str) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 from fedlalr.config import Config, with_method
 from fedlalr.config.jobs import Job
 from fedlalr.config.loading import check
-from fedlalr.paper.settings import TITLES, Scale, Setting, find_setting
+from fedlalr.paper.settings import STAND_IN, TITLES, Scale, Setting, find_setting
 from fedlalr.report.tables import name_of
 
 METHODS = ("fedlalr", "fedavg", "fedadam", "fedamsv1", "fedamsv2", "lafedopt")
@@ -112,8 +112,11 @@ class Request:
     @property
     def verdict_scope(self) -> list[str]:
         """The same for a reader of verdicts."""
-        small = self.scale == "smoke"
-        return [*self.scope, *(["Verdicts on small runs say little about the paper's setting."] if small else [])]
+        if self.scale == "paper":
+            return self.scope
+        absent = [title for name, title in TITLES.items() if name not in self.here and name != STAND_IN]
+        stand_in = [f"{TITLES[STAND_IN]} stand in for {' and '.join(absent)}, not on this machine."] if absent else []
+        return [*self.scope, *stand_in, "Verdicts on small runs say little about the paper's setting."]
 
     @property
     def changed(self) -> list[str]:
@@ -200,7 +203,7 @@ def trajectory(request: Request) -> Plan:
         rounds = sorted({1 + 3 * part * setting.config.rounds // 10 for part in range(4)})
         config = setting.changed(trajectory={"clients": [0, 1], "rounds": rounds})
         panels.append(_panel(setting, "Dirichlet 0.6", [Line("fedlalr-trajectory", "FedLALR", config)]))
-    return Plan("trajectory", tuple(panels), (*request.scope, *_described(settings), *notes))
+    return Plan("trajectory", tuple(panels), (*request.scope, *_described(settings, "test"), *notes))
 
 
 PLANS = {
@@ -239,8 +242,8 @@ def _population(config: Config) -> int:
     return config.partition.clients
 
 
-def _described(settings: Sequence[Setting], *varied: str) -> list[str]:
-    """The size of each problem in a sentence, without what the figure varies."""
+def _described(settings: Sequence[Setting], *left_out: str) -> list[str]:
+    """The size of each problem in a sentence, without what the figure varies or does not show."""
     sentences = []
     for setting in settings:
         config = setting.config
@@ -251,11 +254,12 @@ def _described(settings: Sequence[Setting], *varied: str) -> list[str]:
             "local": length,
             "batch": f"batches of {config.batch_size}",
         }
-        held_out = f"; accuracy on {config.data.validation * 100:g} % of the training images, held out"
+        held_out = f"; tested on {config.data.validation * 100:g} % of the training images, held out"
         norm = "; BatchNorm statistics averaged" if config.buffers == "average" else "; BatchNorm statistics taken anew"
         sentences.append(
-            f"{setting.title}: {', '.join(fact for name, fact in facts.items() if name not in varied)}"
-            f"{norm if config.model.name == 'convmixer' else ''}{held_out if config.data.validation else ''}."
+            f"{setting.title}: {', '.join(fact for name, fact in facts.items() if name not in left_out)}"
+            f"{norm if config.model.name == 'convmixer' else ''}"
+            f"{held_out if config.data.validation and 'test' not in left_out else ''}."
         )
     return sentences
 
