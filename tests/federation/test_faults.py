@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ import torch
 import fedlalr as fl
 from conftest import make_clients, make_model
 from federation import fault_counts
+from federation.small_disk import fill, small_disk
 from fedlalr.algorithms import ALGORITHMS
 from fedlalr.federation.rundir import RunDirectoryError
 
@@ -184,27 +185,6 @@ def test_a_run_stopped_by_any_limit_on_the_size_of_files_goes_on_to_the_same_bit
         assert_goes_on(folder, algorithm)
     fault_counts.deaths["disk"] += stopped
     assert stopped >= 20
-
-
-def fill(path: Path, leave: int = 0) -> None:
-    """Write a file until the disk has no room left but this."""
-    with path.open("wb", buffering=0) as ballast:
-        with suppress(OSError):
-            while True:
-                ballast.write(b"x" * 4096)
-        ballast.truncate(ballast.tell() - leave)
-
-
-@contextmanager
-def small_disk(place: Path, *options: str) -> Iterator[Path]:
-    """A disk in memory, for the length of a test; skips it where that is not allowed."""
-    place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", *options, "tmpfs", str(place)], capture_output=True).returncode:
-        pytest.skip("needs the right to mount a small disk")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
 
 
 @posix

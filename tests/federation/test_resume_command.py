@@ -10,9 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from federation.small_disk import fill, small_disk
 from fedlalr.cli import app
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
@@ -32,9 +34,9 @@ def start_and_stop(folder: Path, stop: signal.Signals) -> tuple[int, str]:
     return process.returncode, output
 
 
-def cli(*arguments: str) -> str:
+def cli(*arguments: str, code: int = 0) -> str:
     result = CliRunner().invoke(app, list(arguments))
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == code, result.output
     return result.output
 
 
@@ -59,3 +61,29 @@ def test_a_run_that_was_stopped_goes_on_to_the_bits_of_one_that_was_not(stop, tm
     )
     assert stopped.keys() == whole.keys()
     assert all(value.equal(whole[name]) for name, value in stopped.items())
+
+
+def test_a_full_disk_is_a_message_and_the_run_goes_on_when_there_is_room(tmp_path):
+    """Whatever file it hits: the configuration at the start, a checkpoint, or the summary of the failure itself."""
+    with small_disk(tmp_path / "disk", "-o", "size=1200k") as disk:
+        folder, ballast = disk / "run", disk / "ballast"
+        settings = [*SMALL[:-1], "checkpoint_every=1", "--run-dir", str(folder), "-q"]
+        fill(ballast)
+        assert "config.yaml cannot be written: No space left on device" in cli("run", *settings, "rounds=2", code=1)
+        ballast.unlink()
+        cli("run", *settings, "rounds=2")
+        fill(ballast, leave=3 * 4096)
+        said = cli("resume", str(folder), "rounds=4", "-q", code=1)
+        assert "round 3 cannot be saved" in said
+        assert "the last good checkpoint is round-000002" in said
+        ballast.unlink()
+        assert "after 4 rounds" in cli("resume", str(folder), "rounds=4", "-q")
+        assert not list(folder.glob(".*.*")), "nothing half written is left"
+
+
+def test_a_second_process_is_told_that_the_run_is_under_way(tmp_path):
+    folder = tmp_path / "run"
+    cli("run", *SMALL, "rounds=2", "--run-dir", str(folder), "-q")
+    with FileLock(folder / ".lock"):
+        assert "another process is working in" in cli("resume", str(folder), "rounds=3", "-q", code=2)
+    assert "after 3 rounds" in cli("resume", str(folder), "rounds=3", "-q")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ PLAIN = (
     "checkpoint_every",
 )
 """Settings that are arguments of `fl.run` under the same name."""
+FAILURES = (ValueError, TypeError, RunDirectoryError, RoundFailed)
+"""What makes a run that has begun a failed one; other errors interrupt it."""
 
 
 def build_population(config: Config) -> Population:
@@ -135,22 +138,18 @@ def execute(
         if overwrite:
             directory.clear()
         directory.check_free()
-    beginning = _Beginning(config, directory)
-    failure = None
+    files = _RunFiles(config, directory)
     try:
-        watching = (beginning, *_recorders(config, run_dir), *observers)
-        return run(**prepared, observers=watching, run_dir=run_dir, resume=resume, debug=debug)
-    except (ValueError, TypeError, RunDirectoryError) as error:
-        if beginning.info is None:  # refused before anything ran: the settings do not fit together
-            raise ConfigError(str(error)) from error
-        failure = str(error)
+        watching = (files, *_recorders(config, run_dir), *observers)
+        result = run(**prepared, observers=watching, run_dir=run_dir, resume=resume, debug=debug)
+    except BaseException as error:
+        if files.info is None and isinstance(error, ValueError | TypeError | RunDirectoryError):
+            raise ConfigError(str(error)) from error  # before anything ran: the settings do not fit together
+        with suppress(RunDirectoryError):  # the disk that stopped the run may not take its summary either
+            files.end(str(error) if isinstance(error, FAILURES) else None)
         raise
-    except RoundFailed as error:
-        failure = str(error)
-        raise
-    finally:
-        if directory is not None and beginning.info is not None:
-            directory.write_summary(summarise(config, beginning.info, directory.records(), failure))
+    files.end()
+    return result
 
 
 def _prepare(config: Config) -> dict[str, Any]:
@@ -194,8 +193,8 @@ def _recorders(config: Config, run_dir: str | Path | None) -> list[Observer]:
     return [Trajectory(wanted.clients, wanted.rounds, path)]
 
 
-class _Beginning(Observer):
-    """Writes the configuration when the run really begins, and remembers that it did."""
+class _RunFiles(Observer):
+    """Writes the configuration when the run really begins, and its summary at the end."""
 
     def __init__(self, config: Config, directory: RunDirectory | None) -> None:
         self.config, self.directory = config, directory
@@ -205,3 +204,8 @@ class _Beginning(Observer):
         self.info = info
         if self.directory is not None:
             self.directory.write_config(self.config)
+
+    def end(self, failure: str | None = None) -> None:
+        """Write the summary of a run that has begun."""
+        if self.directory is not None and self.info is not None:
+            self.directory.write_summary(summarise(self.config, self.info, self.directory.records(), failure))

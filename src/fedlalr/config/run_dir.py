@@ -17,7 +17,8 @@ from fedlalr.config.errors import ConfigError
 from fedlalr.config.loading import CONFIG_FILE, dump, load
 from fedlalr.config.schema import Config
 from fedlalr.federation import Record, RunInfo
-from fedlalr.federation.rundir import CHECKPOINTS, METRICS_FILE, clear_run, versions
+from fedlalr.federation.rundir import CHECKPOINTS, METRICS_FILE, RunDirectoryError, clear_run, versions
+from fedlalr.federation.tensor_file import write_bytes
 
 SUMMARY_FILE = "summary.json"
 
@@ -32,8 +33,10 @@ class RunDirectory:
 
     @property
     def holds_run(self) -> bool:
-        """Whether a run was begun here."""
-        return (self.path / METRICS_FILE).exists() or any((self.path / CHECKPOINTS).glob("round-*"))
+        """Whether a run was begun here, and got as far as its first checkpoint."""
+        metrics = self.path / METRICS_FILE
+        recorded = metrics.is_file() and metrics.stat().st_size > 0
+        return recorded or any((self.path / CHECKPOINTS).glob("round-*"))
 
     def clear(self) -> None:
         """Remove the run that is here, and nothing else."""
@@ -76,10 +79,21 @@ class RunDirectory:
         self._write(SUMMARY_FILE, json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
 
     def _write(self, name: str, text: str) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
+        """Write a file aside, flush it to the disk and rename it; the one before stands where that fails."""
         temporary = self.path / f".{name}.{os.getpid()}"
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(self.path / name)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            try:
+                write_bytes(temporary, text.encode())
+                temporary.replace(self.path / name)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            reason = error.strerror or error
+            raise RunDirectoryError(
+                f"{self.path / name} cannot be written: {reason}; mend the cause, then start or resume the run again"
+            ) from error
 
 
 def summarise(config: Config, info: RunInfo | None, records: list[Record], failure: str | None = None) -> Summary:
