@@ -23,7 +23,7 @@ $(VENV)/core.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[dev,flower]'
+	$(PIP) -e '.[dev,flower,data]'
 	@touch $@ $(VENV)/core.stamp
 
 $(VENV)/docs.stamp: $(VENV)/dev.stamp

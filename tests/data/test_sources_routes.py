@@ -1,12 +1,7 @@
 """Routes end to end on small data: a web server on this machine, and a Hugging Face repository in a folder."""
 
-import dataclasses
 import gzip
-import hashlib
 import http.server
-import io
-import struct
-import tarfile
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -15,12 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedlalr.data.fetch import DataNotFound, Fact
+from data.small_sets import small_cifar, small_idx
+from fedlalr.data.fetch import DataNotFound
 from fedlalr.data.sources import routes
-from fedlalr.data.sources.cifar import Cifar, Part
-from fedlalr.data.sources.cifar_facts import CIFAR10
-from fedlalr.data.sources.idx import FILES, IdxSet
-from fedlalr.data.sources.rawdata import Images
+from fedlalr.data.sources.idx import FILES
 from fedlalr.data.sources.registry import cifar_source, idx_source
 from fedlalr.data.sources.source import fetch
 
@@ -47,20 +40,6 @@ def data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data"
 
 
-def small_idx() -> tuple[IdxSet, dict[str, bytes]]:
-    rng = np.random.default_rng(0)
-    files: dict[str, bytes] = {}
-    for part, count in (("", 20), ("test_", 10)):
-        for key, values in (
-            ("inputs", rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)),
-            ("targets", np.arange(count, dtype=np.uint8) % 10),
-        ):
-            header = bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape)
-            files[FILES[part + key]] = header + values.tobytes()
-    facts = {name: Fact(len(content), "sha256", hashlib.sha256(content).hexdigest()) for name, content in files.items()}
-    return IdxSet(Images("mnist", (1, 28, 28), (2,) * 10, (1,) * 10), facts), files
-
-
 def test_idx_files_come_from_the_first_host_that_has_them(site: tuple[str, Path], data_folder: Path) -> None:
     url, folder = site
     data, files = small_idx()
@@ -82,28 +61,6 @@ def test_a_host_with_a_damaged_file_is_not_believed(site: tuple[str, Path], data
     with pytest.raises(DataNotFound, match=r"train-images-idx3-ubyte.gz is wrong: its sha256 checksum"):
         fetch(idx_source(data, "", [routes.idx_host(data, [url])], ()))
     assert not (data_folder / "mnist.safetensors").exists()
-
-
-def small_cifar() -> tuple[Cifar, list[Part], bytes]:
-    """CIFAR-10 with four images a file, and its binary archive, which here takes the place of the python one."""
-    rng = np.random.default_rng(0)
-    labels = [*np.split(np.arange(20, dtype=np.uint8) % 10, 5), np.arange(10, dtype=np.uint8)]
-    parts = [Part(rng.integers(0, 256, (len(part), 3, 32, 32), dtype=np.uint8), part) for part in labels]
-    layout = CIFAR10.layouts[1]
-    packed = io.BytesIO()
-    facts: dict[str, Fact] = {}
-    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
-        for name, part in zip(layout.files, parts, strict=True):
-            content = part.records()
-            facts[name] = Fact(len(content), "md5", hashlib.md5(content).hexdigest())
-            member = tarfile.TarInfo(f"{layout.folder}/{name}")
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    archive = packed.getvalue()
-    facts[layout.archive] = Fact(len(archive), "md5", hashlib.md5(archive).hexdigest())
-    layout = dataclasses.replace(layout, facts=facts)
-    images = Images("cifar10", (3, 32, 32), (2,) * 10, (1,) * 10)
-    return Cifar(images, 0, (layout, layout)), parts, archive
 
 
 def test_cifar_comes_from_its_host(site: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
