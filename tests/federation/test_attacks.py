@@ -64,3 +64,26 @@ def test_an_undetected_fall_of_v_hat_is_possible_only_without_the_rule(attacks):
     defences = {each.name: each for each in attacks.DEFENCES}
     assert attacks.run(attacks.deflate, 0.3, defences["none"], ["rounds=2"]).refused == 0
     assert attacks.run(attacks.deflate, 0.3, defences["default"], ["rounds=2"]).refused > 0
+
+
+@pytest.mark.parametrize(
+    ("how", "least", "most"),
+    [("max", 30, 100), ("mean", 10, 30), ("median", 0.5, 2), (fl.Trimmed(0.2), 0.5, 2), (fl.Bounded(1.0), 0.5, 2)],
+    ids=str,
+)
+def test_one_client_alone_raises_v_hat_for_all_unless_the_reduction_is_robust(how, least, most, attacks):
+    """With the maximum by the whole of what it sends; with the mean by its share."""
+
+    def engine(training):
+        return attacks.AttackedEngine(ENGINES["reference"](training), attacks.inflate, torch.tensor([2]))
+
+    def v_hat(engine):
+        result = fl.run(
+            make_model(), make_clients(), fl.FedLALR(), rounds=1, local=fl.Steps(3), batch_size=4, engine=engine,
+            reduce={"v_hat": how},
+        )  # fmt: skip
+        return torch.cat([value.reshape(-1) for value in result.state["v_hat"].values()])
+
+    factor = v_hat(engine).norm() / v_hat("reference").norm()
+    assert factor > least
+    assert factor < most

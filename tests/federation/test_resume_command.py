@@ -87,3 +87,15 @@ def test_a_second_process_is_told_that_the_run_is_under_way(tmp_path):
     with FileLock(folder / ".lock"):
         assert "another process is working in" in cli("resume", str(folder), "rounds=3", "-q", code=2)
     assert "after 3 rounds" in cli("resume", str(folder), "rounds=3", "-q")
+
+
+def test_a_damaged_checkpoint_is_a_warning_for_people(tmp_path):
+    folder = tmp_path / "run"
+    settings = [*SMALL[:-1], "checkpoint_every=1", "-q"]
+    cli("run", *settings, "rounds=3", "--run-dir", str(folder))
+    (folder / "checkpoint/round-000003/state.safetensors").write_bytes(b"nothing")
+    said = cli("resume", str(folder), "rounds=4", "-q").replace("\n", " ")
+    assert "warning: the checkpoint" in said
+    assert "going on from round 2 instead" in said
+    assert "RuntimeWarning" not in said
+    assert "after 4 rounds" in said

@@ -215,7 +215,7 @@ class Journal:
         if len(content) < found.offset:
             raise RunDirectoryError(
                 f"{file} has {len(content)} bytes, and at round {found.state.round} it had {found.offset}; "
-                f"it was changed after it was written"
+                f"it was changed after it was written. Put it back, or begin a new run in another directory"
             )
         try:
             records = [Record.from_json(line) for line in content[: found.offset].decode().split("\n")[:-1]]

@@ -1,0 +1,22 @@
+"""Secure aggregation only adds up: v̂'s maximum and robust reductions cannot pass through it. It is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.client.mod import secaggplus_mod
+
+import fedlalr as fl
+from flower.federation import nodes, strategy
+from flower.in_process import InProcessGrid
+
+
+@pytest.mark.parametrize("second_moment", ["mean", "max"])
+def test_clients_behind_secure_aggregation_are_refused_and_the_state_stands(second_moment, tmp_path):
+    algorithm = fl.FedLALR(second_moment=second_moment)
+    server = strategy(algorithm, settings={"rounds": 1})
+    with pytest.raises(fl.RoundFailed, match=r"0 usable replies, 1 wanted.*client 0: its client app raised"):
+        server.start(InProcessGrid(nodes(algorithm, tmp_path, mods=[secaggplus_mod])))
+    assert server.result is None
