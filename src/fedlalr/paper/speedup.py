@@ -11,7 +11,8 @@ cap loose for KT ≥ 178 N, and lies below the gradients' size, so that second m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -125,9 +126,9 @@ def _run(
     sizes = [adaptive_step_size(N=N, intervals=intervals, eps=EPS, L=1.0) for N in scale.clients]
     algorithm = FedLALR(betas=BETAS, eps=EPS, momentum=variant.momentum, second_moment=variant.second_moment)
     generator = np.random.default_rng([seed, int(intervals.sum())])
-    values = mean_squared_gradients(
-        algorithm, scale.clients, [size.alpha for size in sizes], intervals, scale.repeats, generator, advance
-    )
+    rates = [size.alpha for size in sizes]
+    with _one_thread():
+        values = mean_squared_gradients(algorithm, scale.clients, rates, intervals, scale.repeats, generator, advance)
     return tuple(
         Point(
             variant=variant.name,
@@ -142,6 +143,17 @@ def _run(
         )
         for index, (N, size) in enumerate(zip(scale.clients, sizes, strict=True))
     )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Tensors of a few thousand numbers cost several times as much on two threads, which wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def mean_squared_gradients(
