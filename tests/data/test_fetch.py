@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -234,31 +233,27 @@ def test_a_killed_fetch_is_done_again_and_cleans_up(tmp_path: Path, monkeypatch:
 
 
 def tool(script: str) -> list[str]:
-    return [sys.executable, "-c", script]
+    return ["sh", "-c", script]
 
 
 def test_a_tool_reports_what_has_arrived(tmp_path: Path) -> None:
     seen: list[tuple[str, int, int | None]] = []
-    script = "import time; f = open('file', 'wb'); f.write(bytes(5000)); f.flush(); time.sleep(0.4)"
+    script = "head -c 5000 /dev/zero > file; sleep 0.5"
     packages.run(tool(script), tmp_path, "a tool", 4000, lambda *step: seen.append(step))
     assert (tmp_path / "file").stat().st_size == 5000
     assert seen[-1] == ("a tool", 4000, 4000)
 
 
 def test_a_failing_tool_is_quoted(tmp_path: Path) -> None:
-    script = "import sys; print('hello'); print('E: Unable to locate package'); sys.exit(100)"
+    script = "echo hello; echo 'E: Unable to locate package'; exit 100"
     with pytest.raises(RouteFailed, match="a tool failed: E: Unable to locate package"):
         packages.run(tool(script), tmp_path, "a tool", None, None)
 
 
 def test_a_tool_that_gets_nothing_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "QUIET_SECONDS", 0.5)
-    child = "import time; time.sleep(1000)"
-    script = (
-        f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {child!r}]).pid, flush=True); {child}"
-    )
     with pytest.raises(RouteFailed, match="a tool was ended: nothing arrived"):
-        packages.run(tool(script), tmp_path, "a tool", None, None)
+        packages.run(tool("sleep 1000 & echo $!; wait"), tmp_path, "a tool", None, None)
     pid = int((tmp_path / "tool.log").read_text())
     deadline = time.monotonic() + 10
     while alive(pid) and time.monotonic() < deadline:
