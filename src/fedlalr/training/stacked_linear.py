@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -51,6 +52,10 @@ FUNCTIONS: dict[object, Activation] = {
 }
 
 
+LossSlope = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""From the last layer's result `[C, features, B]` to every client's loss `[C]` and its slope in that result."""
+
+
 @dataclass(frozen=True)
 class Layer:
     """One linear layer: the names of its parameters, and what follows it."""
@@ -71,26 +76,25 @@ class LinearGradient:
         self._masked_losses = vmap(each, in_dims=(0, 0, 0), randomness="different")
 
     def __call__(self, x: Tensor, buffers: Buffers, batch: Batch) -> tuple[Tensor, Tensor, Buffers]:
-        gradient = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        layout = self.training.layout
-        losses = self.write(layout.views(x), batch, None, layout.views(gradient))
+        gradient, views = torch.empty(x.shape, dtype=x.dtype, device=x.device), self.training.layout.views
+        losses = self.write(views(x), batch.inputs, partial(self.loss_slope, batch), views(gradient))
         return losses, gradient, buffers
 
     def write(
-        self, parameters: dict[str, Tensor], batch: Batch, labels: Labels | None, gradient: dict[str, Tensor]
+        self, parameters: dict[str, Tensor], inputs: Tensor, loss_slope: LossSlope, gradient: dict[str, Tensor]
     ) -> Tensor:
         """Write every layer's gradient `[C, …]` to its place; gives the losses."""
-        losses, last, inputs = self._forward(parameters, batch, labels)
-        for layer, slope, input in self._backward(parameters, inputs, last):
+        losses, last, results = self._forward(parameters, inputs, loss_slope)
+        for layer, slope, input in self._backward(parameters, results, last):
             torch.bmm(slope, input, out=gradient[layer.weight])
             if layer.bias is not None:
                 torch.sum(slope, 2, out=gradient[layer.bias])
         return losses
 
-    def descend(self, parameters: dict[str, Tensor], batch: Batch, labels: Labels | None, lr: float) -> Tensor:
+    def descend(self, parameters: dict[str, Tensor], inputs: Tensor, loss_slope: LossSlope, lr: float) -> Tensor:
         """A plain gradient step x ← x − α g in place, without ever writing down the gradient; gives the losses."""
-        losses, last, inputs = self._forward(parameters, batch, labels)
-        for layer, slope, input in self._backward(parameters, inputs, last):
+        losses, last, results = self._forward(parameters, inputs, loss_slope)
+        for layer, slope, input in self._backward(parameters, results, last):
             parameters[layer.weight].baddbmm_(slope, input, alpha=-lr)
             if layer.bias is not None:
                 parameters[layer.bias].sub_(slope.sum(2), alpha=lr)
@@ -105,23 +109,24 @@ class LinearGradient:
         return Labels.of(targets, real, classes, self.training.layout.dtype)
 
     def _forward(
-        self, parameters: dict[str, Tensor], batch: Batch, labels: Labels | None
+        self, parameters: dict[str, Tensor], inputs: Tensor, loss_slope: LossSlope
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Every client's loss, its slope in the last layer's result `[C, features, B]`, and every layer's input
         `[C, B, features]`."""
-        results = [batch.inputs.flatten(2)]
+        results = [inputs.flatten(2)]
         for layer in self.layers[:-1]:
             result = torch.bmm(results[-1], parameters[layer.weight].mT)
             if layer.bias is not None:
                 result += parameters[layer.bias].unsqueeze(1)
             results.append(result if layer.activation is None else layer.activation.apply(result))
         layer = self.layers[-1]
-        last = torch.bmm(parameters[layer.weight], results[-1].mT)  # softmax is faster along short columns
-        if layer.bias is not None:
-            last += parameters[layer.bias].unsqueeze(2)
+        if layer.bias is None:
+            last = torch.bmm(parameters[layer.weight], results[-1].mT)  # softmax is faster along short columns
+        else:
+            last = torch.baddbmm(parameters[layer.bias].unsqueeze(2), parameters[layer.weight], results[-1].mT)
         if layer.activation is not None:
             last = layer.activation.apply(last)
-        losses, slope = self._loss_slope(last, batch) if labels is None else labels.loss_slope(last)
+        losses, slope = loss_slope(last)
         if layer.activation is not None:
             slope = slope * layer.activation.slope(last)
         return losses, slope, results
@@ -151,7 +156,7 @@ class LinearGradient:
         flow = shapes[self.layers[0].weight][1] + 4 * sum(shapes[layer.weight][0] for layer in self.layers)
         return layout.dtype.itemsize * (layout.size * (2 * slots + 4) + 2 * samples * flow)
 
-    def _loss_slope(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def loss_slope(self, batch: Batch, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Every client's loss `[C]` and its slope in the outputs `[C, features, B]`."""
         if self._plain_loss and batch.targets.dtype == torch.int64 and batch.targets.dim() == 2:
             labels = Labels.of(batch.targets, batch.mask, outputs.shape[1], outputs.dtype)
@@ -181,8 +186,8 @@ class Labels(NamedTuple):
 
     share: Tensor
     """What each sample counts in its client's mean, `[…, C, 1, B]`."""
-    hot: Tensor
-    """The same at each sample's class, and zero at the others, `[…, C, classes, B]`."""
+    taken: Tensor
+    """Minus that at each sample's class, and zero at the others, `[…, C, classes, B]`."""
 
     @classmethod
     def of(cls, targets: Tensor, real: Tensor | None, classes: int, dtype: torch.dtype) -> Labels:
@@ -190,19 +195,19 @@ class Labels(NamedTuple):
         counts = targets != IGNORED_LABEL if real is None else (targets != IGNORED_LABEL) & real
         share = counts.to(dtype)
         share = (share / share.sum(-1, keepdim=True)).unsqueeze(-2)
-        hot = share.new_zeros(*targets.shape[:-1], classes, targets.shape[-1])
-        return cls(share, hot.scatter_(-2, targets.where(counts, 0).unsqueeze(-2), share))
+        taken = share.new_zeros(*targets.shape[:-1], classes, targets.shape[-1])
+        return cls(share, taken.scatter_(-2, targets.where(counts, 0).unsqueeze(-2), -share))
 
     def at(self, step: int, first: int, shape: Shape) -> Labels:
         """Those of one step and of the clients from one row on that are still training."""
         rows, width = slice(first, first + shape.active), slice(shape.width)
-        return Labels(self.share[step, rows, :, width], self.hot[step, rows, :, width])
+        return Labels(self.share[step, rows, :, width], self.taken[step, rows, :, width])
 
     def loss_slope(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The mean cross-entropy of every client `[C]` and its slope in the logits `[C, classes, B]`."""
         logs = torch.log_softmax(logits, 1)
-        losses = -(logs * self.hot).sum((1, 2))
-        return losses, logs.exp_().mul_(self.share).sub_(self.hot)
+        losses = (logs * self.taken).sum((1, 2))
+        return losses, torch.addcmul(self.taken, logs.exp_(), self.share)
 
 
 def linear_chain(training: Training, sample: torch.Size) -> list[Layer] | None:

@@ -1,0 +1,184 @@
+"""The local steps of a chain of linear layers on a CPU, arranged so that everything they touch stays in the cache.
+
+Clients go through their rounds a few at a time, as many as the cache holds. While they do, every slot lies layer by
+layer: the weights of one layer of all these clients side by side, which is what batched products want, instead of all
+layers of one client. Labels are prepared for the whole round at once. The numbers are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from math import prod
+
+import torch
+from torch import Tensor
+
+from fedlalr.algorithms.fedavg import FedAvg
+from fedlalr.algorithms.fedlalr import FedLALR
+from fedlalr.algorithms.local_sgd import LocalSGD
+from fedlalr.algorithms.slots import Slots
+from fedlalr.training.in_place import InPlaceStep, SGDStep
+from fedlalr.training.layout import Layout
+from fedlalr.training.stack import Stack
+from fedlalr.training.stacked_feed import Feed, Shape, Tables, gather
+from fedlalr.training.stacked_linear import LinearGradient, LossSlope
+from fedlalr.training.work import Training
+
+CACHE = 8 << 20
+"""Bytes that a group of clients may touch in a step: about a core's own cache and what it reaches soon after."""
+
+
+class Layers:
+    """Some slots of a group of clients, each in one piece of memory, layer by layer."""
+
+    def __init__(self, layout: Layout, names: tuple[str, ...], clients: int) -> None:
+        self.layout, self.clients = layout, clients
+        self.whole = Slots(**{name: torch.empty(clients * layout.size, dtype=layout.dtype) for name in names})
+        """Every slot in one piece."""
+        self.parts = {name: self._views(slot, clients) for name, slot in self.whole.items()}
+        """Every layer's parameters, `[C, …]`, by slot and name."""
+
+    def _views(self, slot: Tensor, clients: int) -> dict[str, Tensor]:
+        pieces = torch.split(slot, [clients * prod(shape) for shape in self.layout.shapes])
+        return {
+            name: piece.view(clients, *shape)
+            for name, shape, piece in zip(self.layout.names, self.layout.shapes, pieces, strict=True)
+        }
+
+    def load(self, state: Slots) -> None:
+        """Take the slots from stacks `[C, P]`."""
+        for name, slot in state.items():
+            for layer, value in self.layout.views(slot).items():
+                self.parts[name][layer].copy_(value)
+
+    def store(self, state: Slots) -> None:
+        """Put the slots into stacks `[C, P]`."""
+        for name, slot in state.items():
+            for layer, value in self.layout.views(slot).items():
+                value.copy_(self.parts[name][layer])
+
+    def first(self, clients: int) -> dict[str, dict[str, Tensor]]:
+        """The parts of the first clients."""
+        return {
+            name: {layer: value[:clients] for layer, value in layers.items()} for name, layers in self.parts.items()
+        }
+
+
+class LinearRounds:
+    """Takes a cohort through all local steps of a round, for the methods that have a step in place."""
+
+    def __init__(self, training: Training, gradient: LinearGradient, step: InPlaceStep) -> None:
+        self.training, self._gradient, self._step = training, gradient, step
+        around = training.clip_norm is not None or training.weight_decay or training.decoupled_weight_decay
+        self.descends = isinstance(step, SGDStep) and not around
+        """Whether a local step is a bare gradient step, for which no gradient need be written down."""
+        finish = type(training.algorithm).finish
+        self._sends_only = finish in (FedAvg.finish, LocalSGD.finish, FedLALR.finish)
+        """Whether a reply is made of x and of what is sent as it is."""
+        self._memory: Layers | None = None
+
+    def run(self, feed: Feed, tables: Tables, start: Stack, lr: float) -> Stack:
+        """The stack after the round, in memory of its own; without slots that a reply does not need."""
+        needed = {"x", *self.training.algorithm.slots.up} if self._sends_only else set(start.state)
+        end = Slots(**{name: slot.new_empty(slot.shape) for name, slot in start.state.items() if name in needed})
+        batches = Batches(feed, tables, self._gradient)
+        total, size = start.total.clone(), self._group(len(start.state))
+        for first in range(0, start.size, size):
+            last = min(first + size, start.size)
+            layers = self._layers(tuple(start.state), last - first)
+            layers.load(start.rows(first, last).state)
+            self._steps(batches, layers, first, total[first:last], lr)
+            layers.store(end.map(lambda slot, first=first, last=last: slot[first:last]))  # type: ignore[misc]
+        return Stack(end, start.buffers, total)
+
+    def _group(self, slots: int) -> int:
+        """How many clients go through their steps together."""
+        layout, held = self.training.layout, slots if self.descends else slots + 1
+        return max(CACHE // (held * layout.size * layout.dtype.itemsize), 1)
+
+    def _layers(self, slots: tuple[str, ...], clients: int) -> Layers:
+        """Memory for a group, the same again where it fits."""
+        memory = self._memory
+        if memory is None or memory.clients != clients:
+            names = slots if self.descends else (*slots, "gradient")
+            memory = self._memory = Layers(self.training.layout, names, clients)
+        return memory
+
+    def _steps(self, batches: Batches, layers: Layers, first: int, total: Tensor, lr: float) -> None:
+        """All steps of the clients from one row on; their losses are added to the total."""
+        parts, active = layers.parts, layers.clients
+        for inputs, loss_slope in batches.of(first, first + layers.clients):
+            if len(inputs) < active:
+                active = len(inputs)
+                parts, total = layers.first(active), total[:active]
+            if self.descends:
+                total += self._gradient.descend(parts["x"], inputs, loss_slope, lr)
+            else:
+                total += self._gradient.write(parts["x"], inputs, loss_slope, parts["gradient"])
+                self._update(layers, parts, active == layers.clients, lr)
+
+    def _update(self, layers: Layers, parts: dict[str, dict[str, Tensor]], everyone: bool, lr: float) -> None:
+        """The step in place: over everything at once, or layer by layer where some clients are through."""
+        training, pieces = self.training, [layers.whole]
+        if training.clip_norm is not None:
+            clip(list(parts["gradient"].values()), training.clip_norm)
+        if not everyone:
+            names = layers.layout.names
+            pieces = [Slots(**{slot: values[name] for slot, values in parts.items()}) for name in names]
+        for piece in pieces:
+            self._step(
+                piece,
+                piece.gradient,
+                lr,
+                weight_decay=training.weight_decay,
+                decoupled_weight_decay=training.decoupled_weight_decay,
+            )
+
+
+class Batches:
+    """A round's batches, with the labels prepared where the loss allows it."""
+
+    def __init__(self, feed: Feed, tables: Tables, gradient: LinearGradient) -> None:
+        self._feed, self._tables, self._gradient = feed, tables, gradient
+        self._labels = gradient.labels(tables.pool.targets[tables.rows], tables.real)
+        inputs = tables.pool.inputs
+        self._plain = inputs if isinstance(inputs, Tensor) and tables.pool.transform is None else None
+        self._buffer = inputs.new_empty(0) if isinstance(inputs, Tensor) else torch.empty(0)
+
+    def of(self, first: int, last: int) -> Iterator[tuple[Tensor, LossSlope]]:
+        """The inputs of every local step of some rows, and what gives the loss of them. Each until the next one."""
+        rows = self._tables.rows[:, first:last].unbind(0)
+        for k, shape in enumerate(self._feed.shapes(first, last)):
+            index = rows[k][: shape.active, : shape.width]
+            if self._plain is not None and self._labels is not None:
+                yield self._picked(self._plain, index), self._labels.at(k, first, shape).loss_slope
+            else:
+                yield self._gathered(k, first, shape)
+
+    def _picked(self, pool: Tensor, index: Tensor) -> Tensor:
+        """Samples of a pool, always in the same memory, which is still in the cache from the last step."""
+        flat = index.reshape(-1)
+        if len(self._buffer) < len(flat):
+            self._buffer = pool.new_empty(len(flat), *pool.shape[1:])
+        picked = torch.index_select(pool, 0, flat, out=self._buffer[: len(flat)])
+        return picked.view(*index.shape, *pool.shape[1:])
+
+    def _gathered(self, k: int, first: int, shape: Shape) -> tuple[Tensor, LossSlope]:
+        """Samples that are augmented, or whose loss is not cross-entropy."""
+        tables, rows, width = self._tables, slice(first, first + shape.active), slice(shape.width)
+        batch = gather(
+            tables.pool,
+            tables.rows[k, rows, width],
+            None if tables.random is None else tables.random[k, rows, width],
+            tables.real[k, rows, width] if shape.padded else None,
+        )
+        return batch.inputs, partial(self._gradient.loss_slope, batch)
+
+
+def clip(gradients: list[Tensor], most: float) -> None:
+    """Cut every client's gradient, given by layers `[C, …]`, down to a norm."""
+    norms = [torch.linalg.vector_norm(part.flatten(1), dim=1) for part in gradients]
+    factor = most / torch.linalg.vector_norm(torch.stack(norms), dim=0).clamp_(min=most)
+    for part in gradients:
+        part.mul_(factor.view(-1, *[1] * (part.dim() - 1)))
