@@ -103,3 +103,27 @@ def test_looking_changes_nothing(engine, capsys):
     assert "client 3" in capsys.readouterr().err
     for slot, values in plain.state.items():
         assert all(torch.equal(value, looked.state[slot][name]) for name, value in values.items())
+
+
+class Greedy(nn.Module):
+    """A module that some inputs make ask for more memory than any machine has."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3).double()
+
+    def forward(self, inputs):
+        if (inputs == 99).any():
+            torch.empty(1 << 55)
+        return self.layer(inputs)
+
+
+@pytest.mark.parametrize("engine", ["reference", "workers:2"])
+def test_a_client_that_runs_out_of_memory_is_refused_with_its_error_and_the_others_go_on(engine):
+    clients = make_clients()
+    clients[3] = (torch.full_like(clients[3][0], 99.0), clients[3][1])
+    result = run(clients, Greedy(), engine=engine, rounds=1)
+    [refused] = result.metrics[0].rejected
+    assert refused.client == 3
+    assert "allocate" in refused.reason or "torch.empty" in refused.reason
+    assert result.metrics[0].clients == 4
