@@ -36,7 +36,7 @@ def install(environments: Path) -> None:
             subprocess.run([folder / "bin" / "pip", "install", "--quiet", torch, requirement], check=True)
 
 
-def contestants(job: str, environments: Path, engines: list[str]) -> list[Contestant]:
+def contestants(job: str, environments: Path, engines: list[str], methods: list[str]) -> list[Contestant]:
     """The plain loop, every peer and this library."""
 
     def peer(name: str, environment: str, script: str, *arguments: str) -> Contestant:
@@ -49,7 +49,7 @@ def contestants(job: str, environments: Path, engines: list[str]) -> list[Contes
         peer("pfl 0.6.0, two workers", "pfl", "pfl_workers.py", "2"),
         peer("fluke 0.8.1", "fluke", "fluke_contestant.py"),
         peer("FedLab 1.3.0", "fedlab", "fedlab_contestant.py"),
-        *(ours(job, engine) for engine in engines),
+        *(ours(job, engine, method) for engine in engines for method in methods),
     ]
 
 
@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--install", action="store_true", help="make the environments first")
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=["cnn", "lstm"])
     parser.add_argument("--engines", nargs="+", default=["auto"])
+    parser.add_argument("--methods", nargs="+", default=["fedavg"])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path, default=Path("runs/peers"), help="where the numbers and the plot go")
     options = parser.parse_args()
@@ -68,7 +69,7 @@ def main() -> None:
     for job in options.jobs:
         print(f"{job}:", file=sys.stderr)
         races[job] = race(
-            contestants(job, options.environments, options.engines),
+            contestants(job, options.environments, options.engines, options.methods),
             options.rounds,
             on_round=lambda name, turn, seconds: print(f"  {turn} {name}: {seconds:.3f} s", file=sys.stderr),
         )

@@ -104,12 +104,19 @@ def test_the_command_times_a_job():
     done = CliRunner().invoke(app, ["bench", "logistic", "--rounds", "1", "--json", "--quiet"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
-    assert list(found["ratios"]["logistic"]) == ["plain loop", "fedlalr, auto"]
+    assert list(found["ratios"]["logistic"]) == ["plain loop", "fedlalr, auto", "fedlalr, auto, fedlalr"]
     assert found["machine"]["torch"] == torch.__version__
 
 
-@pytest.mark.parametrize("arguments", [["bench", "nothing"], ["bench", "cnn", "--engines", "warp"]])
-def test_what_does_not_exist_is_refused(arguments):
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bench", "nothing"], "must be one of"),
+        (["bench", "cnn", "--engines", "warp"], "must be one of"),
+        (["bench", "cnn", "--methods", "fedavg,fedmagic"], "there is no algorithm 'fedmagic'"),
+    ],
+)
+def test_what_does_not_exist_is_refused(arguments, message):
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2
-    assert "must be one of" in done.stderr
+    assert message in done.stderr

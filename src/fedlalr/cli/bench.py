@@ -17,15 +17,16 @@ def bench(
         typer.Argument(help="What to time: cnn, lstm, logistic, perceptron.", show_default="all of them"),
     ] = None,
     engines: Annotated[str, typer.Option(help="Engines, with commas between them.")] = "auto",
+    methods: Annotated[str, typer.Option(help="Methods, with commas between them.")] = "fedavg,fedlalr",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that count, of each.")] = 5,
     threads: Annotated[int, typer.Option(min=1, help="Threads of this library's process; the plain loop has one.")] = 1,
     plot: Annotated[Path | None, typer.Option(help="Where a picture goes.", show_default="none is drawn")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Time a round of federated averaging against the loop that everybody writes first.
+    """Time a round against federated averaging in the loop that everybody writes first.
 
-    Both run in turn, in processes of their own, and the ratio of their times is the result: a machine that does other
+    All run in turn, in processes of their own, and the ratio of their times is the result: a machine that does other
     things as well disturbs it little. Nothing is evaluated or written meanwhile.
 
     [bold]Examples[/]
@@ -34,6 +35,7 @@ def bench(
 
     fedlalr bench cnn --engines workers,reference --rounds 9 --plot bench.png
     """
+    from fedlalr.algorithms import registry
     from fedlalr.algorithms.checks import check_choice
     from fedlalr.benchmark import JOBS, ours, plain_loop, race
     from fedlalr.benchmark.results import as_dict, plot_races, table
@@ -41,11 +43,13 @@ def bench(
     from fedlalr.config import ConfigError
     from fedlalr.training.engines import check_engine
 
-    names = [name.strip() for name in engines.split(",")]
+    names, chosen_methods = ([name.strip() for name in given.split(",")] for given in (engines, methods))
     chosen = jobs or list(JOBS)
     try:
         for name in names:
             check_engine(name)
+        for method in chosen_methods:
+            registry.create(method)
         for job in chosen:
             check_choice("a job", job, tuple(JOBS))
     except ValueError as error:
@@ -54,7 +58,8 @@ def bench(
     console = progress_console(as_json)
     races = {}
     for job in chosen:
-        contestants = [plain_loop(job), *(ours(job, name, threads=threads) for name in names)]
+        mine = [ours(job, name, method, threads) for name in names for method in chosen_methods]
+        contestants = [plain_loop(job), *mine]
         if not quiet:
             console.print(f"{job}: {JOBS[job].title}, {', '.join(contestant.name for contestant in contestants)}")
         races[job] = race(contestants, rounds)

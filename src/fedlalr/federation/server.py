@@ -15,6 +15,7 @@ from fedlalr.data.random import MODULES, key
 from fedlalr.federation.reducing import reduce_buffers, reduce_slots, weights
 from fedlalr.federation.robust import SlotReduction
 from fedlalr.federation.screening import MAX_NORM_RATIO, Rejection, screen
+from fedlalr.training.reference import seed_generators
 from fedlalr.training.work import Buffers, Engine, Probe, Replies, Trace, Training, Work
 
 
@@ -157,7 +158,7 @@ def module_randomness(training: Training, round: int) -> Iterator[None]:
     """Seed torch's generator, from which dropout draws, by (seed, round); the caller's own is as before afterwards."""
     devices = [training.device] if training.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(key(training.seed, MODULES, round))
+        seed_generators(training.device, key(training.seed, MODULES, round))
         yield
 
 
