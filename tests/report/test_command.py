@@ -1,10 +1,11 @@
 import shlex
+from pathlib import Path
 
 import pytest
 
 from fedlalr import config
 from fedlalr.config import Config
-from fedlalr.report.command import command_for
+from fedlalr.report.command import command_for, description_of
 
 
 @pytest.mark.parametrize(
@@ -49,3 +50,22 @@ def test_a_preset_that_an_override_cannot_reach_has_no_command() -> None:
     plain = config.load("quickstart").model_dump()
     del plain["model"]["hidden"]
     assert command_for(Config.model_validate(plain)) is None
+
+
+def test_a_description_says_how_far_a_run_is_from_the_preset_it_was_written_for() -> None:
+    printed = config.load("cifar10")
+    assert description_of([printed, config.load("cifar10", ["algorithm=fedavg", "seed=2"])]) == printed.description
+    small = config.load("cifar10", ["partition.clients=20", "clients_per_round=10", "rounds=5", "batch_size=20"])
+    assert description_of([printed, small]) == (
+        f"{printed.description}; changed: partition.clients, rounds, clients_per_round, batch_size"
+    )
+
+
+def test_a_description_of_ones_own_is_left_as_it_is() -> None:
+    mine = config.load("cifar10", ["description=my own", "rounds=5"])
+    assert description_of([mine]) == "my own"
+
+
+def test_a_file_that_builds_on_a_preset_is_told_apart_from_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("preset: quickstart\nrounds: 60\n")
+    assert description_of([config.load(str(tmp_path / "mine.yaml"))]).endswith("; changed: rounds=60")

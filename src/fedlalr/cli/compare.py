@@ -265,6 +265,7 @@ def show(config: Config, result: Compared) -> None:
     from rich.table import Table
 
     from fedlalr.cli.progress import standard_output
+    from fedlalr.report.command import description_of
     from fedlalr.report.tables import comparison_table
 
     console = standard_output()
@@ -278,7 +279,7 @@ def show(config: Config, result: Compared) -> None:
             console.print(f"  {choice.method}: {rates}, accuracy {choice.score:.1%}{edge}")
     cells = comparison_table(result.comparison)
     varied = f" ({result.variation.label})" if result.variation.settings else ""
-    title = f"{config.name}{varied}: {config.description}"
+    title = f"{config.name}{varied}: {description_of([config])}"
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
     for i, heading in enumerate(cells.heading):
         table.add_column(heading, justify="left" if i == 0 else "right")

@@ -1,10 +1,10 @@
-"""The command line that makes a run again."""
+"""The command line that makes a run again, and what a run is about in words."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -14,6 +14,9 @@ from fedlalr.config.overrides import SHORT
 from fedlalr.config.yaml_file import parse
 
 SECTIONS = ("data", "partition", "model", "algorithm", "local")
+INCIDENTAL = ("algorithm", "seed", "device", "engine", "trajectory")
+"""Settings that no description of a problem is about."""
+MOST_NAMED = 3
 
 
 def command_for(config: Config) -> str | None:
@@ -33,6 +36,37 @@ def command_for(config: Config) -> str | None:
     except ConfigError:  # the names alone do not make a configuration
         return None
     return shlex.join(["fedlalr", "run", config.name, *overrides])
+
+
+def description_of(configs: Iterable[Config]) -> str:
+    """What runs are about: their descriptions, and how far they are from the presets that these were written for.
+
+    >>> description_of([load("quickstart", ["algorithm=fedavg", "rounds=5"]), load("quickstart", ["seed=1"])])
+    'digits on 100 clients in seconds, no download; changed: rounds=5'
+    """
+    changed: dict[str, dict[str, None]] = {}
+    for config in configs:
+        changed.setdefault(config.description, {}).update(dict.fromkeys(_departures(config)))
+    return "; ".join(
+        f"{description}{_in_words(list(changes))}" for description, changes in changed.items() if description
+    )
+
+
+def _departures(config: Config) -> list[str]:
+    """The settings in which a run differs from the preset that its description comes from."""
+    origin = next((load(name) for name in presets() if load(name).description == config.description), None)
+    if origin is None:
+        return []
+    base, wanted = origin.problem(), config.problem()
+    changes = [*_names(base, wanted), *_changes(base, wanted)]
+    return [change for change in changes if change.split("=")[0].split(".")[0] not in INCIDENTAL]
+
+
+def _in_words(changes: list[str]) -> str:
+    names = list(dict.fromkeys(change.split("=")[0] for change in changes))
+    if not names:
+        return ""
+    return f"; changed: {', '.join(changes if len(changes) <= MOST_NAMED else names)}"
 
 
 def _names(base: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

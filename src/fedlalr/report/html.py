@@ -13,7 +13,7 @@ from string import Template
 from typing import Any
 
 from fedlalr.config import dump
-from fedlalr.report.command import command_for
+from fedlalr.report.command import command_for, description_of
 from fedlalr.report.groups import Group, curves_of, group_runs
 from fedlalr.report.partitions import PartitionView, view_partitions
 from fedlalr.report.runs import ReportedRun, find_runs, read_run
@@ -28,6 +28,7 @@ from fedlalr.report.sections import (
 from fedlalr.report.tables import Table
 from fedlalr.report.trajectories import trajectories_of
 
+PERCENT = "\N{NO-BREAK SPACE}%"
 MOST_DRAWN_CLIENTS = 200
 """Columns of the map of a partition; more would be narrower than a pixel on a phone."""
 
@@ -87,11 +88,11 @@ def _title(groups: Sequence[Group]) -> str:
 
 
 def _subtitle(groups: Sequence[Group]) -> str:
-    descriptions = dict.fromkeys(run.config.description for group in groups for run in group.runs if run.config)
+    description = description_of(run.config for group in groups for run in group.runs if run.config)
     count = sum(len(group.runs) for group in groups)
     methods = " · ".join(group.label for group in groups) if len(groups) <= 8 else f"{len(groups)} methods"
-    words = [*filter(None, descriptions), methods, f"{count} run{'s' if count > 1 else ''}"]
-    return "; ".join(words)
+    words = [description, methods, f"{count} run{'s' if count > 1 else ''}"]
+    return "; ".join(filter(None, words))
 
 
 def _comparison(groups: Sequence[Group]) -> str:
@@ -154,7 +155,7 @@ def _machine(run: ReportedRun) -> str:
 
 def _table(table: Table) -> str:
     """A table that scrolls by itself where the screen is narrow."""
-    head = "".join(f"<th scope='col'>{escape(cell)}</th>" for cell in table.heading)
+    head = "".join(f"<th scope='col'>{escape(cell.replace(' %', PERCENT))}</th>" for cell in table.heading)
     body = "".join(
         f"<tr><th scope='row'>{escape(row[0])}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in row[1:])}</tr>"
         for row in table.rows

@@ -18,9 +18,10 @@ PARTS = {
     "train": "local training",
     "screen": "screening of replies",
     "reduce": "reduction and server update",
+    "evaluate": "evaluation",
     "checkpoint": "checkpoint",
 }
-REST = "evaluation and the rest"
+REST = "the rest"
 
 
 def runs_table(groups: Sequence[Group]) -> Table:
