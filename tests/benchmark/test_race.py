@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import fedlalr as fl
 from fedlalr.benchmark import JOBS, Contestant, Outcome, race, turns
 from fedlalr.benchmark.plain import plain_round
-from fedlalr.benchmark.results import as_dict, plot_races, table
+from fedlalr.benchmark.results import as_dict, method_table, plot_races, table
 from fedlalr.cli import app
 
 CONTESTANT = """
@@ -98,6 +98,14 @@ def test_the_table_has_a_row_for_each_and_a_dash_where_one_did_not_run(tmp_path:
     assert as_dict(races)["ratios"]["cnn"] == {"plain loop": 1, "fedlalr, auto": 0.5}
     plot_races(races, tmp_path / "folder" / "race.png")
     assert (tmp_path / "folder" / "race.png").stat().st_size > 5000
+
+
+def test_a_method_is_compared_with_fedavg_on_the_same_engine():
+    adaptive = Outcome("fedlalr, auto, fedlalr", (1.0, 2.0, 6.0), 2.5, 200 * 10**6, (2.0, 4.0, 6.0))
+    assert method_table({"cnn": [*outcomes(), adaptive]}).splitlines()[2:] == [
+        "| cnn | fedlalr, auto | fedlalr | 2.00 (1.20) |"
+    ]
+    assert not method_table({"cnn": outcomes()})
 
 
 def test_the_command_times_a_job():

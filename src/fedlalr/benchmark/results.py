@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from fedlalr.algorithms import ALGORITHMS
 from fedlalr.benchmark.racing import Outcome
 
 Races = Mapping[str, Sequence[Outcome]]
@@ -34,6 +35,18 @@ def table(races: Races) -> str:
         memory = max(outcome.memory for outcome in mine) / 1e6
         lines.append(f"| {name} | {' | '.join(cells)} | {startup:.1f} | {memory:,.0f} |")
     return "\n".join(lines)
+
+
+def method_table(races: Races) -> str:
+    """A Markdown table: time of a round with each other method relative to FedAvg on the same engine; may be empty."""
+    rows = []
+    for job, outcomes in races.items():
+        named = {outcome.name: outcome for outcome in outcomes}
+        for outcome in outcomes:
+            base, _, method = outcome.name.rpartition(", ")
+            if method in ALGORITHMS and base in named:
+                rows.append(f"| {job} | {base} | {method} | {_cell(outcome, named[base])} |")
+    return "\n".join(["| job | engine | method | × FedAvg |", "|---|---|---|---|", *rows]) if rows else ""
 
 
 def _cell(outcome: Outcome | None, base: Outcome) -> str:

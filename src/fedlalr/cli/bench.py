@@ -38,7 +38,7 @@ def bench(
     from fedlalr.algorithms import registry
     from fedlalr.algorithms.checks import check_choice
     from fedlalr.benchmark import JOBS, ours, plain_loop, race
-    from fedlalr.benchmark.results import as_dict, plot_races, table
+    from fedlalr.benchmark.results import as_dict, method_table, plot_races, table
     from fedlalr.cli.progress import standard_output
     from fedlalr.config import ConfigError
     from fedlalr.training.engines import check_engine
@@ -68,4 +68,5 @@ def bench(
     if as_json:
         print(json.dumps(as_dict(races), ensure_ascii=False))
     else:
-        standard_output().print(table(races), markup=False)
+        tables = [table(races), method_table(races)]
+        standard_output().print("\n\n".join(filter(None, tables)), markup=False)

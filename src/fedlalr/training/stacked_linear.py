@@ -28,15 +28,16 @@ IGNORED_LABEL = -100
 
 @dataclass(frozen=True)
 class Activation:
-    """A function between two layers, and its slope in terms of its own result."""
+    """A function between two layers, and its backward pass: from the loss's slope in its result, and that result, to
+    the slope in what it was given."""
 
     apply: Callable[[Tensor], Tensor]
-    slope: Callable[[Tensor], Tensor]
+    back: Callable[[Tensor, Tensor], Tensor]
 
 
-RELU = Activation(torch.relu, lambda result: (result > 0).to(result.dtype))
-TANH = Activation(torch.tanh, lambda result: 1 - result.square())
-SIGMOID = Activation(torch.sigmoid, lambda result: result * (1 - result))
+RELU = Activation(torch.relu, lambda slope, result: torch.ops.aten.threshold_backward(slope, result, 0))
+TANH = Activation(torch.tanh, torch.ops.aten.tanh_backward)
+SIGMOID = Activation(torch.sigmoid, torch.ops.aten.sigmoid_backward)
 
 MODULES: dict[type[nn.Module], Activation] = {nn.ReLU: RELU, nn.Tanh: TANH, nn.Sigmoid: SIGMOID}
 FUNCTIONS: dict[object, Activation] = {
@@ -128,7 +129,7 @@ class LinearGradient:
             last = layer.activation.apply(last)
         losses, slope = loss_slope(last)
         if layer.activation is not None:
-            slope = slope * layer.activation.slope(last)
+            slope = layer.activation.back(slope, last)
         return losses, slope, results
 
     def _backward(
@@ -144,7 +145,7 @@ class LinearGradient:
                 before = self.layers[depth - 1].activation
                 slope = torch.bmm(mine.mT, parameters[layer.weight])
                 if before is not None:
-                    slope = slope * before.slope(inputs[depth])
+                    slope = before.back(slope, inputs[depth])
                 slope = slope.mT
             yield layer, mine, inputs[depth]
 
