@@ -22,6 +22,8 @@ def test_every_bound_is_printed_term_by_term_with_the_largest_marked() -> None:
         assert heading in result.stdout
     assert "506 ←" in result.stdout
     assert "the cap does not bind" in result.stdout
+    assert "121 kB" in result.stdout
+    assert "80.9 kB" in result.stdout  # momentum is not sent where it is restarted
 
 
 def test_the_papers_own_setting_breaks_its_theorem_and_is_told_so() -> None:

@@ -133,7 +133,7 @@ def show(
     from rich import box
     from rich.table import Table
 
-    from fedlalr.cli.progress import megabytes, standard_output
+    from fedlalr.cli.progress import standard_output
 
     console = standard_output()
     step = bounds[0].step
@@ -162,7 +162,7 @@ def show(
     for heading in ("local steps", "rounds", "rounds × clients", "down", "up"):
         table.add_column(heading, justify="left" if heading == "local steps" else "right")
     for name, cost in costs.items():
-        sizes = (megabytes(cost.bytes_down), megabytes(cost.bytes_up))
+        sizes = map(_size, (cost.bytes_down, cost.bytes_up))
         table.add_row(name, f"{cost.rounds:.4g}", f"{cost.complexity:.4g}", *sizes)
     console.print(table)
     if plot is not None:
@@ -201,3 +201,14 @@ def _regime(problem: Problem, N: int, K: int) -> str:
     return (
         f"By the printed constants, 1/√(NKT) is the largest term of Corollary 1 for K = {K} from T = {rounds:.3g} on."
     )
+
+
+def _size(count: int) -> str:
+    """
+    >>> _size(121_344), _size(2_850_000_000), _size(96)
+    ('121 kB', '2.85 GB', '96 bytes')
+    """
+    for unit, bytes_of_it in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= bytes_of_it:
+            return f"{count / bytes_of_it:.3g} {unit}"
+    return f"{count} bytes"
