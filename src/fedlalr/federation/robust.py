@@ -21,6 +21,8 @@ from fedlalr.training.kernels import cohort
 
 COORDINATES_AT_A_TIME = 1 << 22
 """Numbers that are sorted at once: bounds the memory of a sort."""
+NUMBERS_IN_CACHE = 1 << 16
+"""Numbers that are worked on at once where it is memory that takes the time."""
 
 
 class SlotReduction(Protocol):
@@ -127,26 +129,42 @@ def mean_change(values: Tensor, reference: Tensor | None, share: Tensor) -> Tens
     """The weighted mean over the first dimension, taken as change from a reference where there is one."""
     if cohort.fits(values, reference):
         return cohort.mean_change(values, values.new_zeros(values.shape[1]) if reference is None else reference, share)
+    if values.device.type == "cpu" and values.dim() == 2:
+        return _mean_in_the_cache(values, reference, share)
     share = share.view(-1, *[1] * (values.dim() - 1))
     if reference is None:
         return (values * share).sum(0)
     return reference + ((values - reference) * share).sum(0)
 
 
+def _mean_in_the_cache(values: Tensor, reference: Tensor | None, share: Tensor) -> Tensor:
+    """The same, some coordinates at a time, so that the changes never leave a processor's cache."""
+    width = max(NUMBERS_IN_CACHE // max(len(values), 1), 1)
+    if reference is None:
+        return torch.cat([torch.mv(part.T, share) for part in torch.split(values, width, 1)])
+    parts = zip(torch.split(values, width, 1), torch.split(reference, width), strict=True)
+    return torch.cat([base + torch.mv((part - base).T, share) for part, base in parts])
+
+
 def change_norms(values: Tensor, reference: Tensor | None = None) -> Tensor:
     """The Euclidean norm of each row's change, in float64: a float32 sum of squares of v̂ would underflow."""
     if reference is not None and cohort.fits(values, reference):
         return cohort.changes(values, reference)[0]
-    change = values if reference is None else values - reference
-    norms: Tensor = torch.linalg.vector_norm(change, dim=1, dtype=torch.float64)
-    return norms
+    return _by_rows(values, reference, lambda change: torch.linalg.vector_norm(change, dim=1, dtype=torch.float64))
 
 
 def falls(values: Tensor, reference: Tensor) -> Tensor:
     """Which rows are below a reference anywhere, bool `[R]`."""
     if cohort.fits(values, reference):
         return cohort.changes(values, reference)[1]
-    return (values < reference).any(1)
+    return _by_rows(values, reference, lambda change: change.amin(1) < 0)
+
+
+def _by_rows(values: Tensor, reference: Tensor | None, measure: Callable[[Tensor], Tensor]) -> Tensor:
+    """Measure each row's change; on a CPU few rows at a time, so that the changes never leave its cache."""
+    rows = max(NUMBERS_IN_CACHE // max(values.shape[1], 1), 1) if values.device.type == "cpu" else len(values)
+    parts = torch.split(values, rows or 1)
+    return torch.cat([measure(part if reference is None else part - reference) for part in parts])
 
 
 def _by_coordinate(values: Tensor, reference: Tensor | None, reduce: Callable[[Tensor], Tensor]) -> Tensor:
