@@ -1,8 +1,9 @@
-"""The local steps of a chain of linear layers on a CPU, arranged so that everything they touch stays in the cache.
+"""The local steps of a chain of linear layers on a CPU, arranged so that little is left to do in each.
 
-Clients go through their rounds a few at a time, as many as the cache holds. While they do, every slot lies layer by
-layer: the weights of one layer of all these clients side by side, which is what batched products want, instead of all
-layers of one client. Labels are prepared for the whole round at once. The numbers are the same.
+Clients go through their rounds in groups that a shared cache holds. While they do, every slot lies layer by layer: the
+weights of one layer of all these clients side by side, which is what batched products want, instead of all layers of
+one client. Labels are prepared for the whole round at once, and losses are added up at its end. The numbers are the
+same.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from fedlalr.training.in_place import InPlaceStep, SGDStep
 from fedlalr.training.layout import Layout
 from fedlalr.training.stack import Stack
 from fedlalr.training.stacked_feed import Feed, Shape, Tables, gather
-from fedlalr.training.stacked_linear import LinearGradient, LossSlope
+from fedlalr.training.stacked_linear import Labels, LinearGradient, LossSlope
 from fedlalr.training.work import Training
 
-CACHE = 8 << 20
-"""Bytes that a group of clients may touch in a step: about a core's own cache and what it reaches soon after."""
+CACHE = 32 << 20
+"""Bytes of slots in a group of clients. Smaller groups pay more often for calling operators than they gain."""
 
 
 class Layers:
@@ -83,7 +84,7 @@ class LinearRounds:
         needed = {"x", *self.training.algorithm.slots.up} if self._sends_only else set(start.state)
         end = Slots(**{name: slot.new_empty(slot.shape) for name, slot in start.state.items() if name in needed})
         batches = Batches(feed, tables, self._gradient)
-        total, size = start.total.clone(), self._group(len(start.state))
+        total, size = start.total.clone(), self._group(start)
         for first in range(0, start.size, size):
             last = min(first + size, start.size)
             layers = self._layers(tuple(start.state), last - first)
@@ -92,10 +93,12 @@ class LinearRounds:
             layers.store(end.map(lambda slot, first=first, last=last: slot[first:last]))  # type: ignore[misc]
         return Stack(end, start.buffers, total)
 
-    def _group(self, slots: int) -> int:
+    def _group(self, start: Stack) -> int:
         """How many clients go through their steps together."""
-        layout, held = self.training.layout, slots if self.descends else slots + 1
-        return max(CACHE // (held * layout.size * layout.dtype.itemsize), 1)
+        layout, held = self.training.layout, len(start.state) + (not self.descends)
+        most = max(CACHE // (held * layout.size * layout.dtype.itemsize), 1)
+        groups = -(-start.size // most)
+        return -(-start.size // groups)
 
     def _layers(self, slots: tuple[str, ...], clients: int) -> Layers:
         """Memory for a group, the same again where it fits."""
@@ -108,14 +111,13 @@ class LinearRounds:
     def _steps(self, batches: Batches, layers: Layers, first: int, total: Tensor, lr: float) -> None:
         """All steps of the clients from one row on; their losses are added to the total."""
         parts, active = layers.parts, layers.clients
-        for inputs, loss_slope in batches.of(first, first + layers.clients):
-            if len(inputs) < active:
-                active = len(inputs)
-                parts, total = layers.first(active), total[:active]
+        for clients, inputs, loss_slope in batches.of(first, first + layers.clients, total):
+            if clients < active:
+                parts, active = layers.first(clients), clients
             if self.descends:
-                total += self._gradient.descend(parts["x"], inputs, loss_slope, lr)
+                self._gradient.descend(parts["x"], inputs, loss_slope, lr)
             else:
-                total += self._gradient.write(parts["x"], inputs, loss_slope, parts["gradient"])
+                self._gradient.write(parts["x"], inputs, loss_slope, parts["gradient"])
                 self._update(layers, parts, active == layers.clients, lr)
 
     def _update(self, layers: Layers, parts: dict[str, dict[str, Tensor]], everyone: bool, lr: float) -> None:
@@ -136,35 +138,46 @@ class LinearRounds:
             )
 
 
+Step = tuple[int, Tensor, LossSlope]
+"""The number of clients still training, their inputs, and what gives the slope of their losses."""
+
+
 class Batches:
     """A round's batches, with the labels prepared where the loss allows it."""
 
     def __init__(self, feed: Feed, tables: Tables, gradient: LinearGradient) -> None:
         self._feed, self._tables, self._gradient = feed, tables, gradient
         self._labels = gradient.labels(tables.pool.targets[tables.rows], tables.real)
-        inputs = tables.pool.inputs
-        self._plain = inputs if isinstance(inputs, Tensor) and tables.pool.transform is None else None
-        self._buffer = inputs.new_empty(0) if isinstance(inputs, Tensor) else torch.empty(0)
 
-    def of(self, first: int, last: int) -> Iterator[tuple[Tensor, LossSlope]]:
-        """The inputs of every local step of some rows, and what gives the loss of them. Each until the next one."""
-        rows = self._tables.rows[:, first:last].unbind(0)
-        for k, shape in enumerate(self._feed.shapes(first, last)):
-            index = rows[k][: shape.active, : shape.width]
-            if self._plain is not None and self._labels is not None:
-                yield self._picked(self._plain, index), self._labels.at(k, first, shape).loss_slope
-            else:
-                yield self._gathered(k, first, shape)
+    def of(self, first: int, last: int, total: Tensor) -> Iterator[Step]:
+        """Every local step of some rows, each good until the next; in the end their losses are added to a total."""
+        pool, shapes = self._tables.pool, self._feed.shapes(first, last)
+        if isinstance(pool.inputs, Tensor) and pool.transform is None and self._labels is not None:
+            yield from self._prepared(pool.inputs, self._labels, shapes, first, total)
+        else:
+            for k, shape in enumerate(shapes):
+                yield self._gathered(k, first, shape, total)
 
-    def _picked(self, pool: Tensor, index: Tensor) -> Tensor:
+    def _prepared(self, pool: Tensor, labels: Labels, shapes: list[Shape], first: int, total: Tensor) -> Iterator[Step]:
         """Samples of a pool, always in the same memory, which is still in the cache from the last step."""
-        flat = index.reshape(-1)
-        if len(self._buffer) < len(flat):
-            self._buffer = pool.new_empty(len(flat), *pool.shape[1:])
-        picked = torch.index_select(pool, 0, flat, out=self._buffer[: len(flat)])
-        return picked.view(*index.shape, *pool.shape[1:])
+        last, width = first + shapes[0].active, self._tables.rows.shape[2]
+        rows = self._tables.rows[:, first:last].unbind(0)
+        noted = torch.zeros_like(labels.taken[0, first:last])
+        buffer = pool.new_empty(len(noted) * width, *pool.shape[1:])
+        whole = buffer.view(len(noted), width, *pool.shape[1:])
+        everything = Shape(len(noted), width, padded=False)
+        for shape, index, mine in zip(shapes, rows, labels.steps(first, last), strict=False):
+            if shape[:2] == everything[:2]:
+                torch.index_select(pool, 0, index.reshape(-1), out=buffer)
+                yield shape.active, whole, partial(mine.loss_slope, noted)
+            else:
+                flat = index[: shape.active, : shape.width].reshape(-1)
+                inputs = pool.index_select(0, flat).view(shape.active, shape.width, *pool.shape[1:])
+                place = noted[: shape.active, :, : shape.width]
+                yield shape.active, inputs, partial(mine.first(shape).loss_slope, place)
+        total += noted.sum((1, 2))
 
-    def _gathered(self, k: int, first: int, shape: Shape) -> tuple[Tensor, LossSlope]:
+    def _gathered(self, k: int, first: int, shape: Shape, total: Tensor) -> Step:
         """Samples that are augmented, or whose loss is not cross-entropy."""
         tables, rows, width = self._tables, slice(first, first + shape.active), slice(shape.width)
         batch = gather(
@@ -173,7 +186,7 @@ class Batches:
             None if tables.random is None else tables.random[k, rows, width],
             tables.real[k, rows, width] if shape.padded else None,
         )
-        return batch.inputs, partial(self._gradient.loss_slope, batch)
+        return shape.active, batch.inputs, partial(self._gradient.loss_slope, batch, total[: shape.active])
 
 
 def clip(gradients: list[Tensor], most: float) -> None:

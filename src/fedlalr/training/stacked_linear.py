@@ -53,8 +53,8 @@ FUNCTIONS: dict[object, Activation] = {
 }
 
 
-LossSlope = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""From the last layer's result `[C, features, B]` to every client's loss `[C]` and its slope in that result."""
+LossSlope = Callable[[Tensor], Tensor]
+"""From the last layer's result `[C, features, B]` to the slope of every client's loss in it. Notes the losses."""
 
 
 @dataclass(frozen=True)
@@ -78,28 +78,27 @@ class LinearGradient:
 
     def __call__(self, x: Tensor, buffers: Buffers, batch: Batch) -> tuple[Tensor, Tensor, Buffers]:
         gradient, views = torch.empty(x.shape, dtype=x.dtype, device=x.device), self.training.layout.views
-        losses = self.write(views(x), batch.inputs, partial(self.loss_slope, batch), views(gradient))
+        losses = torch.zeros(len(x), dtype=x.dtype, device=x.device)
+        self.write(views(x), batch.inputs, partial(self.loss_slope, batch, losses), views(gradient))
         return losses, gradient, buffers
 
     def write(
         self, parameters: dict[str, Tensor], inputs: Tensor, loss_slope: LossSlope, gradient: dict[str, Tensor]
-    ) -> Tensor:
-        """Write every layer's gradient `[C, …]` to its place; gives the losses."""
-        losses, last, results = self._forward(parameters, inputs, loss_slope)
+    ) -> None:
+        """Write every layer's gradient `[C, …]` to its place."""
+        last, results = self._forward(parameters, inputs, loss_slope)
         for layer, slope, input in self._backward(parameters, results, last):
             torch.bmm(slope, input, out=gradient[layer.weight])
             if layer.bias is not None:
                 torch.sum(slope, 2, out=gradient[layer.bias])
-        return losses
 
-    def descend(self, parameters: dict[str, Tensor], inputs: Tensor, loss_slope: LossSlope, lr: float) -> Tensor:
-        """A plain gradient step x ← x − α g in place, without ever writing down the gradient; gives the losses."""
-        losses, last, results = self._forward(parameters, inputs, loss_slope)
+    def descend(self, parameters: dict[str, Tensor], inputs: Tensor, loss_slope: LossSlope, lr: float) -> None:
+        """A plain gradient step x ← x − α g in place, without ever writing down the gradient."""
+        last, results = self._forward(parameters, inputs, loss_slope)
         for layer, slope, input in self._backward(parameters, results, last):
             parameters[layer.weight].baddbmm_(slope, input, alpha=-lr)
             if layer.bias is not None:
                 parameters[layer.bias].sub_(slope.sum(2), alpha=lr)
-        return losses
 
     def labels(self, targets: Tensor, real: Tensor) -> Labels | None:
         """A whole round's targets `[K, C, B]` prepared for the loss; None where it is not plain cross-entropy."""
@@ -111,9 +110,8 @@ class LinearGradient:
 
     def _forward(
         self, parameters: dict[str, Tensor], inputs: Tensor, loss_slope: LossSlope
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Every client's loss, its slope in the last layer's result `[C, features, B]`, and every layer's input
-        `[C, B, features]`."""
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The loss's slope in the last result `[C, features, B]`, and every layer's input `[C, B, features]`."""
         results = [inputs.flatten(2)]
         for layer in self.layers[:-1]:
             result = torch.bmm(results[-1], parameters[layer.weight].mT)
@@ -127,10 +125,10 @@ class LinearGradient:
             last = torch.baddbmm(parameters[layer.bias].unsqueeze(2), parameters[layer.weight], results[-1].mT)
         if layer.activation is not None:
             last = layer.activation.apply(last)
-        losses, slope = loss_slope(last)
+        slope = loss_slope(last)
         if layer.activation is not None:
             slope = layer.activation.back(slope, last)
-        return losses, slope, results
+        return slope, results
 
     def _backward(
         self, parameters: dict[str, Tensor], inputs: list[Tensor], slope: Tensor
@@ -157,14 +155,19 @@ class LinearGradient:
         flow = shapes[self.layers[0].weight][1] + 4 * sum(shapes[layer.weight][0] for layer in self.layers)
         return layout.dtype.itemsize * (layout.size * (2 * slots + 4) + 2 * samples * flow)
 
-    def loss_slope(self, batch: Batch, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Every client's loss `[C]` and its slope in the outputs `[C, features, B]`."""
+    def loss_slope(self, batch: Batch, total: Tensor, outputs: Tensor) -> Tensor:
+        """The slope of every client's loss in the outputs `[C, features, B]`; adds the losses to a total `[C]`."""
         if self._plain_loss and batch.targets.dtype == torch.int64 and batch.targets.dim() == 2:
             labels = Labels.of(batch.targets, batch.mask, outputs.shape[1], outputs.dtype)
-            return labels.loss_slope(outputs)
+            noted = torch.zeros_like(outputs)
+            slope = labels.loss_slope(noted, outputs)
+            total += noted.sum((1, 2))
+            return slope
         of = self._losses if batch.mask is None else self._masked_losses
-        slope, losses = of(outputs.mT, batch.targets, batch.mask)
-        return losses.detach(), slope.mT
+        by_sample, losses = of(outputs.mT, batch.targets, batch.mask)
+        total += losses.detach()
+        transposed: Tensor = by_sample.mT
+        return transposed
 
     def _loss(self, logits: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
         loss = self.training.loss
@@ -199,16 +202,23 @@ class Labels(NamedTuple):
         taken = share.new_zeros(*targets.shape[:-1], classes, targets.shape[-1])
         return cls(share, taken.scatter_(-2, targets.where(counts, 0).unsqueeze(-2), -share))
 
-    def at(self, step: int, first: int, shape: Shape) -> Labels:
-        """Those of one step and of the clients from one row on that are still training."""
-        rows, width = slice(first, first + shape.active), slice(shape.width)
-        return Labels(self.share[step, rows, :, width], self.taken[step, rows, :, width])
+    def steps(self, first: int, last: int) -> list[Labels]:
+        """Those of some rows, step by step."""
+        share, taken = (part[:, first:last].unbind(0) for part in self)
+        return [Labels(*both) for both in zip(share, taken, strict=True)]
 
-    def loss_slope(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean cross-entropy of every client `[C]` and its slope in the logits `[C, classes, B]`."""
+    def first(self, shape: Shape) -> Labels:
+        """Those of the clients that are still training."""
+        return Labels(*(part[: shape.active, :, : shape.width] for part in self))
+
+    def loss_slope(self, noted: Tensor, logits: Tensor) -> Tensor:
+        """The slope of every client's mean cross-entropy in the logits `[C, classes, B]`.
+
+        Each sample's part of the loss is added to what is `noted`, in the same shape: to sum it is for later.
+        """
         logs = torch.log_softmax(logits, 1)
-        losses = (logs * self.taken).sum((1, 2))
-        return losses, torch.addcmul(self.taken, logs.exp_(), self.share)
+        noted.addcmul_(logs, self.taken)
+        return torch.addcmul(self.taken, logs.exp_(), self.share)
 
 
 def linear_chain(training: Training, sample: torch.Size) -> list[Layer] | None:
