@@ -7,6 +7,7 @@ slots, the buffers, what every client keeps, and the losses.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 
 from fedlalr.data.population import DatasetClients
 from fedlalr.federation.run import initial_state
-from fedlalr.federation.server import Rules, play_round
+from fedlalr.federation.server import Outcome, Rules, play_round
 from fedlalr.training import ENGINES, LogInterval, Steps
 from training.jobs import MODELS, TOLERANCE, VARIANTS, assert_same_outcomes, federate, make_training, started
 
@@ -23,19 +24,22 @@ pytestmark = pytest.mark.filterwarnings("error")
 engines = pytest.mark.parametrize("engine", [name for name in ENGINES if name != "reference"])
 
 
+@cache
+def reference(model: str, algorithm: str) -> list[Outcome]:
+    return federate("reference", make_training(model, algorithm))
+
+
 @engines
 @pytest.mark.parametrize("algorithm", VARIANTS)
 def test_every_algorithm_gives_the_references_result(engine, algorithm):
-    training = make_training("batchnorm", algorithm)
-    assert_same_outcomes(federate(engine, training), federate("reference", training))
+    assert_same_outcomes(federate(engine, make_training("batchnorm", algorithm)), reference("batchnorm", algorithm))
 
 
 @engines
 @pytest.mark.parametrize("algorithm", ["fedlalr", "fedavg", "localadam", "scaffold"])
 @pytest.mark.parametrize("model", [name for name in MODELS if name != "batchnorm"])
 def test_every_kind_of_model_gives_the_references_result(engine, model, algorithm):
-    training = make_training(model, algorithm)
-    assert_same_outcomes(federate(engine, training), federate("reference", training))
+    assert_same_outcomes(federate(engine, make_training(model, algorithm)), reference(model, algorithm))
 
 
 @engines
