@@ -18,7 +18,7 @@ import venv
 from pathlib import Path
 
 from fedlalr.benchmark import JOBS, Contestant, ours, plain_loop, race
-from fedlalr.benchmark.results import as_dict, machine, method_table, plot_races, table
+from fedlalr.benchmark.results import as_dict, machine, plot_races, report
 
 PEERS = {"pfl": "pfl==0.6.0", "fluke": "fluke-fl==0.8.1", "fedlab": "fedlab==1.3.0"}
 """What each environment holds."""
@@ -76,7 +76,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "peers.json").write_text(json.dumps(as_dict(races), indent=1))
     plot_races(races, options.out / "peers.png")
-    print(table(races), method_table(races), sep="\n\n")
+    print(report(races))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import fedlalr as fl
 from fedlalr.benchmark import JOBS, Contestant, Outcome, race, turns
 from fedlalr.benchmark.plain import plain_round
-from fedlalr.benchmark.results import as_dict, method_table, plot_races, table
+from fedlalr.benchmark.results import as_dict, method_table, plot_races, report, table
 from fedlalr.cli import app
 
 CONTESTANT = """
@@ -106,6 +106,11 @@ def test_a_method_is_compared_with_fedavg_on_the_same_engine():
         "| cnn | fedlalr, auto | fedlalr | 2.00 (1.20) |"
     ]
     assert not method_table({"cnn": outcomes()})
+
+
+def test_a_report_names_versions_and_threads():
+    *_, line = report({"cnn": outcomes()}, threads=2).splitlines()
+    assert f"2 threads a process, Python {sys.version.split()[0]}, torch {torch.__version__}" in line
 
 
 def test_the_command_times_a_job():

@@ -67,6 +67,18 @@ def as_dict(races: Races) -> dict[str, Any]:
     }
 
 
+def report(races: Races, threads: int = 1) -> str:
+    """The tables, and what the numbers depend on."""
+    where = machine()
+    load = f", load {where['load']:.1f}" if where["load"] is not None else ""
+    count = "one thread" if threads == 1 else f"{threads} threads"
+    line = (
+        f"{where['processor']}, {where['cores']} cores, {count} a process, Python {where['python']}, "
+        f"torch {where['torch']}, fedlalr {where['fedlalr']}{load}"
+    )
+    return "\n\n".join(filter(None, [table(races), method_table(races), line]))
+
+
 def machine() -> dict[str, Any]:
     """What the numbers depend on."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

@@ -38,7 +38,7 @@ def bench(
     from fedlalr.algorithms import registry
     from fedlalr.algorithms.checks import check_choice
     from fedlalr.benchmark import JOBS, ours, plain_loop, race
-    from fedlalr.benchmark.results import as_dict, method_table, plot_races, table
+    from fedlalr.benchmark.results import as_dict, plot_races, report
     from fedlalr.cli.progress import standard_output
     from fedlalr.config import ConfigError
     from fedlalr.training.engines import check_engine
@@ -68,5 +68,4 @@ def bench(
     if as_json:
         print(json.dumps(as_dict(races), ensure_ascii=False))
     else:
-        tables = [table(races), method_table(races)]
-        standard_output().print("\n\n".join(filter(None, tables)), markup=False)
+        standard_output().print(report(races, threads), markup=False)
