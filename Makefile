@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PROCESSES ?= 2
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 export OMP_NUM_THREADS ?= 1
 
@@ -9,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 
 help:
 	@echo "make demo       install, then compare six methods on the embedded data set (a minute)"
-	@echo "make test       install, then lint, types and all quick tests"
+	@echo "make test       install, then lint, types and all quick tests (PROCESSES=2; 0: all in one)"
 	@echo "make test-data  fetch the real data sets and run the tests that need them"
 	@echo "make test-flower, test-faults, test-browser, test-track, test-gpu, test-slow: the longer suites"
 	@echo "make docs       build the documentation into site/"
@@ -38,7 +39,7 @@ demo: $(VENV)/core.stamp
 	$(BIN)/fedlalr compare quickstart --seeds 3 --run-dir runs/demo
 
 test: $(VENV)/dev.stamp lint
-	$(BIN)/python -m pytest --cov --cov-report=term
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --cov --cov-report=term --cov-fail-under=95
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
@@ -47,7 +48,7 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/lint-imports
 
 test-data: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -m data
+	$(BIN)/python -m pytest -m data -rs
 
 test-flower: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m flower
@@ -55,7 +56,7 @@ test-flower: $(VENV)/dev.stamp
 test-faults: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m faults
 
-test-browser: $(VENV)/dev.stamp
+test-browser: $(VENV)/docs.stamp
 	$(BIN)/python -m pytest -m browser
 
 test-track: $(VENV)/track.stamp
@@ -71,4 +72,4 @@ docs: $(VENV)/docs.stamp
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) site runs .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site runs .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
