@@ -220,6 +220,7 @@ DEFAULTS = {
 if __name__ == "__main__":
     kind, root, given = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     options = DEFAULTS | given
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
     undisturbed = root / "undisturbed.end"
     code = status(child(options, None, undisturbed))
     if code:

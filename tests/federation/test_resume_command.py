@@ -25,7 +25,10 @@ def start_and_stop(folder: Path, stop: signal.Signals) -> tuple[int, str]:
     """Begin an endless run, send it a signal after some rounds, and give its exit code and output."""
     command = [sys.executable, "-m", "fedlalr", "run", *SMALL, "rounds=1000000", "--run-dir", str(folder), "-q"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )  # fmt: skip
     metrics = folder / "metrics.jsonl"
     while process.poll() is None and not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 9):
         time.sleep(0.01)
