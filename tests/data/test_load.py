@@ -1,3 +1,6 @@
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -64,3 +67,44 @@ def test_what_cannot_be_loaded_is_refused(arguments: dict[str, object], message:
 def test_an_option_that_the_data_set_does_not_have_is_refused() -> None:
     with pytest.raises(TypeError, match="does not know the option 'roles'"):
         load("digits", roles=3)
+
+
+@pytest.fixture
+def plays(tmp_path: Path) -> Path:
+    """Three roles with 600, 700 and 800 windows, as LEAF writes them."""
+    roles = {}
+    for number, windows in enumerate((600, 700, 800)):
+        text = "".join(chr(97 + (7 * i + number) % 26) for i in range(windows + 80))
+        roles[f"role {number}"] = {
+            "x": [text[i : i + 80] for i in range(windows)],
+            "y": [text[i + 80] for i in range(windows)],
+        }
+    (tmp_path / "all.json").write_text(json.dumps({"users": list(roles), "user_data": roles}))
+    return tmp_path
+
+
+def test_roles_are_the_natural_clients_of_shakespeare(plays: Path) -> None:
+    population = load("shakespeare", clients=2, scheme="natural", folder=plays, train=200, test=20)
+    assert population.sizes.tolist() == [200, 200]
+    inputs, targets = population.batch(1, torch.tensor([0, 1]))
+    assert inputs.shape == (2, 80)
+    assert torch.equal(inputs[0, 1:], inputs[1, :-1])  # consecutive windows of one role
+    assert torch.equal(inputs[1, -1], targets[0])
+    assert population.test is not None
+    assert len(population.test[1]) == 40
+
+
+def test_shakespeares_windows_can_be_dealt_evenly_or_by_the_next_character(plays: Path) -> None:
+    for scheme in ("iid", "dirichlet"):
+        population = load(
+            "shakespeare", clients=3, scheme=scheme, folder=plays, train=200, test=20,
+            **({} if scheme == "iid" else {"roles": 3}),
+        )  # fmt: skip
+        assert population.sizes.tolist() == [200] * 3
+    held_out = load("shakespeare", clients=3, scheme="natural", folder=plays, train=200, test=20, validation=0.5)
+    assert int(held_out.sizes.sum()) == 300
+
+
+def test_inputs_and_targets_must_pair_up() -> None:
+    with pytest.raises(ValueError, match="there are 3 inputs but 2 targets"):
+        Population(torch.zeros(3, 1), torch.zeros(2), partition([0, 1], 2, "iid"))

@@ -1,0 +1,37 @@
+"""What holds an algorithm's quantities: named, immutable, and particular about a slot table."""
+
+import pickle
+
+import pytest
+import torch
+
+from fedlalr.algorithms.slots import Slots, SlotTable
+
+
+def test_slots_are_read_by_name_and_never_changed() -> None:
+    slots = Slots(x=torch.ones(3), m=torch.zeros(3))
+    assert slots.x is slots["x"]
+    assert list(slots) == ["x", "m"]
+    assert len(slots) == 2
+    assert repr(slots) == "Slots(x=(3,), m=(3,))"
+    with pytest.raises(AttributeError, match="slots are immutable"):
+        slots.x = torch.zeros(3)
+    with pytest.raises(AttributeError, match="there is no slot 'v' here, only x, m"):
+        _ = slots.v
+    with pytest.raises(AttributeError, match="only none"):
+        _ = Slots().x
+
+
+def test_slots_survive_pickling() -> None:
+    again = pickle.loads(pickle.dumps(Slots(x=torch.arange(3.0))))
+    assert isinstance(again, Slots)
+    assert torch.equal(again.x, torch.arange(3.0))
+
+
+def test_a_table_that_cannot_work_is_refused() -> None:
+    with pytest.raises(ValueError, match="must broadcast 'x'"):
+        SlotTable(down=("m",), up={"m": "mean"})
+    with pytest.raises(ValueError, match="slot 'x' has reduction 'median'; allowed are 'mean' and 'max'"):
+        SlotTable(down=("x",), up={"x": "median"})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="slot 'v_hat' is said to grow but does not travel both ways"):
+        SlotTable(down=("x",), up={"x": "mean", "v_hat": "max"}, grows=("v_hat",))
