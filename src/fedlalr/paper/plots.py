@@ -261,7 +261,7 @@ def _with_notes(figure: Figure, results: Sequence[PanelCurves], notes: Sequence[
     broke = any(failure for one in curves for failure in one.failures)
     missing = sum(line.key not in result.lines for result in results for line in result.panel.lines)
     more = [
-        *([f"{missing} curves were not run yet."] if missing and curves else []),
+        *([f"{missing} {'curve was' if missing == 1 else 'curves were'} not run yet."] if missing and curves else []),
         *(["× marks where a run broke off."] if broke else []),
     ]
     return add_notes(figure, [*notes, lines, *more])
