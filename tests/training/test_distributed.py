@@ -127,7 +127,8 @@ def test_a_rank_that_dies_ends_the_run(two):
 
 
 def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "fedlalr", *arguments]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]  # a free port
+    command = [*launcher, "-m", "fedlalr", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=240)
 
 
