@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,14 @@ def test_nested_copies_do_not_take_exponential_memory() -> None:
         nested = [nested] * 1000
     with pytest.raises(DataCorrupt, match="holds a list"):
         plain(pickle.dumps({"data": nested}), "a file")
+
+
+@pytest.mark.parametrize("bomb", [b"}r\xff\xff\xff\x3f.", b"}p1073741823\n."], ids=["binary", "text"])
+def test_a_few_bytes_do_not_take_the_memory_of_a_billion_objects(bomb: bytes) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DataCorrupt, match="remembers an object as number 1,073,741,823"):
+        plain(bomb, "a file")
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 50 << 20
 
 
 @settings(deadline=None, max_examples=200)

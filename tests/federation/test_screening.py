@@ -181,6 +181,9 @@ def test_tensors_are_taken_like_arrays():
         (replace(HONEST[2], contract=contract(replace(build(), local=fl.Steps(4)))), "other hyper-parameters"),
         (replace(HONEST[2], run="another"), "the reply belongs to run 'another', and this is 'a run'"),
         (replace(HONEST[2], round=7), "the reply belongs to round 7, and this is round 1"),
+        (replace(HONEST[2], run=np.zeros(3)), r"the reply belongs to run array\(\[0., 0., 0.\]\)"),
+        (replace(HONEST[2], round=torch.ones(2, 3).to_sparse()), "the reply belongs to round tensor"),
+        (replace(HONEST[2], contract=np.zeros(3, "V8")), "other hyper-parameters"),
         (replace(HONEST[2], client=77), "the client was not asked in this round"),
     ],
 )  # fmt: skip

@@ -193,15 +193,15 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
 
 
 def _check_origin(reply: Reply, expected: Expected) -> None:
-    if reply.run != expected.run:
+    if not isinstance(reply.run, str) or reply.run != expected.run:
         raise Refused(f"the reply belongs to run {_short(reply.run)}, and this is {expected.run!r}")
-    if reply.round != expected.round:
+    if not isinstance(reply.round, int) or reply.round != expected.round:
         raise Refused(f"the reply belongs to round {_short(reply.round)}, and this is round {expected.round}")
     if reply.client in expected.answered:
         raise Refused("the client has answered already")
     if reply.client not in expected.clients:
         raise Refused("the client was not asked in this round")
-    if reply.contract != expected.contract:
+    if not isinstance(reply.contract, str) or reply.contract != expected.contract:
         raise Refused("the client trained with other hyper-parameters than the round's")
 
 

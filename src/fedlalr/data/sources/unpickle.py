@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import pickletools
 from typing import Any, NoReturn
 
 import numpy as np
@@ -20,6 +21,7 @@ from fedlalr.data.fetch import DataCorrupt
 def plain(content: bytes, where: str) -> dict[str, Any]:
     """The dict of a pickle, with byte arrays, texts, integers and lists as values. `where` names the file in errors."""
     try:
+        _check_memo(content)
         return _settle(_PlainUnpickler(content).load())
     except DataCorrupt as error:
         raise DataCorrupt(f"{where} is refused: {error}") from None
@@ -75,6 +77,16 @@ _STAND_INS: dict[tuple[str, str], Any] = {
     ("numpy._core.multiarray", "_reconstruct"): _Array,
     ("_codecs", "encode"): _encode,
 }
+
+
+def _check_memo(content: bytes) -> None:
+    """Refuse numbers of remembered objects that no real file has: the unpickler takes memory for all up to the number.
+
+    Five bytes could otherwise ask for 64 GiB. Every object is remembered by a byte or more of the file.
+    """
+    for opcode, argument, _ in pickletools.genops(content):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= int(argument or 0) <= len(content):
+            raise DataCorrupt(f"it remembers an object as number {argument:,}, and has only {len(content):,} bytes")
 
 
 class _PlainUnpickler(pickle.Unpickler):
