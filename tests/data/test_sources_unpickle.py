@@ -24,6 +24,9 @@ class Calls:
     def __reduce__(self) -> Any:
         return self.call
 
+    def __repr__(self) -> str:
+        return f"{self.call[0].__name__}{self.call[1]}"
+
 
 def test_plain_content_is_read() -> None:
     content = {"data": np.arange(6, dtype=np.uint8).reshape(2, 3), "labels": [1, 2], "name": "x", "raw": b"y", "n": 3}
