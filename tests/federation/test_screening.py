@@ -164,6 +164,10 @@ def test_tensors_are_taken_like_arrays():
             "buffers are not finite",
         ),
         (
+            replace(HONEST[2], buffers=HONEST[2].buffers | {"1.running_var": np.full(6, -1.0)}),
+            "running_var is below zero",
+        ),
+        (
             replace(HONEST[2], buffers=HONEST[2].buffers | {"1.num_batches_tracked": np.array(1.5)}),
             "buffer 1.num_batches_tracked is float64",
         ),
@@ -333,6 +337,7 @@ def scaling(name: str, factor: float):
         (setting("slots", "m", math.inf), "m is not finite"),
         (setting("slots", "v_hat", math.nan), "v_hat is not finite"),
         (setting("buffers", "1.running_var", math.nan), "buffers are not finite"),
+        (setting("buffers", "1.running_var", -1e-6), "running_var is below zero"),
         (setting("slots", "v_hat", EPS_SQUARED * 0.999), "v_hat fell below the broadcast v_hat"),
         (setting("slots", "v_hat", 0.0), "v_hat fell below the broadcast v_hat"),
         (setting("slots", "x", 1e100), "the change of x has norm 1e+100, more than 1000 times the cohort's"),

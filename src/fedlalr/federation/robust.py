@@ -23,6 +23,8 @@ COORDINATES_AT_A_TIME = 1 << 22
 """Numbers that are sorted at once: bounds the memory of a sort."""
 NUMBERS_IN_CACHE = 1 << 16
 """Numbers that are worked on at once where it is memory that takes the time."""
+ALIGNED = 1024
+"""Coordinates that are summed together."""
 
 
 class SlotReduction(Protocol):
@@ -139,11 +141,30 @@ def mean_change(values: Tensor, reference: Tensor | None, share: Tensor) -> Tens
 
 def _mean_in_the_cache(values: Tensor, reference: Tensor | None, share: Tensor) -> Tensor:
     """The same, some coordinates at a time, so that the changes never leave a processor's cache."""
-    width = max(NUMBERS_IN_CACHE // max(len(values), 1), 1)
-    if reference is None:
-        return torch.cat([torch.mv(part.T, share) for part in torch.split(values, width, 1)])
-    parts = zip(torch.split(values, width, 1), torch.split(reference, width), strict=True)
-    return torch.cat([base + torch.mv((part - base).T, share) for part, base in parts])
+    count, size = values.shape
+    out, column = values.new_empty(size), share[:, None]
+    for start, stop in pieces(size, NUMBERS_IN_CACHE // max(count, 1)):
+        part = values[:, start:stop]
+        if reference is None:
+            torch.sum(part * column, 0, out=out[start:stop])
+        else:
+            base = reference[start:stop]
+            torch.add(base, (part - base).mul_(column).sum(0), out=out[start:stop])
+    return out
+
+
+def pieces(size: int, width: int) -> list[tuple[int, int]]:
+    """Stretches of about `width` coordinates of which the sums over a cohort have the bits of the whole's.
+
+    torch sums columns in groups, and the last bits depend on the grouping: so pieces begin at multiples of a number and
+    are no shorter, unless all is.
+
+    >>> pieces(5000, 2000)
+    [(0, 1024), (1024, 2048), (2048, 3072), (3072, 5000)]
+    """
+    width = max(ALIGNED, width // ALIGNED * ALIGNED)
+    starts = [0, *range(width, size - ALIGNED, width)]  # a short rest goes with the last piece
+    return list(zip(starts, [*starts[1:], size], strict=True))
 
 
 def change_norms(values: Tensor, reference: Tensor | None = None) -> Tensor:

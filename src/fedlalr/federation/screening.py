@@ -26,6 +26,9 @@ from fedlalr.training.work import Buffers, Replies
 MAX_NORM_RATIO = 1000.0
 """A reply whose change is longer than this many times the cohort's median is refused, where the user says nothing."""
 
+VARIANCE = "running_var"
+"""What torch's normalisation layers call the variance that they remember: no average of batches is below zero."""
+
 
 class Rejection(NamedTuple):
     """A client whose reply was left out, and why."""
@@ -72,7 +75,7 @@ class Measured(NamedTuple):
     finite: dict[str, Tensor]
     """Whether every number is finite, of each slot, of the buffers together and of each kept slot, bool `[R]`."""
     fell: dict[str, Tensor]
-    """Whether a slot that can only grow is below its broadcast anywhere, bool `[R]`."""
+    """Whether a slot that can only grow is below its broadcast anywhere, or a variance below zero, bool `[R]`."""
     norms: dict[str, Tensor]
     """Norm of the change of each slot and of the buffers together, float64 `[R]`."""
     scales: dict[str, float]
@@ -92,12 +95,15 @@ class Measured(NamedTuple):
         for name in table.grows:
             rows["fell", name] = falls(replies.slots[name], broadcast[name]).double()
             rows["scale", name] = change_norms(broadcast[name][None]).expand(count)
+        variances = [values.flatten(1) for name, values in replies.buffers.items() if name.endswith(VARIANCE)]
+        if variances:
+            rows["fell", VARIANCE] = (torch.cat(variances, 1).amin(1) < 0).double()
         every = spread.gather(torch.stack(list(rows.values()), dim=1)).cpu()
         host = dict(zip(rows, every.unbind(1), strict=True))
         norms = {name: host["norm", name] for name in values}
         return cls(
             finite={name: _finite(norms[name], value, spread) for name, value in values.items()},
-            fell={name: host["fell", name] > 0 for name in table.grows},
+            fell={name: flags > 0 for (what, name), flags in host.items() if what == "fell"},
             norms={name: norm for name, norm in norms.items() if not name.startswith("kept ")},
             scales={name: float(host["scale", name][0]) for name in table.grows},
         )
@@ -111,7 +117,8 @@ class Measured(NamedTuple):
         usable = torch.stack(list(self.finite.values())).all(0)
         for name, fell in self.fell.items():
             for row in _where(fell):
-                found.setdefault(row, f"{name} fell below the broadcast {name}")
+                below = "is below zero" if name == VARIANCE else f"fell below the broadcast {name}"
+                found.setdefault(row, f"{name} {below}")
         if max_norm_ratio is None or not usable.any():
             return found
         for name, norms in self.norms.items():

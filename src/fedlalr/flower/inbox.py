@@ -12,16 +12,13 @@ from torch import Tensor
 from fedlalr.algorithms.slots import Slots
 from fedlalr.federation.payload import Expected, Refused, Reply
 from fedlalr.federation.reducing import reduce_slots
-from fedlalr.federation.robust import Max, Mean, Median, SlotReduction, Trimmed
+from fedlalr.federation.robust import Max, Mean, Median, SlotReduction, Trimmed, pieces
 from fedlalr.federation.screening import Measured, Rejection, screen_reply
 from fedlalr.flower.spool import Spool
 from fedlalr.training.work import Buffers, Replies
 
 NUMBERS_AT_A_TIME = 1 << 24
 """Numbers of a slot, over all replies, that are in memory while it is reduced."""
-_ALIGNED = 1024
-"""Pieces begin at multiples of this and are no shorter (unless all is): torch sums columns in groups, and the last bits
-depend on the grouping."""
 
 _BY_COORDINATE = (Mean, Max, Median, Trimmed)
 
@@ -128,9 +125,7 @@ def _pieces(size: int, count: int, how: SlotReduction | None) -> Sequence[tuple[
     """The stretches of coordinates to reduce at a time. A reduction that looks at whole uploads gets them whole."""
     if how is not None and not isinstance(how, _BY_COORDINATE):
         return [(0, size)]
-    width = max(_ALIGNED, NUMBERS_AT_A_TIME // count // _ALIGNED * _ALIGNED)
-    starts = [0, *range(width, size - _ALIGNED, width)]  # a short rest goes with the last piece
-    return list(zip(starts, [*starts[1:], size], strict=True))
+    return pieces(size, NUMBERS_AT_A_TIME // count)
 
 
 def _together(parts: Sequence[Measured]) -> Measured:
