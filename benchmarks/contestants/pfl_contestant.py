@@ -51,7 +51,14 @@ class Hook(TrainingProcessCallback):
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
         if self.turns is not None:
             self.turns.lap()
+        wait_for_all()
         return False, Metrics()
+
+
+def wait_for_all() -> None:
+    """Hold the other workers until the first has its turn, or they would train on ahead in other contestants' time."""
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
 
 
 def main(name: str, threads: str) -> None:
@@ -68,6 +75,7 @@ def main(name: str, threads: str) -> None:
     backend = SimulatedBackend(training_data=data, val_data=data)
     if turns is not None:
         turns.ready()
+    wait_for_all()
     FederatedAveraging().run(
         NNAlgorithmParams(
             central_num_iterations=10**9, evaluation_frequency=10**9, train_cohort_size=job.cohort, val_cohort_size=None
