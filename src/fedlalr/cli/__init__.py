@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Annotated
 
@@ -60,4 +61,5 @@ for _name, _group in GROUPS.items():
 
 def main() -> None:
     """The console script `fedlalr`."""
+    gc.freeze()  # what was imported stays until the end: to look for garbage in it takes half a second
     app()
