@@ -35,7 +35,7 @@ def test_a_figure_comes_with_its_data_and_verdicts_and_its_runs_are_used_again_o
         assert (FOLDER / f"interval.{kind}").stat().st_size > 0
     made = json.loads((FOLDER / "interval.json").read_text())
     assert [run["status"] for run in made["runs"]] == ["finished"] * 3
-    assert made["command"].startswith("fedlalr ")
+    assert made["command"].startswith("fedlalr")
     assert all("torch" in run["versions"] and run["hardware"] for run in made["runs"])
     verdicts = (FOLDER / "verdicts.md").read_text()
     assert "| 4 | Local steps" in verdicts

@@ -106,7 +106,7 @@ def test_kernels_on_maps_agree_with_the_plain_operations(
         return [*normed, *torch.autograd.grad(normed.output, [inputs, *leaves], slope.to(normed.output.dtype))]
 
     mine = run(maps, torch.float32, torch.bfloat16)
-    again = run(maps, torch.float32, torch.bfloat16)
+    again = mine if INTERPRETED else run(maps, torch.float32, torch.bfloat16)
     right = run(plain, torch.float64, torch.float64)
     # the bias before a normalisation has a small gradient that is left of a sum of large numbers
     assert max(relative(a, b) for a, b in zip(mine, right, strict=True)) < 2e-2
@@ -189,7 +189,7 @@ def test_the_fused_step_refuses_slots_that_are_not_stacks_of_their_own() -> None
         fused(shared, torch.zeros(CLIENTS, 5, device=DEVICE), 0.1)
 
 
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("padded", [True] if INTERPRETED else [False, True])
 @pytest.mark.parametrize("network", ["convmixer", "lstm"])
 def test_a_network_through_the_kernels_gives_the_modules_gradient_to_bfloat16(network: str, padded: bool) -> None:
     torch.manual_seed(0)
