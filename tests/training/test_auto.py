@@ -40,7 +40,7 @@ def test_a_large_round_goes_to_workers_where_there_are_several_cores(two_cores, 
     assert auto.candidates(training, cohort=4)[0][0] == "reference"
 
 
-def test_a_chain_too_large_for_the_cache_is_not_stacked(monkeypatch):
+def test_a_large_chain_is_not_stacked(monkeypatch):
     monkeypatch.setattr(auto, "MOST_PARAMETERS", 100)
     assert auto.candidates(make_training("perceptron"), cohort=4)[0][0] == "reference"
 

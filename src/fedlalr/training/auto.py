@@ -2,8 +2,8 @@
 
 1. On a GPU: `stacked`, where the network can be stacked, else `reference`.
 2. On a CPU, for one client a round: `reference`.
-3. On a CPU, for a chain of linear layers with at most 300,000 parameters: `stacked`. Most of such a network's time is
-   overhead, which a stack pays once for all clients; with more parameters the stack outgrows the cache.
+3. On a CPU, for a chain of linear layers with at most 1,000,000 parameters: `stacked`. Most of such a network's time is
+   overhead, which a stack pays once for all clients.
 4. On a CPU with several cores, for a round of at least 10⁹ multiplications or a network with recurrent layers:
    `workers`.
 5. Else `reference`.
@@ -20,7 +20,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from fedlalr.training.stacked_linear import linear_chain
 from fedlalr.training.work import Training
 
-MOST_PARAMETERS = 300_000
+MOST_PARAMETERS = 1_000_000
 """Up to which size a chain of linear layers is stacked on a CPU."""
 WORTH_PROCESSES = 1e9
 """Multiplications of a round from which on worker processes pay."""
@@ -42,7 +42,7 @@ def candidates(training: Training, cohort: int) -> list[tuple[str, str]]:
 
 
 def is_small_chain(training: Training) -> bool:
-    """Whether the network is a chain of linear layers that a CPU's cache takes many of."""
+    """Whether the network is a chain of linear layers, and not too large."""
     if training.layout.size > MOST_PARAMETERS:
         return False
     inputs, _ = training.clients.batch(0, torch.arange(1))
