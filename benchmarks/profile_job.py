@@ -1,7 +1,7 @@
 """Where the time of a job goes: `python benchmarks/profile_job.py cnn [--method fedlalr]`.
 
-One process, one thread, the engine that `auto` would take: one client of a worker for cnn and lstm, a round of the stack
-for the small chains. Prints the operators that take more than 3 % of the time, and the page faults.
+One process, one thread, the engine that `auto` would take: one client of a worker for cnn and lstm, a round of the
+stack for the small chains. Prints the operators that take more than 3 % of the time, and the page faults.
 """
 
 from __future__ import annotations
