@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 import fedlalr as fl
-from fedlalr.benchmark import JOBS, Contestant, Outcome, race, turns
+from fedlalr.benchmark import GPU_JOBS, JOBS, Contestant, Outcome, race, turns
 from fedlalr.benchmark.plain import plain_round
 from fedlalr.benchmark.results import as_dict, method_table, plot_races, report, table
 from fedlalr.cli import app
@@ -55,9 +55,11 @@ def test_a_contestant_that_gives_up_is_named_with_its_error():
         race([broken])
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", JOBS | GPU_JOBS)
 def test_the_plain_loop_and_this_library_do_the_same_job(name):
-    job = replace(JOBS[name], clients=3, samples=4, batch=4, epochs=2, cohort=3)  # a whole batch: no order matters
+    job = replace(
+        (JOBS | GPU_JOBS)[name], clients=3, samples=4, batch=4, epochs=2, cohort=3
+    )  # a whole batch: no order matters
     plain = plain_round(job, job.model(), job.data(), [0, 1, 2])
     ours = fl.run(
         job.model(),
@@ -111,6 +113,12 @@ def test_a_method_is_compared_with_fedavg_on_the_same_engine():
 def test_a_report_names_versions_and_threads():
     *_, line = report({"cnn": outcomes()}, threads=2).splitlines()
     assert f"2 threads a process, Python {sys.version.split()[0]}, torch {torch.__version__}" in line
+
+
+def test_a_device_that_is_not_here_is_refused_before_anything_starts():
+    done = CliRunner().invoke(app, ["bench", "--device", "tpu:7"])
+    assert done.exit_code == 2
+    assert "tpu" in done.output
 
 
 def test_the_command_times_a_job():

@@ -1,4 +1,4 @@
-"""The contestants of this library, each a process: `python -m fedlalr.benchmark.contestant plain cnn`.
+"""The contestants of this library, each a process: `python -m fedlalr.benchmark.contestant plain cnn 1 cpu`.
 
 Not for people: `race` starts it.
 """
@@ -10,23 +10,26 @@ import sys
 
 import torch
 
-from fedlalr.benchmark.jobs import JOBS, Job
+from fedlalr.benchmark.jobs import GPU_JOBS, JOBS, Job
 from fedlalr.benchmark.plain import plain_round, sample
 from fedlalr.benchmark.turns import Turns
 
 _FOR_EVER = 10**9
 
 
-def run_plain(job: Job) -> None:
+def run_plain(job: Job, device: str) -> None:
     """The plain loop."""
-    turns, model, clients, generator = Turns(), job.model(), job.data(), random.Random(0)
+    turns, generator = Turns(), random.Random(0)
+    model = job.model().to(device)
+    clients = [(inputs.to(device), targets.to(device)) for inputs, targets in job.data()]
     turns.ready()
     while True:
         model = plain_round(job, model, clients, sample(job, generator))
+        finish(device)
         turns.lap()
 
 
-def run_ours(job: Job, engine: str, method: str) -> None:
+def run_ours(job: Job, device: str, engine: str, method: str) -> None:
     """This library."""
     import fedlalr as fl
     from fedlalr.algorithms import registry
@@ -38,6 +41,7 @@ def run_ours(job: Job, engine: str, method: str) -> None:
             turns.ready()
 
         def on_round(self, record: object) -> None:
+            finish(device)
             turns.lap()
 
     fl.run(
@@ -49,17 +53,26 @@ def run_ours(job: Job, engine: str, method: str) -> None:
         local=fl.Epochs(job.epochs),
         batch_size=job.batch,
         engine=engine,
-        device="cpu",
+        device=device,
+        dtype=getattr(torch, job.compute) if job.compute and device != "cpu" else None,
         observers=[Hook()],
     )
 
 
-def main(kind: str, job: str, threads: str, *options: str) -> None:
+def finish(device: str) -> None:
+    """Wait until a GPU has done what it was asked for."""
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+
+
+def main(kind: str, job: str, threads: str, device: str, *options: str) -> None:
     torch.set_num_threads(int(threads))
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    chosen = (JOBS | GPU_JOBS)[job]
     if kind == "plain":
-        run_plain(JOBS[job])
+        run_plain(chosen, device)
     else:
-        run_ours(JOBS[job], *options)
+        run_ours(chosen, device, *options)
 
 
 if __name__ == "__main__":

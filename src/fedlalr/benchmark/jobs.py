@@ -32,6 +32,8 @@ class Job:
     batch: int = 50
     epochs: int = 5
     lr: float = 0.1
+    compute: str | None = None
+    """What this library computes in on a GPU, if it is not float32 (with TF32 products, as everywhere there)."""
 
     @property
     def steps(self) -> int:
@@ -92,7 +94,33 @@ def logistic() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
 
 
-_IMAGE = (1, 28, 28)
+def dense_cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 14 * 14, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )
+
+
+def convmixer() -> nn.Module:
+    from fedlalr.models import ConvMixer  # other libraries' environments do not ask for it
+
+    return ConvMixer()
+
+
+def char_lstm() -> nn.Module:
+    from fedlalr.models import CharLSTM
+
+    return CharLSTM()
+
+
+_IMAGE, _COLOURED = (1, 28, 28), (3, 32, 32)
 
 JOBS = {
     job.name: job
@@ -104,3 +132,22 @@ JOBS = {
     )
 }
 """Jobs by name."""
+
+GPU_JOBS = {
+    job.name: job
+    for job in (
+        Job(
+            "convmixer", "the paper's ConvMixer", convmixer, _COLOURED, 10,
+            samples=500, cohort=50, epochs=1, compute="bfloat16",
+        ),
+        Job(
+            "charlstm", "the paper's LSTM", char_lstm, (80,), 80, 80,
+            samples=500, cohort=10, batch=100, epochs=1, compute="bfloat16",
+        ),
+        Job(
+            "densecnn", "pfl's CIFAR-10 benchmark", dense_cnn, _COLOURED, 10,
+            clients=1000, samples=50, cohort=50, batch=10, epochs=1,
+        ),
+    )
+}  # fmt: skip
+"""Jobs for a GPU by name: an epoch of the paper's two, and the public benchmark of simulators."""

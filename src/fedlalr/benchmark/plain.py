@@ -26,7 +26,10 @@ def plain_round(job: Job, model: nn.Module, clients: list[tuple[Tensor, Tensor]]
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
         states.append(local.state_dict())
-    mean = {name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]}
+    mean = {
+        name: torch.stack([state[name] for state in states]).mean(0) if value.is_floating_point() else value
+        for name, value in states[0].items()
+    }
     model.load_state_dict(mean)
     return model
 

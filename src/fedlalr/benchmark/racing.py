@@ -58,15 +58,15 @@ class Outcome:
         return sum(self.processor) / spent if spent else None
 
 
-def plain_loop(job: str) -> Contestant:
+def plain_loop(job: str, device: str = "cpu") -> Contestant:
     """The plain loop, one thread."""
-    return _own("plain loop", "plain", job, 1)
+    return _own("plain loop", "plain", job, 1, device)
 
 
-def ours(job: str, engine: str = "auto", method: str = "fedavg", threads: int = 1) -> Contestant:
+def ours(job: str, engine: str = "auto", method: str = "fedavg", threads: int = 1, device: str = "cpu") -> Contestant:
     """This library with an engine and a method."""
     name = f"fedlalr, {engine}" if method == "fedavg" else f"fedlalr, {engine}, {method}"
-    return _own(name, "ours", job, threads, engine, method)
+    return _own(name, "ours", job, threads, device, engine, method)
 
 
 def _own(name: str, kind: str, job: str, threads: int, *options: str) -> Contestant:

@@ -11,6 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedlalr.algorithms import ALGORITHMS
 from fedlalr.benchmark.racing import Outcome
 
@@ -55,35 +57,40 @@ def _cell(outcome: Outcome | None, base: Outcome) -> str:
     if outcome is base:
         return f"1 ({base.median:.3g} s)"
     processor = outcome.processor_ratio(base)
-    return f"{outcome.ratio(base):.2f}" + (f" ({processor:.2f})" if processor is not None else "")
+    ratio = outcome.ratio(base)
+    return (f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}") + (
+        f" ({processor:.2f})" if processor is not None else ""
+    )
 
 
-def as_dict(races: Races) -> dict[str, Any]:
+def as_dict(races: Races, device: str = "cpu") -> dict[str, Any]:
     """Everything that was measured, and where."""
     return {
-        "machine": machine(),
+        "machine": machine(device),
         "races": {job: [asdict(outcome) for outcome in outcomes] for job, outcomes in races.items()},
         "ratios": {job: {one.name: one.ratio(every[0]) for one in every} for job, every in races.items()},
     }
 
 
-def report(races: Races, threads: int = 1) -> str:
+def report(races: Races, threads: int = 1, device: str = "cpu") -> str:
     """The tables, and what the numbers depend on."""
-    where = machine()
+    where = machine(device)
     load = f", load {where['load']:.1f}" if where["load"] is not None else ""
     count = "one thread" if threads == 1 else f"{threads} threads"
     line = (
-        f"{where['processor']}, {where['cores']} cores, {count} a process, Python {where['python']}, "
+        f"{where['gpu'] + ', ' if where['gpu'] else ''}{where['processor']}, {where['cores']} cores, "
+        f"{count} a process, Python {where['python']}, "
         f"torch {where['torch']}, fedlalr {where['fedlalr']}{load}"
     )
     return "\n\n".join(filter(None, [table(races), method_table(races), line]))
 
 
-def machine() -> dict[str, Any]:
+def machine(device: str = "cpu") -> dict[str, Any]:
     """What the numbers depend on."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return {
+        "gpu": torch.cuda.get_device_name(device) if device != "cpu" else None,
         "processor": _processor(),
         "cores": cores,
         "load": load,

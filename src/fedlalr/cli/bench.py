@@ -14,10 +14,14 @@ from fedlalr.cli.options import Json, Quiet, progress_console
 def bench(
     jobs: Annotated[
         list[str] | None,
-        typer.Argument(help="What to time: cnn, lstm, logistic, perceptron.", show_default="all of them"),
+        typer.Argument(
+            help="What to time: cnn, lstm, logistic, perceptron; on a GPU convmixer, charlstm, densecnn.",
+            show_default="all of the device's",
+        ),
     ] = None,
     engines: Annotated[str, typer.Option(help="Engines, with commas between them.")] = "auto",
     methods: Annotated[str, typer.Option(help="Methods, with commas between them.")] = "fedavg,fedlalr",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")] = "cpu",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that count, of each.")] = 5,
     threads: Annotated[int, typer.Option(min=1, help="Threads of this library's process; the plain loop has one.")] = 1,
     plot: Annotated[Path | None, typer.Option(help="Where a picture goes.", show_default="none is drawn")] = None,
@@ -34,38 +38,43 @@ def bench(
     fedlalr bench
 
     fedlalr bench cnn --engines workers,reference --rounds 9 --plot bench.png
+
+    fedlalr bench --device cuda
     """
     from fedlalr.algorithms import registry
     from fedlalr.algorithms.checks import check_choice
-    from fedlalr.benchmark import JOBS, ours, plain_loop, race
+    from fedlalr.benchmark import GPU_JOBS, JOBS, ours, plain_loop, race
     from fedlalr.benchmark.results import as_dict, plot_races, report
     from fedlalr.cli.progress import standard_output
     from fedlalr.config import ConfigError
+    from fedlalr.federation.run import choose_device
     from fedlalr.training.engines import check_engine
 
     names, chosen_methods = ([name.strip() for name in given.split(",")] for given in (engines, methods))
-    chosen = jobs or list(JOBS)
+    known = JOBS | GPU_JOBS
+    chosen = jobs or list(JOBS if device == "cpu" else GPU_JOBS)
     try:
+        choose_device(device)
         for name in names:
             check_engine(name)
         for method in chosen_methods:
             registry.create(method)
         for job in chosen:
-            check_choice("a job", job, tuple(JOBS))
-    except ValueError as error:
+            check_choice("a job", job, tuple(known))
+    except (ValueError, RuntimeError) as error:  # torch's own for a device that it does not know
         raise ConfigError(str(error)) from error
 
     console = progress_console(as_json)
     races = {}
     for job in chosen:
-        mine = [ours(job, name, method, threads) for name in names for method in chosen_methods]
-        contestants = [plain_loop(job), *mine]
+        mine = [ours(job, name, method, threads, device) for name in names for method in chosen_methods]
+        contestants = [plain_loop(job, device), *mine]
         if not quiet:
-            console.print(f"{job}: {JOBS[job].title}, {', '.join(contestant.name for contestant in contestants)}")
+            console.print(f"{job}: {known[job].title}, {', '.join(contestant.name for contestant in contestants)}")
         races[job] = race(contestants, rounds)
     if plot is not None:
         plot_races(races, plot)
     if as_json:
-        print(json.dumps(as_dict(races), ensure_ascii=False))
+        print(json.dumps(as_dict(races, device), ensure_ascii=False))
     else:
-        standard_output().print(report(races, threads), markup=False)
+        standard_output().print(report(races, threads, device), markup=False)
