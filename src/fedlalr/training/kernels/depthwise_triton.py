@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fedlalr.training.kernels.gelu import gelu
+from fedlalr.training.kernels.gelu_triton import gelu
 from fedlalr.training.kernels.norm_triton import finish_statistics, load_kept, load_tile, row_count, store_tile
 
 

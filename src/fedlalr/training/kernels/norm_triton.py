@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fedlalr.training.kernels.gelu import gelu, gelu_and_slope
+from fedlalr.training.kernels.gelu_triton import gelu, gelu_and_slope
 
 
 @triton.jit
