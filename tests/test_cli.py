@@ -38,7 +38,7 @@ def test_a_run_shows_plain_lines_where_there_is_no_terminal() -> None:
 
 def test_the_run_directory_is_complete_and_repeats_the_run() -> None:
     cli("run", *SMALL, "--run-dir", "first")
-    assert {"config.yaml", "metrics.jsonl", "summary.json", "checkpoint"} <= set(os.listdir("first"))
+    assert {"config.yaml", "metrics.jsonl", "summary.json", "checkpoint", "report.html"} <= set(os.listdir("first"))
     assert cli("run", "first/config.yaml", "--run-dir", "second").exit_code == 0
     first, second = (
         [json.loads(line)["loss"] for line in Path(f, "metrics.jsonl").read_text().splitlines()]
@@ -202,3 +202,11 @@ def test_downloads_show_one_line_for_each_thing(capsys: pytest.CaptureFixture[st
 def test_sizes_and_times_read_well() -> None:
     assert megabytes(2_500_000_000) == "2.50 GB"
     assert duration(59.6) == "1:00"
+
+
+def test_a_page_that_cannot_be_written_does_not_fail_the_run(tmp_path: Path):
+    folder = tmp_path / "run"
+    (folder / "report.html").mkdir(parents=True)
+    done = CliRunner().invoke(app, ["run", "quickstart", "rounds=1", "--run-dir", str(folder), "--quiet"])
+    assert done.exit_code == 0, done.output
+    assert f"write it with: fedlalr report {folder}" in done.output.replace("\n", "")

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-PAGE = "report.html"
-
 
 def report(
     places: Annotated[
@@ -34,7 +32,8 @@ def report(
     fedlalr report runs/fedavg runs/fedlalr -o both.html
     """
     from fedlalr.cli.progress import standard_output
+    from fedlalr.config.run_dir import REPORT_FILE
     from fedlalr.report.html import write_report
 
-    written = write_report(places, output or places[0] / PAGE)
+    written = write_report(places, output or places[0] / REPORT_FILE)
     standard_output().print(f"written to {written}")

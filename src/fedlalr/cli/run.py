@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedlalr.cli.errors import complain
 from fedlalr.cli.options import (
     Arguments,
     Debug,
@@ -42,7 +43,8 @@ def run(
 
     PRESET is a preset's name, a YAML file or a run directory; `quickstart` unless given. KEY=VALUE changes a setting.
     The run directory gets [bold]config.yaml[/] (complete: `fedlalr run DIR/config.yaml` repeats the run),
-    [bold]metrics.jsonl[/] (a line a round), [bold]checkpoint/[/] and [bold]summary.json[/].
+    [bold]metrics.jsonl[/] (a line a round), [bold]checkpoint/[/], [bold]summary.json[/] and, at the end,
+    [bold]report.html[/].
 
     [bold]Examples[/]
 
@@ -92,7 +94,19 @@ def run_shown(
     except KeyboardInterrupt:
         show(folder, as_json)
         raise
+    write_page(folder)
     show(folder, as_json)
+
+
+def write_page(folder: Path) -> None:
+    """The report of a finished run. The run is worth more than its page: what prevents that is only told."""
+    from fedlalr.config.run_dir import REPORT_FILE
+    from fedlalr.report.html import write_report
+
+    try:
+        write_report([folder], folder / REPORT_FILE)
+    except OSError as error:
+        complain(f"warning: no report was written ({error}); write it with: fedlalr report {folder}")
 
 
 def default_folder(config: Config) -> Path:

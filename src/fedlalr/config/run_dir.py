@@ -20,6 +20,7 @@ from fedlalr.federation import Record, RunInfo
 from fedlalr.federation.rundir import CHECKPOINTS, METRICS_FILE, RunDirectoryError, clear_run, versions
 from fedlalr.federation.tensor_file import write_bytes
 
+REPORT_FILE = "report.html"
 SUMMARY_FILE = "summary.json"
 
 Summary = dict[str, Any]
@@ -41,7 +42,7 @@ class RunDirectory:
     def clear(self) -> None:
         """Remove the run that is here, and nothing else."""
         clear_run(self.path)
-        for name in (SUMMARY_FILE, CONFIG_FILE):
+        for name in (REPORT_FILE, SUMMARY_FILE, CONFIG_FILE):
             (self.path / name).unlink(missing_ok=True)
 
     def check_free(self) -> None:
