@@ -89,6 +89,55 @@ def test_the_last_two_checkpoints_are_kept_and_nothing_lies_about(tmp_path):
     assert sorted(os.listdir(tmp_path / "checkpoint/round-000006")) == ["checkpoint.json", "state.safetensors"]
 
 
+class StopAtOnce(fl.Observer):
+    """Breaks a run off before its first round."""
+
+    def on_start(self, info):
+        raise KeyboardInterrupt
+
+
+class StopTraining(fl.Observer):
+    """Breaks a run off in its first round."""
+
+    def probe(self, round):
+        raise KeyboardInterrupt
+
+
+def test_the_state_before_the_first_round_is_written_once(tmp_path):
+    written = tmp_path / "checkpoint/round-000000/checkpoint.json"
+    with pytest.raises(KeyboardInterrupt):
+        run(run_dir=tmp_path, resume=True, observers=[StopTraining()])
+    first = written.stat().st_ino
+    for stop in (StopAtOnce(), StopTraining()):
+        with pytest.raises(KeyboardInterrupt):
+            run(run_dir=tmp_path, resume=True, observers=[stop])
+        assert written.stat().st_ino == first
+    assert same(run(), run(run_dir=tmp_path, resume=True))
+
+
+def test_a_checkpoint_is_never_half_removed_under_its_name(tmp_path, monkeypatch):
+    with pytest.raises(KeyboardInterrupt):
+        run(run_dir=tmp_path, observers=[StopAt(4)])
+    shutil.copytree(tmp_path / "checkpoint/round-000004", tmp_path / "checkpoint/round-000005")
+    (tmp_path / "checkpoint/round-000004/state.safetensors").write_bytes(b"")  # so that round 3 is the newest good one
+    (tmp_path / "checkpoint/round-000005/state.safetensors").write_bytes(b"")
+    removed, remove = [], shutil.rmtree
+
+    def watched(path, *arguments, **options):
+        newest = max(int(place.name[-6:]) for place in (tmp_path / "checkpoint").glob("round-*"))
+        if Path(path).name.startswith("round-"):
+            removed.append(newest - int(Path(path).name[-6:]))
+        remove(path, *arguments, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", watched)
+    with pytest.warns(RuntimeWarning, match="going on from round 3"):
+        resumed = run(run_dir=tmp_path, resume=True)
+    assert removed
+    assert min(removed) >= 2  # only what two newer ones stand for
+    assert same(run(), resumed)
+    assert sorted(os.listdir(tmp_path / "checkpoint")) == ["round-000005", "round-000006"]
+
+
 def test_what_clients_keep_is_written_as_far_as_it_changed_and_goes_when_nothing_refers_to_it(tmp_path):
     kept = tmp_path / "checkpoint"
     sizes = []

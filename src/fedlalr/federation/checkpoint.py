@@ -56,8 +56,9 @@ class Checkpoint:
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, kept: KeptFiles | None = None) -> Path:
     """Write a checkpoint into the folder of checkpoints, named after its round. On `OSError` the others stand."""
     place = folder / f"round-{checkpoint.state.round:06d}"
-    aside = folder / f".writing-{place.name}"
-    shutil.rmtree(aside, ignore_errors=True)
+    aside, stale = folder / f".writing-{place.name}", folder / f".stale-{place.name}"
+    for left in (aside, stale):
+        shutil.rmtree(left, ignore_errors=True)
     rows = (kept or KeptFiles(folder)).save(checkpoint.state.round, checkpoint.state.kept)
     try:
         aside.mkdir()
@@ -65,12 +66,13 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, kept: KeptFiles | None
         write_bytes(aside / DESCRIPTION, _describe(checkpoint, seal, rows))
         sync_folder(aside)
         if place.exists():  # left over from a run that went on from an older checkpoint
-            shutil.rmtree(place)
+            place.rename(stale)  # not removed under its name, which would stand for half a checkpoint meanwhile
         aside.rename(place)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
     sync_folder(folder)
+    shutil.rmtree(stale, ignore_errors=True)
     return place
 
 

@@ -128,7 +128,7 @@ class Journal:
 
     def start(self, state: ServerState) -> None:
         """Save the first state of a new run, before any round."""
-        if state.round == 0 and self.path is not None:
+        if self.path is not None and not self._places():
             self._progress = self._progress._replace(unsaved=state)
             self._save()
 
