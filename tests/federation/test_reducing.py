@@ -66,3 +66,15 @@ def test_integer_buffers_are_copied_from_the_first_client():
     reduced = reduce_buffers(stacked, {"count": torch.tensor(0), "mean": torch.tensor(0.0)}, torch.tensor([0.5, 0.5]))
     assert reduced["count"] == 3
     assert reduced["mean"] == 1.5
+
+
+def test_a_reduction_that_picks_a_reply_gets_memory_of_its_own():
+    class First:
+        def reduce(self, values, reference, share):
+            return values[0]
+
+    uploads = Slots(x=torch.arange(6.0).view(2, 3))
+    table = SlotTable(down=("x",), up={"x": "mean"})
+    reduced = reduce_slots(uploads, Slots(x=torch.zeros(3)), torch.tensor([0.5, 0.5]), table, {"x": First()})
+    uploads.x.zero_()  # as an engine does that uses its memory again
+    assert reduced.x.tolist() == [0.0, 1.0, 2.0]

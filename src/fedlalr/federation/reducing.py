@@ -42,7 +42,14 @@ def reduce_slots(
     chosen = {name: REDUCTIONS[default]() for name, default in table.up.items()} | dict(how or {})
     if not spread.is_whole:
         return Slots(**_reduce_spread(chosen, uploads.only(*table.up), broadcast, share, spread))
-    return Slots(**{name: chosen[name].reduce(uploads[name], broadcast.get(name), share) for name in table.up})
+    reduced = {name: chosen[name].reduce(uploads[name], broadcast.get(name), share) for name in table.up}
+    return Slots(**{name: _own(value, uploads[name]) for name, value in reduced.items()})
+
+
+def _own(value: Tensor, upload: Tensor) -> Tensor:
+    """A value that shares no memory with the replies, which an engine uses again: a user's reduction may pick one."""
+    shared = value.untyped_storage().data_ptr() == upload.untyped_storage().data_ptr()
+    return value.clone() if shared else value
 
 
 def reduce_buffers(stacked: Buffers, broadcast: Mapping[str, Tensor], share: Tensor, spread: Spread = WHOLE) -> Buffers:
