@@ -16,7 +16,7 @@ PAYLOADS = ("replies", "arrays", "messages")
 
 
 def summary() -> Iterator[str]:
-    """What was counted in this session, in lines."""
+    """What was counted in this run of the tests, in lines."""
     if deaths["kills"] or deaths["interrupts"]:
         yield (
             f"killed (SIGKILL) at {deaths['kills']:,} instants and interrupted (SIGINT) at {deaths['interrupts']:,}; "
