@@ -70,7 +70,16 @@ def test_unequal_seeds_are_refused() -> None:
 def test_the_table_says_what_the_seeds_allow(comparison: Comparison) -> None:
     table = comparison_table(comparison)
     rows = {row[0]: row for row in table.rows}
-    assert rows["FedLALR"] == ("FedLALR", "87.0 ± 2.6", "–", "2 ± 0", "13.0 ± 0.0", "4.00 ± 0.00", "19.5", "6.00 ± 0.00")
+    assert rows["FedLALR"] == (
+        "FedLALR",
+        "87.0 ± 2.6",
+        "–",
+        "2 ± 0",
+        "13.0 ± 0.0",
+        "4.00 ± 0.00",
+        "19.5",
+        "6.00 ± 0.00",
+    )
     assert rows["FedAvg"][3] == "3 ± 1"
     assert rows["FedAdam"][3] == "2 ± 0 (2/3)"
     assert any("only k of 3 seeds" in note for note in table.notes)
