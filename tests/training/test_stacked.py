@@ -237,7 +237,7 @@ def _work(training, clients):
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 @pytest.mark.parametrize("cut_on", [{"cpu"}, set()])
 def test_half_precision_compute_keeps_the_parameters_precision_and_stays_close_to_the_reference(cut_on, monkeypatch):
-    monkeypatch.setattr(grouped_layers, "CUT_ON", cut_on)
+    monkeypatch.setattr(grouped_layers, "PRODUCTS_ON", cut_on)
     torch.manual_seed(0)
     training = make_training("groupnorm", algorithm="fedavg", compute=torch.bfloat16)
     for part in (training.model, training.clients):
@@ -398,7 +398,7 @@ def test_a_convolution_over_patches_is_every_clients_own_convolution(kernel, str
 
 @pytest.mark.parametrize("model", ["batchnorm", "groupnorm"])
 def test_convolutions_over_patches_give_the_references_result(model, monkeypatch):
-    monkeypatch.setattr(grouped_layers, "CUT_ON", {"cpu"})
+    monkeypatch.setattr(grouped_layers, "PRODUCTS_ON", {"cpu"})
     training = make_training(model)
     chosen = choose_gradient(training).forward.model
     assert any(isinstance(layer, grouped_layers.GroupedConv2d) for layer in chosen.modules())

@@ -171,14 +171,24 @@ def change_norms(values: Tensor, reference: Tensor | None = None) -> Tensor:
     """The Euclidean norm of each row's change, in float64: a float32 sum of squares of v̂ would underflow."""
     if reference is not None and cohort.fits(values, reference):
         return cohort.changes(values, reference)[0]
-    return _by_rows(values, reference, lambda change: torch.linalg.vector_norm(change, dim=1, dtype=torch.float64))
+    return _by_rows(values, reference, _norm)
 
 
-def falls(values: Tensor, reference: Tensor) -> Tensor:
-    """Which rows are below a reference anywhere, bool `[R]`."""
+def changes(values: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
+    """The norms of `change_norms` and which rows are below the reference anywhere, bool `[R]`, in one pass."""
     if cohort.fits(values, reference):
-        return cohort.changes(values, reference)[1]
-    return _by_rows(values, reference, lambda change: change.amin(1) < 0)
+        return cohort.changes(values, reference)
+    norms, lowest = _by_rows(values, reference, _norm_and_lowest).unbind(1)
+    return norms, lowest < 0
+
+
+def _norm_and_lowest(change: Tensor) -> Tensor:
+    return torch.stack([_norm(change), change.amin(1).double()], 1)
+
+
+def _norm(change: Tensor) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(change, dim=1, dtype=torch.float64)
+    return norms
 
 
 def _by_rows(values: Tensor, reference: Tensor | None, measure: Callable[[Tensor], Tensor]) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots, SlotTable
 from fedlalr.federation.payload import Expected, Refused, Reply, unpack
-from fedlalr.federation.robust import change_norms, falls
+from fedlalr.federation.robust import change_norms, changes
 from fedlalr.training.ranks import Spread
 from fedlalr.training.work import Buffers, Replies
 
@@ -90,10 +90,13 @@ class Measured(NamedTuple):
         if floats is not None:
             values["buffers"] = floats
         rows: dict[tuple[str, str], Tensor] = {
-            ("norm", name): change_norms(value, broadcast.get(name)) for name, value in values.items()
+            ("norm", name): change_norms(value, broadcast.get(name))
+            for name, value in values.items()
+            if name not in table.grows
         }
         for name in table.grows:
-            rows["fell", name] = falls(replies.slots[name], broadcast[name]).double()
+            rows["norm", name], fell = changes(values[name], broadcast[name])
+            rows["fell", name] = fell.double()
             rows["scale", name] = change_norms(broadcast[name][None]).expand(count)
         variances = [values.flatten(1) for name, values in replies.buffers.items() if name.endswith(VARIANCE)]
         if variances:

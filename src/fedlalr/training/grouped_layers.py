@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from fedlalr.training.kernels import kernels_available
 from fedlalr.training.patch_convolution import PatchConvolution, Sizes
 
-CUT_ON = frozenset({"cuda"})
+PRODUCTS_ON = frozenset({"cuda"})
 """Where convolutions are products over patches; elsewhere the library's own in groups is faster."""
 
 
@@ -51,8 +51,8 @@ class GroupedConvolution(torch.autograd.Function):
             images = stacked(input, in_dims[0], clients)
             output = F.conv2d(images.flatten(0, 1), weight, bias, stride, padding, dilation)
             return output.view(*images.shape[:2], *output.shape[1:]), 0
-        if input.device.type in CUT_ON:
-            return patch_convolution(input, weight, bias, in_dims, clients, stride, padding, dilation), 0
+        if input.device.type in PRODUCTS_ON:
+            return product_convolution(input, weight, bias, in_dims, clients, stride, padding, dilation), 0
         images = beside(input, in_dims[0], clients)
         kernels = stacked(weight, in_dims[1], clients).flatten(0, 1)
         shifts = None if bias is None else stacked(bias, in_dims[2], clients).flatten()
@@ -163,7 +163,7 @@ class StackedLinear(nn.Linear):
         return output.view(*input.shape[:-1], -1) if input.dim() > 2 else output
 
 
-def patch_convolution(
+def product_convolution(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
