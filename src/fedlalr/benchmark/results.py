@@ -11,10 +11,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedlalr.algorithms import ALGORITHMS
 from fedlalr.benchmark.racing import Outcome
+from fedlalr.training.machine import hardware, usable_cores
 
 Races = Mapping[str, Sequence[Outcome]]
 """The outcomes by job; the first contestant of each is what the others are compared with."""
@@ -87,25 +86,16 @@ def report(races: Races, threads: int = 1, device: str = "cpu") -> str:
 
 def machine(device: str = "cpu") -> dict[str, Any]:
     """What the numbers depend on."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return {
-        "gpu": torch.cuda.get_device_name(device) if device != "cpu" else None,
-        "processor": _processor(),
-        "cores": cores,
+        "gpu": hardware(device) if device != "cpu" else None,
+        "processor": hardware("cpu"),
+        "cores": usable_cores(),
         "load": load,
         "python": platform.python_version(),
         "torch": version("torch"),
         "fedlalr": version("fedlalr"),
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def plot_races(races: Races, file: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedlalr.cli.options import Json, Quiet, progress_console
+from fedlalr.cli.options import Json, Quiet, check_device, progress_console
 
 
 def bench(
@@ -47,21 +47,20 @@ def bench(
     from fedlalr.benchmark.results import as_dict, plot_races, report
     from fedlalr.cli.progress import standard_output
     from fedlalr.config import ConfigError
-    from fedlalr.federation.run import choose_device
     from fedlalr.training.engines import check_engine
 
     names, chosen_methods = ([name.strip() for name in given.split(",")] for given in (engines, methods))
+    check_device(device)
     known = JOBS | GPU_JOBS
     chosen = jobs or list(JOBS if device == "cpu" else GPU_JOBS)
     try:
-        choose_device(device)
         for name in names:
             check_engine(name)
         for method in chosen_methods:
             registry.create(method)
         for job in chosen:
             check_choice("a job", job, tuple(known))
-    except (ValueError, RuntimeError) as error:  # torch's own for a device that it does not know
+    except ValueError as error:
         raise ConfigError(str(error)) from error
 
     console = progress_console(as_json)

@@ -58,3 +58,14 @@ def fetch_if_needed(config: Config, console: Console, quiet: bool) -> None:
     if config.data.folder is None and where[config.data.name] is None:
         with fetch_progress(console, quiet) as progress:
             sources.fetch(config.data.name, progress=progress)
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that is not here, once and not for every run."""
+    from fedlalr.config import ConfigError
+    from fedlalr.federation.run import choose_device
+
+    try:
+        choose_device(device)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

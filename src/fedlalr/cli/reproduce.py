@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedlalr.cli.errors import FAILED, NO_DATA
-from fedlalr.cli.options import Json, Quiet, progress_console
+from fedlalr.cli.options import Json, Quiet, check_device, progress_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -219,17 +219,6 @@ class Making:
             return draw_speedup(
                 self.request.scale, self.folder, max(REPEATS, self.seeds), lambda steps: bar.advance(task, steps)
             )
-
-
-def check_device(device: str) -> None:
-    """Refuse a device that is not here, once and not for every run."""
-    from fedlalr.config import ConfigError
-    from fedlalr.federation.run import choose_device
-
-    try:
-        choose_device(device)
-    except (ValueError, RuntimeError) as error:  # torch's own for a name that it does not know
-        raise ConfigError(str(error)) from error
 
 
 def find_data(figures: Sequence[str], fetching: bool, console: Console, quiet: bool) -> frozenset[str]:

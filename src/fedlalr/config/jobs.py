@@ -21,6 +21,7 @@ from fedlalr.config.run_dir import RunDirectory, Summary
 from fedlalr.config.schema import Config
 from fedlalr.federation import RoundFailed
 from fedlalr.federation.rundir import METRICS_FILE
+from fedlalr.training.machine import usable_cores
 
 
 @dataclass(frozen=True)
@@ -116,11 +117,7 @@ def default_workers() -> int:
 
     if torch.cuda.is_available():
         return 1
-    return _processors()
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return usable_cores()
 
 
 def _in_turn(jobs: Sequence[Job], todo: Sequence[int]) -> Generator[Step]:
@@ -168,7 +165,7 @@ def _drain(pool: ProcessPoolExecutor, jobs: Sequence[Job], waiting: list[int], w
 def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     """Fresh processes that share the processors out among them, ended at once when the comparison is interrupted."""
     before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = str(max(1, _processors() // workers))  # read when a worker imports torch
+    os.environ["OMP_NUM_THREADS"] = str(max(1, usable_cores() // workers))  # read when a worker imports torch
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(
         workers, mp_context=context, initializer=_settle, initargs=(context.Value("i", 0), workers)
@@ -194,7 +191,7 @@ def _settle(arrivals: Synchronized[int], workers: int) -> None:
     with arrivals.get_lock():
         mine = arrivals.value % workers
         arrivals.value += 1
-    if hasattr(os, "sched_setaffinity") and _processors() >= workers:
+    if hasattr(os, "sched_setaffinity") and usable_cores() >= workers:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[mine::workers])
 
 

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from fedlalr.config.errors import ConfigError
 from fedlalr.config.loading import CONFIG_FILE, dump, load
@@ -19,6 +16,7 @@ from fedlalr.config.schema import Config
 from fedlalr.federation import Record, RunInfo
 from fedlalr.federation.rundir import CHECKPOINTS, METRICS_FILE, RunDirectoryError, clear_run, versions
 from fedlalr.federation.tensor_file import write_bytes
+from fedlalr.training.machine import hardware
 
 REPORT_FILE = "report.html"
 SUMMARY_FILE = "summary.json"
@@ -123,15 +121,3 @@ def summarise(config: Config, info: RunInfo | None, records: list[Record], failu
         "parameters": info.parameters if info else None,
         "clients": info.population if info else None,
     }
-
-
-def hardware(device: str) -> str:
-    """The name of what a run was computed on."""
-    if device.startswith("cuda"):
-        return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:  # not on Linux
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

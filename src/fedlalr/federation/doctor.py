@@ -23,6 +23,7 @@ from fedlalr.federation.checkpoint import Checkpoint, save_checkpoint
 from fedlalr.federation.run import Result, run
 from fedlalr.federation.server import ServerState
 from fedlalr.training import Steps
+from fedlalr.training.machine import usable_cores
 
 PACKAGES = ("fedlalr", "torch", "numpy", "scipy", "safetensors", "pydantic", "scikit-learn", "flwr")
 GIB = 1 << 30
@@ -92,11 +93,6 @@ def examine(run_folder: str | Path = "runs") -> Health:
     )
     findings = [*_find(health, failure), *_self_test()]
     return replace(health, findings=tuple(findings))
-
-
-def usable_cores() -> int:
-    """Processors that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def available_memory() -> int | None:

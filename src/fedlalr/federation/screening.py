@@ -60,13 +60,19 @@ def screen(
 
 def screen_reply(reply: Reply, expected: Expected) -> Replies | Rejection:
     """One remote reply as a stack of one, or why it is refused. The bound relative to the cohort waits for `screen`."""
+    outcome = measure_reply(reply, expected)
+    return outcome if isinstance(outcome, Rejection) else outcome[0]
+
+
+def measure_reply(reply: Reply, expected: Expected) -> tuple[Replies, Measured] | Rejection:
+    """The same with what was measured of it, for those who apply the bound later."""
     try:
         replies = unpack(reply, expected)
     except Refused as refusal:
         return Rejection(reply.client, str(refusal))
     measured = Measured.of(replies, expected.broadcast, expected.table, expected.buffers)
     reasons = measured.reasons(None)
-    return Rejection(reply.client, reasons[0]) if reasons else replies
+    return Rejection(reply.client, reasons[0]) if reasons else (replies, measured)
 
 
 class Measured(NamedTuple):

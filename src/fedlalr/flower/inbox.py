@@ -13,7 +13,7 @@ from fedlalr.algorithms.slots import Slots
 from fedlalr.federation.payload import Expected, Refused, Reply
 from fedlalr.federation.reducing import reduce_slots
 from fedlalr.federation.robust import Max, Mean, Median, SlotReduction, Trimmed, pieces
-from fedlalr.federation.screening import Measured, Rejection, screen_reply
+from fedlalr.federation.screening import Measured, Rejection, measure_reply
 from fedlalr.flower.spool import Spool
 from fedlalr.training.work import Buffers, Replies
 
@@ -60,13 +60,14 @@ class SpooledInbox:
     def receive(self, reply: Reply) -> Rejection | None:
         """Take one reply in, or say why not."""
         expected = self.expected
-        outcome = screen_reply(reply, expected)
+        outcome = measure_reply(reply, expected)
         if isinstance(outcome, Rejection):
             self._rejected.append(outcome)
             return outcome
-        self._measured.append(Measured.of(outcome, expected.broadcast, expected.table, expected.buffers))
-        self._spool.append(outcome.slots.map(lambda tensor: tensor[0]))
-        self._parts.append(replace(outcome, slots=Slots()))
+        replies, measured = outcome
+        self._measured.append(measured)
+        self._spool.append(replies.slots.map(lambda tensor: tensor[0]))
+        self._parts.append(replace(replies, slots=Slots()))
         self.expected = replace(expected, answered=expected.answered | {reply.client})
         return None
 

@@ -11,13 +11,13 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from fedlalr.config.jobs import Job
-from fedlalr.config.run_dir import hardware
 from fedlalr.federation.rundir import versions
 from fedlalr.paper import claims, claims_measured, heterogeneity, plots, speedup, speedup_figure
 from fedlalr.paper.curves import PanelCurves, collect, over, write_curves, write_trajectories
 from fedlalr.paper.plans import PLANS, Plan, Request
 from fedlalr.paper.style import save
 from fedlalr.paper.verdicts import Claim
+from fedlalr.training.machine import hardware
 
 FIGURES = ("heterogeneity", "cifar", "shakespeare", "interval", "trajectory", "scalability", "speedup")
 """In the order in which `all` makes them."""

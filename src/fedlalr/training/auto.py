@@ -11,12 +11,11 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from fedlalr.training.machine import usable_cores
 from fedlalr.training.stacked_linear import linear_chain
 from fedlalr.training.work import Training
 
@@ -35,7 +34,7 @@ def candidates(training: Training, cohort: int) -> list[tuple[str, str]]:
         return [("reference", "one client a round")]
     if is_small_chain(training):
         return [("stacked", "a small chain of linear layers on a CPU"), reference]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     if cores > 1 and is_heavy(training, cohort):
         return [("workers", f"a network that stacks badly on a CPU with {cores} cores"), reference]
     return [reference]

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots
 from fedlalr.training.arena import Arena, Plan, ship, unimportable_modules
+from fedlalr.training.machine import usable_cores
 from fedlalr.training.work import Buffers, Replies, Trace, Training, Work
 from fedlalr.training.worker import Channel, Orders, Rest, Setup, part
 
@@ -79,7 +80,7 @@ class WorkersEngine:
                 f"the workers engine trains on the CPU, not on {training.device}; use engine='stacked' there"
             )
         self.training = training
-        self.count = count or _cores()
+        self.count = count or usable_cores()
         self._processes: list[Process] = []
         self._arena: Arena | None = None
         self._cohort = torch.empty(0, dtype=torch.int64)
@@ -222,10 +223,6 @@ def _unsendable(trouble: object) -> ValueError:
         f"the run cannot be given to worker processes ({trouble}); define what it uses at the top level of a module, "
         f"or use engine='reference'"
     )
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _launch() -> Process:
