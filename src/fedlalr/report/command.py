@@ -43,6 +43,8 @@ def description_of(configs: Iterable[Config]) -> str:
 
     >>> description_of([load("quickstart", ["algorithm=fedavg", "rounds=5"]), load("quickstart", ["seed=1"])])
     'digits on 100 clients in seconds, no download; changed: rounds=5'
+    >>> description_of([load("quickstart", ["partition=shards"])])
+    'digits on 100 clients in seconds, no download; changed: partition.scheme=shards'
     """
     changed: dict[str, dict[str, None]] = {}
     for config in configs:
@@ -57,8 +59,7 @@ def _departures(config: Config) -> list[str]:
     origin = next((load(name) for name in presets() if load(name).description == config.description), None)
     if origin is None:
         return []
-    base, wanted = origin.problem(), config.problem()
-    changes = [*_names(base, wanted), *_changes(base, wanted)]
+    changes = _changes(origin.problem(), config.problem())
     return [change for change in changes if change.split("=")[0].split(".")[0] not in INCIDENTAL]
 
 
