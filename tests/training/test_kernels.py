@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from fedlalr.algorithms import FedLALR
 from fedlalr.models import CharLSTM, ConvMixer
+from fedlalr.models.convmixer import MixerBlock
 from fedlalr.training.kernels import kernels_available, plain
 from fedlalr.training.kernels.fused_step import fused_step
 from fedlalr.training.kernels.plain import Norm
-from fedlalr.training.stacked_forms import stacked_form
+from fedlalr.training.stacked_forms import inference_form, stacked_form
 from training.kernel_checks import check_form, mask_of, relative
 
 CLIENTS = 3
@@ -50,6 +51,19 @@ def test_plain_batch_norm_is_torchs_layer_on_each_clients_real_images(padded: bo
         assert relative(normed.output[client].transpose(0, 1)[real], right) < 1e-12
         assert relative(normed.running_mean[client], cast(Tensor, layer.running_mean)) < 1e-12
         assert relative(normed.running_var[client], cast(Tensor, layer.running_var)) < 1e-12
+
+
+def test_frozen_plain_batch_norm_is_torchs_layer_in_evaluation_mode() -> None:
+    torch.manual_seed(0)
+    maps = torch.randn(1, 4, 6, 3, 5, dtype=torch.float64)
+    layer = nn.BatchNorm2d(4).double()
+    layer(torch.randn(9, 4, 3, 5, dtype=torch.float64) * 2 + 1)
+    learned = (nn.init.normal_(layer.weight), nn.init.normal_(layer.bias), layer.running_mean, layer.running_var)
+    norm = Norm(*(cast(Tensor, part).detach()[None] for part in learned), 0.1, 1e-5, frozen=True)
+    normed = plain.batch_norm(maps, norm, None)
+    assert relative(normed.output[0].transpose(0, 1), layer.eval()(maps[0].transpose(0, 1))) < 1e-12
+    assert normed.running_mean is norm.running_mean
+    assert normed.running_var is norm.running_var
 
 
 def test_plain_batch_norm_of_a_client_without_images_is_finite() -> None:
@@ -117,7 +131,51 @@ def test_networks_without_a_stacked_form_have_none() -> None:
     assert stacked_form(ConvMixer(dim=8, depth=1), torch.float16, images) is None
 
 
+class OtherBlock(MixerBlock):
+    pass
+
+
+CHANGES: dict[str, Callable[[ConvMixer], object]] = {
+    "padding of another kind": lambda m: setattr(m.get_submodule("blocks.0.depthwise"), "padding_mode", "circular"),
+    "another stride": lambda m: setattr(m.patches, "stride", (1, 1)),
+    "a dilation": lambda m: setattr(m.get_submodule("blocks.1.depthwise"), "dilation", (2, 2)),
+    "no bias": lambda m: setattr(m, "patches", nn.Conv2d(3, 8, 2, stride=2, bias=False)),
+    "a kernel of its own": lambda m: setattr(
+        m.get_submodule("blocks.1"), "depthwise", nn.Conv2d(8, 8, 3, padding=1, groups=8)
+    ),
+    "an even kernel": lambda m: setattr(
+        m, "blocks", nn.Sequential(*(MixerBlock(8, 4, "batch") for _ in range(len(m.blocks))))
+    ),
+    "another block": lambda m: setattr(m, "blocks", nn.Sequential(OtherBlock(8, 5, "batch"))),
+    "no list of blocks": lambda m: setattr(m, "blocks", MixerBlock(8, 5, "batch")),
+    "another head": lambda m: setattr(m, "head", nn.Bilinear(8, 8, 10)),
+    "another convolution": lambda m: setattr(
+        m.get_submodule("blocks.0"), "pointwise", nn.LazyConv2d(8, 1, device="cpu")
+    ),
+    "another norm": lambda m: setattr(m, "patches_norm", nn.InstanceNorm2d(8, affine=True)),
+    "a norm without running statistics": lambda m: setattr(
+        m, "patches_norm", nn.BatchNorm2d(8, track_running_stats=False)
+    ),
+    "a weight by its direction": lambda m: nn.utils.parametrizations.weight_norm(m.head),
+    "a shared layer": lambda m: setattr(
+        m.get_submodule("blocks.1"), "pointwise", m.get_submodule("blocks.0.pointwise")
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_convmixer_with_a_layer_that_is_not_its_own_has_no_stacked_form(change: str) -> None:
+    images = torch.Size((3, 32, 32))
+    module = ConvMixer(dim=8, depth=2)
+    assert stacked_form(module, None, images) is not None
+    CHANGES[change](module)
+    assert stacked_form(module, None, images) is None
+
+
 def test_without_a_gpu_there_are_no_kernels_and_no_bfloat16_forms() -> None:
     assert not kernels_available("cpu")
     assert fused_step(FedLALR(), "cpu") is None
-    assert stacked_form(ConvMixer(dim=8, depth=1), torch.bfloat16, torch.Size((3, 32, 32))) is None
+    module, images = ConvMixer(dim=8, depth=1), torch.Size((3, 32, 32))
+    assert stacked_form(module, torch.bfloat16, images) is None
+    assert inference_form(module, torch.bfloat16, images) is None
+    assert inference_form(module, None, images) is None

@@ -6,13 +6,9 @@ them so where there is no GPU.
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -28,48 +24,15 @@ from fedlalr.training.layout import Layout
 from fedlalr.training.local import local_step
 from fedlalr.training.stacked_forms import stacked_form
 from fedlalr.training.work import Training
+from training.interpreter import DEVICE, INTERPRETED, mended_interpreter  # noqa: F401
 from training.kernel_checks import check_form, mask_of, relative, stacked_loss
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
 CLIENTS = 3
 POINTS = 128 if INTERPRETED else 4096
 MAPS = [(8, 3, 9)] if INTERPRETED else [(16, 5, 50), (16, 3, 7), (8, 5, 64), (8, 3, 33)]
 SEQUENCES = [(16, 5, 3)] if INTERPRETED else [(128, 100, 80), (16, 5, 3), (64, 33, 1)]
 LENGTHS = [1, 1100] if INTERPRETED else [1, 1000, 1024, 50_001]
 pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def mended_interpreter() -> Iterator[None]:
-    """Triton's interpreter holds bfloat16 as bits and multiplies those: give its product the numbers instead."""
-    if not INTERPRETED:
-        yield
-        return
-    from triton import language as tl
-    from triton.runtime import interpreter
-
-    def numbers(operand: Any) -> Any:
-        if operand.dtype.scalar != tl.bfloat16:
-            return operand
-        wide = (operand.data.astype(np.uint32) << 16).view(np.float32)
-        return interpreter.TensorHandle(wide, tl.float32)
-
-    def untraced(*arguments: Any, **named: Any) -> None:
-        """To measure the coverage of the interpreter would take three times as long."""
-        tracer = sys.gettrace()
-        sys.settrace(None)
-        try:
-            execute(*arguments, **named)
-        finally:
-            sys.settrace(tracer)
-
-    builder, execute = interpreter.InterpreterBuilder, interpreter.GridExecutor.__call__
-    product = builder.create_dot
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interpreter.GridExecutor, "__call__", untraced)
-        patch.setattr(builder, "create_dot", lambda self, a, b, *rest: product(self, numbers(a), numbers(b), *rest))
-        yield
 
 
 def test_the_kernels_gelu_is_the_exact_one() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 from fedlalr.data.population import Samples
 from fedlalr.data.transforms import Transform
 from fedlalr.training.ranks import ALONE, Ranks
+from fedlalr.training.stacked_forms import inference_form
 from fedlalr.training.work import Loss
 
 
@@ -38,15 +41,16 @@ def evaluate(
     model.eval()
     tally = torch.zeros(3, device=device, dtype=torch.float64)  # loss, hits, batches with classes
     batches = torch.split(torch.arange(len(targets), device=inputs.device), batch_size)
+    forward: Callable[[Tensor], Tensor] | None = None
     try:
         for index in batches[ranks.rank :: ranks.count]:
             batch = inputs[index].to(device)
             batch = transform.test(batch) if transform is not None else batch
-            if batch.is_cuda and batch.dim() == 4:
-                batch = batch.contiguous(memory_format=torch.channels_last)  # where most convolutions are faster
+            if forward is None:
+                forward = inference_form(model, compute, batch.shape[1:]) or partial(_run_module, model)
             wanted = targets[index.to(targets.device)].to(device)
             with torch.autocast(device.type, compute, enabled=compute is not None):
-                outputs = model(batch)
+                outputs = forward(batch)
                 tally[0] += loss(outputs, wanted).double() * len(wanted)
             if is_class_target(outputs, wanted):
                 hits = outputs.argmax(1) == wanted
@@ -57,6 +61,13 @@ def evaluate(
             module.training = training
     total, correct, classed = ranks.sum({"tally": tally})["tally"].tolist()
     return Evaluation(total / len(targets), correct / len(targets) if classed else None)
+
+
+def _run_module(model: nn.Module, batch: Tensor) -> Tensor:
+    if batch.is_cuda and batch.dim() == 4:
+        batch = batch.contiguous(memory_format=torch.channels_last)  # where most convolutions are faster
+    outputs: Tensor = model(batch)
+    return outputs
 
 
 def is_class_target(outputs: Tensor, targets: Tensor) -> bool:

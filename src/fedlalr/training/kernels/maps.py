@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from fedlalr.training.kernels.depthwise_triton import depthwise_backward, depthwise_forward
+from fedlalr.training.kernels.frozen_triton import frozen_depthwise, frozen_norm
 from fedlalr.training.kernels.norm_triton import norm_backward, norm_forward
 from fedlalr.training.kernels.plain import Norm, Normed
 from fedlalr.training.kernels.products import pointwise
@@ -22,6 +24,9 @@ NORM_FORWARD = {"TILE": 8, "TAIL": 2, "num_warps": 8}
 NORM_BACKWARD = {"TILE": 8, "TAIL": 2, "num_warps": 8}
 DEPTHWISE_FORWARD = {"TILE": 16, "TAIL": 2, "ROWS": 4, "WINDOWS": 64, "num_warps": 4, "num_stages": 1}
 DEPTHWISE_BACKWARD = {"ROWS": 2, "WINDOWS": 64, "num_warps": 4, "num_stages": 1}
+# In evaluation mode, chosen like the others but not measured; a program makes so many products.
+FROZEN_NORM = {"TILE": 16, "num_warps": 8}
+FROZEN_DEPTHWISE = {"ROWS": 4, "WINDOWS": 64, "PRODUCTS": 4, "num_warps": 4, "num_stages": 1}
 
 
 def supported(height: int, width: int, kernel: int) -> bool:
@@ -107,14 +112,47 @@ class _DepthwiseGeluNorm(torch.autograd.Function):
 
 def gelu_norm(y: Tensor, bias: Tensor, norm: Norm, mask: Tensor | None = None, pooled: bool = False) -> Normed:
     """BN(gelu(y + bias)), or its mean over the pixels in float32, `[C, D, B]`."""
+    if norm.frozen:
+        return Normed(_frozen_gelu_norm(y, bias, _contiguous(norm), pooled), norm.running_mean, norm.running_var)
     parts = _GeluNorm.apply(y, bias, norm.weight, norm.bias, _contiguous(norm), _kept(mask), pooled)  # type: ignore[no-untyped-call]
     return Normed(*parts)
 
 
 def depthwise_gelu_norm(x: Tensor, taps: Tensor, bias: Tensor, norm: Norm, mask: Tensor | None = None) -> Normed:
     """x + BN(gelu(depthwise(x) + bias))."""
+    if norm.frozen:
+        return Normed(_frozen_depthwise(x, taps, bias, _contiguous(norm)), norm.running_mean, norm.running_var)
     parts = _DepthwiseGeluNorm.apply(x, taps, bias, norm.weight, norm.bias, _contiguous(norm), _kept(mask))  # type: ignore[no-untyped-call]
     return Normed(*parts)
+
+
+def _frozen_gelu_norm(y: Tensor, bias: Tensor, norm: Norm, pooled: bool) -> Tensor:
+    """`gelu_norm` in evaluation mode, without gradients."""
+    y, bias, weight, shift = y.contiguous(), _rows(bias), _rows(norm.weight), _rows(norm.bias)
+    clients, channels, images = y.shape[:3]
+    pieces = triton.cdiv(images, FROZEN_NORM["TILE"])
+    out = torch.empty(y.shape[:3], device=y.device) if pooled else torch.empty_like(y)
+    frozen_norm[(clients * channels * pieces,)](
+        y, bias, weight, shift, norm.running_mean, norm.running_var, out,
+        bias.stride(0), weight.stride(0), shift.stride(0), channels, images, pieces, norm.eps,
+        PIXELS=y[0, 0, 0].numel(), POOLED=pooled, **FROZEN_NORM,
+    )  # fmt: skip
+    return out
+
+
+def _frozen_depthwise(x: Tensor, taps: Tensor, bias: Tensor, norm: Norm) -> Tensor:
+    """`depthwise_gelu_norm` in evaluation mode, without gradients."""
+    x, bias, weight, shift = x.contiguous(), _rows(bias), _rows(norm.weight), _rows(norm.bias)
+    clients, channels, images, height, width = x.shape
+    blocks = height // FROZEN_DEPTHWISE["ROWS"]
+    pieces = triton.cdiv(images * blocks, FROZEN_DEPTHWISE["WINDOWS"] * FROZEN_DEPTHWISE["PRODUCTS"])
+    out = torch.empty_like(x)
+    frozen_depthwise[(clients * channels * pieces,)](
+        x, tap_table(taps, width), bias, weight, shift, norm.running_mean, norm.running_var, out,
+        bias.stride(0), weight.stride(0), shift.stride(0), channels, images, pieces, norm.eps,
+        WIDTH=width, BLOCKS=blocks, **FROZEN_DEPTHWISE,
+    )  # fmt: skip
+    return out
 
 
 def tap_table(taps: Tensor, width: int) -> Tensor:

@@ -23,6 +23,8 @@ class Norm(NamedTuple):
     running_var: Tensor
     momentum: float
     eps: float
+    frozen: bool = False
+    """Whether the layer is in evaluation mode: normalises by the running statistics and leaves them as they are."""
 
 
 class Normed(NamedTuple):
@@ -34,7 +36,12 @@ class Normed(NamedTuple):
 
 
 def batch_norm(g: Tensor, norm: Norm, mask: Tensor | None) -> Normed:
-    """BatchNorm in training mode, for each client over the images its row of `mask` `[C, B]` marks (None: all)."""
+    """BatchNorm, in training for each client over the images its row of `mask` `[C, B]` marks (None: all)."""
+    if norm.frozen:
+        scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+        shift = norm.bias - norm.running_mean * scale
+        output = g * scale[:, :, None, None, None] + shift[:, :, None, None, None]
+        return Normed(output, norm.running_mean, norm.running_var)
     keep = g.new_ones(1, 1, g.shape[2], 1, 1) if mask is None else mask.to(g.dtype)[:, None, :, None, None]
     count = (keep.sum(dim=2, keepdim=True) * g.shape[3] * g.shape[4]).clamp(min=1)
     mean = (g * keep).sum(dim=(2, 3, 4), keepdim=True) / count

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedlalr.models.convmixer import ConvMixer
+from fedlalr.models.convmixer import ConvMixer, MixerBlock
 from fedlalr.training.kernels import plain
 from fedlalr.training.kernels.plain import Norm, Normed
 from fedlalr.training.stacked_forms.form import precision_fits
@@ -35,7 +35,7 @@ class ConvMixerForm:
         if type(module) is not ConvMixer or len(sample) != 3 or not precision_fits(module, compute):
             return False
         norms = [layer for name, layer in module.named_modules() if name.endswith("norm")]
-        if not all(type(layer) is nn.BatchNorm2d and _is_plain(layer) for layer in norms):
+        if not all(type(layer) is nn.BatchNorm2d and _is_plain(layer) for layer in norms) or not _is_stock(module):
             return False
         if compute is None:
             return True
@@ -53,20 +53,24 @@ class ConvMixerForm:
         mask: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         with torch.autocast(inputs.device.type, enabled=False):  # the operations choose their precision themselves
-            return self._forward(parameters, buffers, inputs, mask)
+            stack = _Stack(self, parameters, buffers, mask)
+            return self._forward(stack, inputs), stack.new_buffers()
 
-    def _forward(
-        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tensor, mask: Tensor | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        stack = _Stack(self, parameters, buffers, mask)
+    @torch.no_grad()
+    def evaluate(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        """Logits `[C, B, classes]` in evaluation mode."""
+        with torch.autocast(inputs.device.type, enabled=False):
+            return self._forward(_Stack(self, parameters, buffers, mask=None, frozen=True), inputs)
+
+    def _forward(self, stack: _Stack, inputs: Tensor) -> Tensor:
+        parameters = stack.parameters
         x = stack.gelu_norm("patches", self._patches(parameters["patches.weight"], inputs), pooled=False)
         for block in range(self.depth):
             x = stack.depthwise(f"blocks.{block}.depthwise", x)
             y = stack.operations.pointwise(parameters[f"blocks.{block}.pointwise.weight"].flatten(2), x)
             x = stack.gelu_norm(f"blocks.{block}.pointwise", y, pooled=block == self.depth - 1)
         weight, bias = parameters["head.weight"], parameters["head.bias"]
-        logits = torch.baddbmm(bias[:, None, :], x.transpose(1, 2), weight.transpose(1, 2))
-        return logits, stack.new_buffers()
+        return torch.baddbmm(bias[:, None, :], x.transpose(1, 2), weight.transpose(1, 2))
 
     def _patches(self, weight: Tensor, images: Tensor) -> Tensor:
         """The patch convolution as a product: every patch is a column."""
@@ -86,9 +90,14 @@ class _Stack:
     """One pass through the network: looks up parameters by name and collects the new running statistics."""
 
     def __init__(
-        self, form: ConvMixerForm, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], mask: Tensor | None
+        self,
+        form: ConvMixerForm,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        mask: Tensor | None,
+        frozen: bool = False,
     ) -> None:
-        self.form, self.parameters, self.buffers, self.mask = form, parameters, buffers, mask
+        self.form, self.parameters, self.buffers, self.mask, self.frozen = form, parameters, buffers, mask, frozen
         self.operations = operations(form.compute)
         self._changed: dict[str, Tensor] = {}
 
@@ -116,6 +125,7 @@ class _Stack:
             self.buffers[f"{name}.running_var"],
             stock.momentum,
             stock.eps,
+            self.frozen,
         )
 
     def _remember(self, layer: str, normed: Normed) -> Tensor:
@@ -131,6 +141,40 @@ def operations(compute: torch.dtype | None) -> ModuleType:
     from fedlalr.training.kernels import maps  # Triton is not installed everywhere
 
     return maps
+
+
+def _is_stock(module: ConvMixer) -> bool:
+    """Whether the layers but the norms are those that ConvMixer makes: a caller may have put others in their place."""
+    if type(module.blocks) is not nn.Sequential or not all(type(block) is MixerBlock for block in module.blocks):
+        return False
+    names = [
+        "patches",
+        *(f"blocks.{i}.{kind}" for i in range(len(module.blocks)) for kind in ("depthwise", "pointwise")),
+    ]
+    parts = {f"{name}{norm}.{part}" for name in names for norm in ("", "_norm") for part in ("weight", "bias")}
+    if {name for name, _ in module.named_parameters()} != parts | {"head.weight", "head.bias"}:
+        return False
+    layers = [module.get_submodule(name) for name in names]
+    convolutions = [layer for layer in layers if type(layer) is nn.Conv2d]
+    if len(convolutions) < len(layers) or type(module.head) is not nn.Linear:
+        return False
+    dim, patch, kernel = module.head.in_features, module.patches.kernel_size[0], convolutions[1].kernel_size[0]
+    first = _options(module.patches.in_channels, dim, patch, stride=patch, padding=0, groups=1)
+    depthwise = _options(dim, dim, kernel, stride=1, padding=kernel // 2, groups=dim)
+    pointwise = _options(dim, dim, 1, stride=1, padding=0, groups=1)
+    stock = [first, *[depthwise, pointwise] * len(module.blocks)]
+    return kernel % 2 == 1 and [_options_of(layer) for layer in convolutions] == stock
+
+
+def _options(
+    channels: int, features: int, kernel: int, *, stride: int, padding: int, groups: int
+) -> tuple[object, ...]:
+    return (channels, features, *((size, size) for size in (kernel, stride, padding, 1)), groups, "zeros")
+
+
+def _options_of(layer: nn.Conv2d) -> tuple[object, ...]:
+    sizes = layer.kernel_size, layer.stride, layer.padding, layer.dilation
+    return (layer.in_channels, layer.out_channels, *sizes, layer.groups, layer.padding_mode)
 
 
 def _is_plain(layer: nn.BatchNorm2d) -> bool:

@@ -1,0 +1,112 @@
+"""ConvMixer in evaluation mode through the Triton kernels, on a GPU or, from `test_interpreted.py`, on the CPU."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedlalr.federation.evaluation import evaluate
+from fedlalr.models import ConvMixer
+from fedlalr.training.kernels import plain
+from fedlalr.training.kernels.plain import Norm
+from fedlalr.training.stacked_forms import inference_form
+from training.interpreter import DEVICE, INTERPRETED, mended_interpreter  # noqa: F401
+from training.kernel_checks import relative
+
+MAPS = [(8, 3, 9)] if INTERPRETED else [(16, 5, 50), (16, 3, 7), (8, 5, 64), (8, 3, 301)]
+BATCHES = [1, 49, 50, 51, 103, 130]
+pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
+
+
+def convmixer(norm: str = "batch") -> tuple[ConvMixer, int]:
+    """A small network that has seen data, in evaluation mode, and the size of its images."""
+    torch.manual_seed(0)
+    module = ConvMixer(dim=2, depth=1, kernel=3, norm=norm) if INTERPRETED else ConvMixer(dim=64, depth=3, norm=norm)  # type: ignore[arg-type]
+    for layer in module.modules():
+        if isinstance(layer, nn.BatchNorm2d | nn.GroupNorm):
+            nn.init.normal_(layer.weight, 1, 0.3)
+            nn.init.normal_(layer.bias, 0, 0.3)
+        if isinstance(layer, nn.BatchNorm2d):
+            assert layer.running_mean is not None
+            assert layer.running_var is not None
+            nn.init.normal_(layer.running_mean, 0, 0.3)
+            nn.init.uniform_(layer.running_var, 0.3, 2)
+    return module.to(DEVICE).eval(), 16 if INTERPRETED else 32
+
+
+@pytest.mark.parametrize(("size", "kernel", "batch"), MAPS)
+@pytest.mark.parametrize("operation", ["norm", "pooled", "depthwise"])
+def test_frozen_layers_agree_with_the_plain_operations(operation: str, size: int, kernel: int, batch: int) -> None:
+    from fedlalr.training.kernels import maps
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, batch, size, size, device=DEVICE).bfloat16()
+    taps, (bias, weight, shift, mean, var) = (
+        torch.randn(2, 3, 1, kernel, kernel, device=DEVICE) * 0.3,
+        torch.rand(5, 2, 3, device=DEVICE).unbind(),
+    )
+
+    def run(operations: object, dtype: torch.dtype, maps_dtype: torch.dtype) -> plain.Normed:
+        norm = Norm(*(part.to(dtype) for part in (weight, shift, mean, var)), 0.1, 1e-5, frozen=True)
+        given = [part.to(dtype) for part in ([taps, bias] if operation == "depthwise" else [bias])]
+        if operation == "depthwise":
+            return operations.depthwise_gelu_norm(x.to(maps_dtype), *given, norm)  # type: ignore[attr-defined, no-any-return]
+        return operations.gelu_norm(x.to(maps_dtype), *given, norm, pooled=operation == "pooled")  # type: ignore[attr-defined, no-any-return]
+
+    mine, right = run(maps, torch.float32, torch.bfloat16), run(plain, torch.float64, torch.float64)
+    assert relative(mine.output, right.output) < (1e-5 if operation == "pooled" else 6e-3)
+    assert torch.equal(mine.running_mean, mean)
+    assert torch.equal(mine.running_var, var)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_evaluation_through_the_kernels_is_the_modules_to_bfloat16(batch: int) -> None:
+    module, size = convmixer()
+    images = torch.randn(batch, 3, size, size, device=DEVICE)
+    forward = inference_form(module, torch.bfloat16, images.shape[1:])
+    assert forward is not None
+    outputs = forward(images)
+    assert not outputs.requires_grad
+    assert relative(outputs, module(images)) < 2e-2
+
+
+def test_an_inference_form_follows_the_modules_parameters_and_buffers() -> None:
+    module, size = convmixer()
+    images = torch.randn(3, 3, size, size, device=DEVICE)
+    forward = inference_form(module, torch.bfloat16, images.shape[1:])
+    assert forward is not None
+    before = forward(images)
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.mul_(1.5 if tensor.is_floating_point() else 1)
+    assert relative(forward(images), before) > 0.1
+    assert relative(forward(images), module(images)) < 2e-2
+
+
+def test_evaluate_gives_the_modules_loss_and_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, size = convmixer()
+    module.train()
+    images = torch.randn(21, 3, size, size, device=DEVICE)
+    with torch.no_grad():
+        right = copy.deepcopy(module).eval()(images)
+    targets = right.argmax(1)
+    targets[:5] = (targets[:5] + 1) % 10
+
+    def refuse(*_: Tensor) -> None:
+        raise AssertionError("the module itself was run")
+
+    monkeypatch.setattr(ConvMixer, "forward", refuse)
+    mine = evaluate(module, (images, targets), F.cross_entropy, batch_size=10, compute=torch.bfloat16)
+    assert mine.loss == pytest.approx(float(F.cross_entropy(right, targets)), rel=2e-2)
+    assert mine.accuracy == pytest.approx(16 / 21, abs=0.1)
+    assert all(layer.training for layer in module.modules())
+
+
+def test_a_module_with_hooks_is_evaluated_itself() -> None:
+    module, size = convmixer()
+    module.head.register_forward_hook(lambda *_: None)
+    assert inference_form(module, torch.bfloat16, torch.Size((3, size, size))) is None
