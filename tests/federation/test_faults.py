@@ -21,6 +21,7 @@ import torch
 import fedlalr as fl
 from conftest import make_clients, make_model
 from federation import fault_counts
+from federation.interruptible import interruptible
 from federation.small_disk import fill, small_disk
 from fedlalr.algorithms import ALGORITHMS
 from fedlalr.federation.rundir import RunDirectoryError
@@ -31,12 +32,11 @@ posix = pytest.mark.skipif(os.name != "posix", reason="forks and signals as POSI
 def crash(kind: str, root: Path, **options: object) -> dict[str, int]:
     """Run `crashing.py`, which fails unless every resumed run gives the undisturbed run's bits."""
     script = Path(__file__).with_name("crashing.py")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(
         [sys.executable, str(script), kind, str(root), json.dumps(options)],
         capture_output=True,
         text=True,
-        env=environment,
+        env=interruptible(PYTHONWARNINGS="ignore"),
     )
     assert done.returncode == 0, done.stderr[-3000:]
     tally: dict[str, int] = json.loads(done.stdout.splitlines()[-1])

@@ -14,6 +14,7 @@ from filelock import FileLock
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from federation.interruptible import interruptible
 from federation.small_disk import fill, small_disk
 from fedlalr.cli import app
 
@@ -24,9 +25,9 @@ SMALL = ["quickstart", "clients_per_round=3", "local.epochs=1", "checkpoint_ever
 def start_and_stop(folder: Path, stop: signal.Signals) -> tuple[int, str]:
     """Begin an endless run, send it a signal after some rounds, and give its exit code and output."""
     command = [sys.executable, "-m", "fedlalr", "run", *SMALL, "rounds=1000000", "--run-dir", str(folder), "-q"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=interruptible(PYTHONPATH=os.pathsep.join(sys.path)),
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )  # fmt: skip
     metrics = folder / "metrics.jsonl"

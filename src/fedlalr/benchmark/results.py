@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from fedlalr import __version__
 from fedlalr.algorithms import ALGORITHMS
 from fedlalr.benchmark.racing import Outcome
 from fedlalr.training.machine import hardware, usable_cores
@@ -94,7 +95,7 @@ def machine(device: str = "cpu") -> dict[str, Any]:
         "load": load,
         "python": platform.python_version(),
         "torch": version("torch"),
-        "fedlalr": version("fedlalr"),
+        "fedlalr": __version__,
     }
 
 
