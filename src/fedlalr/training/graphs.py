@@ -161,12 +161,15 @@ class StaticSteps:
     def _capture(self, key: object, step: Callable[[], None]) -> None:
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self._graphs.values())).pool() if self._graphs else None
+        generator = torch.cuda.default_generators[self.training.device.index or 0]
+        before = generator.clone_state()
         try:
             with torch.cuda.graph(graph, pool=pool):
                 step()
         except Exception as error:  # the model, the loss or the algorithm waits for the host
             self._stop(f"a step cannot be captured as a CUDA graph ({type(error).__name__}: {error})")
             torch.cuda.synchronize(self.training.device)
+            generator.graphsafe_set_state(before)  # its own still waits for the capture's end and would draw nothing
             step()
             return
         self._graphs[key] = graph
