@@ -14,7 +14,7 @@ from fedlalr.models import CharLSTM, ConvMixer
 from fedlalr.models.convmixer import MixerBlock
 from fedlalr.training.kernels import kernels_available, plain
 from fedlalr.training.kernels.fused_step import fused_step
-from fedlalr.training.kernels.plain import Norm
+from fedlalr.training.kernels.plain import GroupNorm, Norm
 from fedlalr.training.stacked_forms import inference_form, stacked_form
 from training.kernel_checks import check_form, mask_of, relative
 
@@ -25,6 +25,11 @@ NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor, int]]] = {
         ConvMixer(classes=4, dim=6, depth=1, kernel=3, patch=3, channels=1),
         torch.randn(CLIENTS, 5, 1, 13, 16, dtype=torch.float64),
         4,
+    ),
+    "convmixer, groups": lambda: (
+        ConvMixer(dim=48, depth=2, kernel=3, norm="group"),  # three channels in a group
+        torch.randn(CLIENTS, 4, 3, 16, 16, dtype=torch.float64),
+        10,
     ),
     "lstm": lambda: (CharLSTM(vocabulary=30, hidden=12), torch.randint(30, (CLIENTS, 6, 7)), 30),
 }
@@ -70,6 +75,18 @@ def test_plain_batch_norm_of_a_client_without_images_is_finite() -> None:
     norm = Norm(torch.ones(1, 2), torch.zeros(1, 2), torch.zeros(1, 2), torch.ones(1, 2), 0.1, 1e-5)
     normed = plain.batch_norm(torch.randn(1, 2, 3, 4, 4), norm, torch.zeros(1, 3, dtype=torch.bool))
     assert all(part.isfinite().all() for part in normed)
+
+
+def test_plain_group_norm_is_torchs_layer_on_each_client() -> None:
+    torch.manual_seed(0)
+    maps = torch.randn(CLIENTS, 6, 5, 3, 4, dtype=torch.float64)
+    layers = [nn.GroupNorm(2, 6).double() for _ in range(CLIENTS)]
+    weight, bias = (
+        torch.stack([nn.init.normal_(getattr(layer, name)).detach() for layer in layers]) for name in ("weight", "bias")
+    )
+    normed = plain.group_norm(maps, GroupNorm(weight, bias, 2, 1e-5))
+    for client, layer in enumerate(layers):
+        assert relative(normed[client].transpose(0, 1), layer(maps[client].transpose(0, 1))) < 1e-12
 
 
 def test_plain_depthwise_is_torchs_grouped_convolution() -> None:
@@ -121,7 +138,6 @@ def test_a_stacked_network_keeps_its_precision_under_autocast() -> None:
 def test_networks_without_a_stacked_form_have_none() -> None:
     images = torch.Size((3, 32, 32))
     assert stacked_form(nn.Linear(3, 2), None, torch.Size((3,))) is None
-    assert stacked_form(ConvMixer(dim=8, depth=1, norm="group"), None, images) is None
     frozen = ConvMixer(dim=8, depth=1)
     frozen.patches.weight.requires_grad_(False)
     assert stacked_form(frozen, None, images) is None
@@ -153,6 +169,7 @@ CHANGES: dict[str, Callable[[ConvMixer], object]] = {
         m.get_submodule("blocks.0"), "pointwise", nn.LazyConv2d(8, 1, device="cpu")
     ),
     "another norm": lambda m: setattr(m, "patches_norm", nn.InstanceNorm2d(8, affine=True)),
+    "a group norm that learns nothing": lambda m: setattr(m, "patches_norm", nn.GroupNorm(2, 8, affine=False)),
     "a norm without running statistics": lambda m: setattr(
         m, "patches_norm", nn.BatchNorm2d(8, track_running_stats=False)
     ),

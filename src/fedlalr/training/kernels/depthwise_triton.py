@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""Triton kernels of out = x + BN(gelu(depthwise(x) + bias)), forward, and of the convolution's gradients.
+"""Triton kernels of out = x + BN(gelu(depthwise(x) + bias)), forward, of the convolution alone, and of its gradients.
 
 One program owns one channel of one client, a contiguous row of B images, as in `norm_triton`. The convolution runs on
 the tensor cores: a block of R output rows of an image depends on a window of eight input rows around it, linearly and
@@ -111,6 +111,25 @@ def depthwise_forward(
     for done in range(0, whole, TILE):
         image = whole - TILE - done + tl.arange(0, TILE)
         tile_residual(x, y, scale, shift, out, image, images, PIXELS, False)
+
+
+@triton.jit
+def depthwise_alone(
+    x, table, bias, y, bias_stride, channels, images, pieces,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr, WINDOWS: tl.constexpr, PRODUCTS: tl.constexpr,
+):  # fmt: skip
+    """y = depthwise(x) + bias. `pieces` programs share a row; each makes `PRODUCTS` products."""
+    row, piece = tl.program_id(0) // pieces, tl.program_id(0) % pieces
+    client, channel = (row // channels).to(tl.int64), row % channels
+    b = tl.load(bias + client * bias_stride + channel)
+    matrix = toeplitz(table + row * (22 * WIDTH), WIDTH, ROWS, False)
+    windows = images * BLOCKS
+    first = row.to(tl.int64) * windows * (ROWS * WIDTH)
+    begin = piece * (PRODUCTS * WINDOWS)
+    for start in range(begin, tl.minimum(begin + PRODUCTS * WINDOWS, windows), WINDOWS):
+        window = start + tl.arange(0, WINDOWS)
+        conv = tl.dot(load_windows(x + first, window, windows, WIDTH, ROWS, BLOCKS), matrix) + b
+        store_tile(y + first, window, windows, conv, ROWS * WIDTH, True)
 
 
 @triton.jit

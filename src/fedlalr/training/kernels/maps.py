@@ -10,13 +10,22 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from fedlalr.training.kernels.depthwise_triton import depthwise_backward, depthwise_forward
+from fedlalr.training.kernels.depthwise_triton import depthwise_alone, depthwise_backward, depthwise_forward
 from fedlalr.training.kernels.frozen_triton import frozen_depthwise, frozen_norm
+from fedlalr.training.kernels.group_norm_triton import group_backward, group_forward
 from fedlalr.training.kernels.norm_triton import norm_backward, norm_forward
-from fedlalr.training.kernels.plain import Norm, Normed
+from fedlalr.training.kernels.plain import GroupNorm, Norm, Normed
 from fedlalr.training.kernels.products import pointwise
 
-__all__ = ["depthwise_gelu_norm", "gelu_norm", "pointwise", "supported"]
+__all__ = [
+    "depthwise_gelu_group_norm",
+    "depthwise_gelu_norm",
+    "gelu_group_norm",
+    "gelu_norm",
+    "groups_supported",
+    "pointwise",
+    "supported",
+]
 
 # Tiles and launch options, as measured on an H200: images in a tile of a pass over a row and in the tiles of its rest;
 # image rows in a block of the convolution and blocks in one product.
@@ -24,14 +33,21 @@ NORM_FORWARD = {"TILE": 8, "TAIL": 2, "num_warps": 8}
 NORM_BACKWARD = {"TILE": 8, "TAIL": 2, "num_warps": 8}
 DEPTHWISE_FORWARD = {"TILE": 16, "TAIL": 2, "ROWS": 4, "WINDOWS": 64, "num_warps": 4, "num_stages": 1}
 DEPTHWISE_BACKWARD = {"ROWS": 2, "WINDOWS": 64, "num_warps": 4, "num_stages": 1}
-# In evaluation mode, chosen like the others but not measured; a program makes so many products.
+# In evaluation mode and with GroupNorm, chosen like the others but not measured: products of one program, and images.
 FROZEN_NORM = {"TILE": 16, "num_warps": 8}
-FROZEN_DEPTHWISE = {"ROWS": 4, "WINDOWS": 64, "PRODUCTS": 4, "num_warps": 4, "num_stages": 1}
+DEPTHWISE = {"ROWS": 4, "WINDOWS": 64, "PRODUCTS": 4, "num_warps": 4, "num_stages": 1}
+GROUP_FORWARD = {"PIECE": 8, "num_warps": 4}
+GROUP_BACKWARD = {"num_warps": 8}
 
 
 def supported(height: int, width: int, kernel: int) -> bool:
     """Whether the kernels fit maps and a depthwise convolution of this size."""
     return width in (8, 16) and height in (4, 8, 16) and kernel in (3, 5)
+
+
+def groups_supported(channels: int) -> bool:
+    """Whether the kernels fit groups of so many channels: a program holds a whole group of an image."""
+    return channels in (1, 2, 4, 8, 16)
 
 
 class _GeluNorm(torch.autograd.Function):
@@ -93,20 +109,61 @@ class _DepthwiseGeluNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dout: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         x, y, table, weight, mean, rstd, mask = ctx.saved_tensors
-        clients, channels, images, height, width = x.shape
+        clients, channels, images = x.shape[:3]
         dout, dy = dout.contiguous(), torch.empty_like(y)
         dbias, dweight, dshift = torch.empty(3, clients, channels, device=x.device).unbind()
         norm_backward[(clients * channels,)](
             y, dout, None, weight, mask, mean, rstd, dy, dbias, dweight, dshift, 0, weight.stride(0), channels, images,
             PIXELS=y[0, 0, 0].numel(), BIASED=False, MASKED=mask is not None, POOLED=False, **NORM_BACKWARD,
         )  # fmt: skip
-        dx, dtaps = torch.empty_like(x), torch.empty(ctx.taps_shape, device=x.device)
-        rows, kernel = DEPTHWISE_BACKWARD["ROWS"], dtaps.shape[-1]
-        scratch = torch.empty(clients * channels, 8 * width, rows * width, device=x.device)
-        depthwise_backward[(clients * channels,)](
-            x, dy, dout, table, dx, dtaps, scratch, images,
-            KERNEL=kernel, TAPS=32, WIDTH=width, BLOCKS=height // rows, **DEPTHWISE_BACKWARD,
-        )  # fmt: skip
+        dx, dtaps = _depthwise_gradients(x, dy, dout, table, ctx.taps_shape)
+        return dx, dtaps, dbias, dweight, dshift, None, None
+
+
+class _GeluGroupNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, y: Tensor, bias: Tensor, weight: Tensor, shift: Tensor, groups: int, eps: float, pooled: bool
+    ) -> Tensor:
+        y, bias, norm = y.contiguous(), _rows(bias), GroupNorm(_rows(weight), _rows(shift), groups, eps)
+        out, mean, rstd = _group_norm(y, None, bias, norm, pooled)
+        ctx.save_for_backward(y, bias, norm.weight, mean, rstd)
+        ctx.pooled = pooled
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        y, bias, weight, mean, rstd = ctx.saved_tensors
+        gradients = _group_norm_gradients(dout.contiguous(), y, bias, weight, mean, rstd, ctx.pooled)
+        return *gradients, None, None, None
+
+
+class _DepthwiseGeluGroupNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, taps: Tensor, bias: Tensor, weight: Tensor, shift: Tensor, groups: int, eps: float
+    ) -> Tensor:
+        x, bias, norm = x.contiguous(), _rows(bias), GroupNorm(_rows(weight), _rows(shift), groups, eps)
+        clients, channels, images, height, width = x.shape
+        table, y = tap_table(taps, width), torch.empty_like(x)
+        blocks = height // DEPTHWISE["ROWS"]
+        pieces = triton.cdiv(images * blocks, DEPTHWISE["WINDOWS"] * DEPTHWISE["PRODUCTS"])
+        depthwise_alone[(clients * channels * pieces,)](
+            x, table, bias, y, bias.stride(0), channels, images, pieces, WIDTH=width, BLOCKS=blocks, **DEPTHWISE
+        )
+        out, mean, rstd = _group_norm(y, x, None, norm, pooled=False)
+        ctx.save_for_backward(x, table, y, norm.weight, mean, rstd)
+        ctx.taps_shape = taps.shape
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        x, table, y, weight, mean, rstd = ctx.saved_tensors
+        dout = dout.contiguous()
+        dy, dbias, dweight, dshift = _group_norm_gradients(dout, y, None, weight, mean, rstd, pooled=False)
+        dx, dtaps = _depthwise_gradients(x, dy, dout, table, ctx.taps_shape)
         return dx, dtaps, dbias, dweight, dshift, None, None
 
 
@@ -124,6 +181,65 @@ def depthwise_gelu_norm(x: Tensor, taps: Tensor, bias: Tensor, norm: Norm, mask:
         return Normed(_frozen_depthwise(x, taps, bias, _contiguous(norm)), norm.running_mean, norm.running_var)
     parts = _DepthwiseGeluNorm.apply(x, taps, bias, norm.weight, norm.bias, _contiguous(norm), _kept(mask))  # type: ignore[no-untyped-call]
     return Normed(*parts)
+
+
+def gelu_group_norm(y: Tensor, bias: Tensor, norm: GroupNorm, pooled: bool = False) -> Tensor:
+    """GN(gelu(y + bias)), or its mean over the pixels in float32, `[C, D, B]`."""
+    return _GeluGroupNorm.apply(y, bias, *norm, pooled)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def depthwise_gelu_group_norm(x: Tensor, taps: Tensor, bias: Tensor, norm: GroupNorm) -> Tensor:
+    """x + GN(gelu(depthwise(x) + bias))."""
+    return _DepthwiseGeluGroupNorm.apply(x, taps, bias, *norm)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _group_norm(
+    y: Tensor, x: Tensor | None, bias: Tensor | None, norm: GroupNorm, pooled: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """GN(gelu(y + bias)), plus x where given, and the means and 1/σ, `[C, G, B]`."""
+    clients, channels, images = y.shape[:3]
+    out = torch.empty(y.shape[:3], device=y.device) if pooled else torch.empty_like(y)
+    mean, rstd = torch.empty(2, clients, norm.groups, images, device=y.device).unbind()
+    pieces = triton.cdiv(images, GROUP_FORWARD["PIECE"])
+    group_forward[(clients * norm.groups * pieces,)](
+        y, x, bias, norm.weight, norm.bias, out, mean, rstd,
+        0 if bias is None else bias.stride(0), norm.weight.stride(0), norm.bias.stride(0),
+        norm.groups, images, pieces, norm.eps,
+        CHANNELS=channels // norm.groups, PIXELS=y[0, 0, 0].numel(), BIASED=bias is not None,
+        RESIDUAL=x is not None, POOLED=pooled, **GROUP_FORWARD,
+    )  # fmt: skip
+    return out, mean, rstd
+
+
+def _group_norm_gradients(
+    dout: Tensor, y: Tensor, bias: Tensor | None, weight: Tensor, mean: Tensor, rstd: Tensor, pooled: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of y, the bias, γ and β."""
+    (clients, channels, images), groups = y.shape[:3], mean.shape[1]
+    dy = torch.empty_like(y)
+    dbias, dweight, dshift = torch.empty(3, clients, channels, device=y.device).unbind()
+    group_backward[(clients * groups,)](
+        y, dout, bias, weight, mean, rstd, dy, dbias, dweight, dshift,
+        0 if bias is None else bias.stride(0), weight.stride(0), groups, images,
+        CHANNELS=channels // groups, PIXELS=y[0, 0, 0].numel(), BIASED=bias is not None, POOLED=pooled,
+        **GROUP_BACKWARD,
+    )  # fmt: skip
+    return dy, dbias, dweight, dshift
+
+
+def _depthwise_gradients(
+    x: Tensor, dy: Tensor, dout: Tensor, table: Tensor, taps_shape: torch.Size
+) -> tuple[Tensor, Tensor]:
+    """The gradients of x, with `dout` of the way around the convolution, and of the taps."""
+    clients, channels, images, height, width = x.shape
+    dx, dtaps = torch.empty_like(x), torch.empty(taps_shape, device=x.device)
+    rows = DEPTHWISE_BACKWARD["ROWS"]
+    scratch = torch.empty(clients * channels, 8 * width, rows * width, device=x.device)
+    depthwise_backward[(clients * channels,)](
+        x, dy, dout, table, dx, dtaps, scratch, images,
+        KERNEL=taps_shape[-1], TAPS=32, WIDTH=width, BLOCKS=height // rows, **DEPTHWISE_BACKWARD,
+    )  # fmt: skip
+    return dx, dtaps
 
 
 def _frozen_gelu_norm(y: Tensor, bias: Tensor, norm: Norm, pooled: bool) -> Tensor:
@@ -144,13 +260,13 @@ def _frozen_depthwise(x: Tensor, taps: Tensor, bias: Tensor, norm: Norm) -> Tens
     """`depthwise_gelu_norm` in evaluation mode, without gradients."""
     x, bias, weight, shift = x.contiguous(), _rows(bias), _rows(norm.weight), _rows(norm.bias)
     clients, channels, images, height, width = x.shape
-    blocks = height // FROZEN_DEPTHWISE["ROWS"]
-    pieces = triton.cdiv(images * blocks, FROZEN_DEPTHWISE["WINDOWS"] * FROZEN_DEPTHWISE["PRODUCTS"])
+    blocks = height // DEPTHWISE["ROWS"]
+    pieces = triton.cdiv(images * blocks, DEPTHWISE["WINDOWS"] * DEPTHWISE["PRODUCTS"])
     out = torch.empty_like(x)
     frozen_depthwise[(clients * channels * pieces,)](
         x, tap_table(taps, width), bias, weight, shift, norm.running_mean, norm.running_var, out,
         bias.stride(0), weight.stride(0), shift.stride(0), channels, images, pieces, norm.eps,
-        WIDTH=width, BLOCKS=blocks, **FROZEN_DEPTHWISE,
+        WIDTH=width, BLOCKS=blocks, **DEPTHWISE,
     )  # fmt: skip
     return out
 

@@ -27,6 +27,17 @@ class Norm(NamedTuple):
     """Whether the layer is in evaluation mode: normalises by the running statistics and leaves them as they are."""
 
 
+class GroupNorm(NamedTuple):
+    """A stacked GroupNorm layer."""
+
+    weight: Tensor
+    """γ, `[C, D]`."""
+    bias: Tensor
+    """β, `[C, D]`."""
+    groups: int
+    eps: float
+
+
 class Normed(NamedTuple):
     """What a layer with BatchNorm gives: its output and the new running statistics."""
 
@@ -74,6 +85,26 @@ def depthwise_gelu_norm(x: Tensor, taps: Tensor, bias: Tensor, norm: Norm, mask:
     """x + BN(gelu(depthwise(x) + bias))."""
     normed = batch_norm(F.gelu(depthwise(x, taps, bias)), norm, mask)
     return normed._replace(output=x + normed.output)
+
+
+def group_norm(g: Tensor, norm: GroupNorm) -> Tensor:
+    """GroupNorm: every image is normalised by itself, over each group of channels."""
+    clients, channels, *rest = g.shape
+    grouped = g.reshape(clients, norm.groups, channels // norm.groups, *rest)
+    variance, mean = torch.var_mean(grouped, dim=(2, 4, 5), correction=0, keepdim=True)
+    normed = ((grouped - mean) * torch.rsqrt(variance + norm.eps)).flatten(1, 2)
+    return normed * norm.weight[:, :, None, None, None] + norm.bias[:, :, None, None, None]
+
+
+def gelu_group_norm(y: Tensor, bias: Tensor, norm: GroupNorm, pooled: bool = False) -> Tensor:
+    """GN(gelu(y + bias)), or its mean over the pixels, `[C, D, B]`."""
+    output = group_norm(F.gelu(y + bias[:, :, None, None, None]), norm)
+    return output.mean(dim=(3, 4)) if pooled else output
+
+
+def depthwise_gelu_group_norm(x: Tensor, taps: Tensor, bias: Tensor, norm: GroupNorm) -> Tensor:
+    """x + GN(gelu(depthwise(x) + bias))."""
+    return x + group_norm(F.gelu(depthwise(x, taps, bias)), norm)
 
 
 def pointwise(weight: Tensor, x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""ConvMixer with BatchNorm over a stack of clients, on maps that lie as `[C, D, B, H, W]`.
+"""ConvMixer over a stack of clients, on maps that lie as `[C, D, B, H, W]`.
 
 In that layout a 1×1 convolution is one batched matrix product, and everything that a BatchNorm channel averages over is
-one contiguous piece of memory.
+one contiguous piece of memory. GroupNorm works on the same maps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from fedlalr.models.convmixer import ConvMixer, MixerBlock
 from fedlalr.training.kernels import plain
-from fedlalr.training.kernels.plain import Norm, Normed
+from fedlalr.training.kernels.plain import GroupNorm, Norm
 from fedlalr.training.stacked_forms.form import precision_fits
 
 
@@ -26,24 +26,25 @@ class ConvMixerForm:
         assert isinstance(module, ConvMixer)
         self.patch = module.patches.kernel_size[0]
         self.depth = len(module.blocks)
-        self.norms = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.BatchNorm2d)}
+        self.norms = {name: layer for name, layer in module.named_modules() if name.endswith("norm")}
         self.compute = compute
 
     @staticmethod
     def fits(module: nn.Module, compute: torch.dtype | None, sample: torch.Size) -> bool:
-        """Whether the module is a ConvMixer with stock BatchNorm and the kernels, if asked for, take its maps."""
+        """Whether the module is a ConvMixer of stock layers and the kernels, if asked for, take its maps."""
         if type(module) is not ConvMixer or len(sample) != 3 or not precision_fits(module, compute):
             return False
         norms = [layer for name, layer in module.named_modules() if name.endswith("norm")]
-        if not all(type(layer) is nn.BatchNorm2d and _is_plain(layer) for layer in norms) or not _is_stock(module):
+        if not all(_is_plain(layer) for layer in norms) or not _is_stock(module):
             return False
         if compute is None:
             return True
-        from fedlalr.training.kernels.maps import supported
+        from fedlalr.training.kernels.maps import groups_supported, supported
 
+        groups = {layer.num_channels // layer.num_groups for layer in norms if isinstance(layer, nn.GroupNorm)}
         patch = module.patches.kernel_size[0]
         kernel = module.get_parameter("blocks.0.depthwise.weight").shape[-1]
-        return supported(sample[1] // patch, sample[2] // patch, kernel)
+        return supported(sample[1] // patch, sample[2] // patch, kernel) and all(map(groups_supported, groups))
 
     def __call__(
         self,
@@ -102,36 +103,44 @@ class _Stack:
         self._changed: dict[str, Tensor] = {}
 
     def gelu_norm(self, layer: str, y: Tensor, pooled: bool) -> Tensor:
-        bias = self.parameters[f"{layer}.bias"]
-        return self._remember(layer, self.operations.gelu_norm(y, bias, self._norm(layer), self.mask, pooled))
+        bias, norm = self.parameters[f"{layer}.bias"], self._norm(layer)
+        if isinstance(norm, GroupNorm):
+            output: Tensor = self.operations.gelu_group_norm(y, bias, norm, pooled)
+        else:
+            output, *running = self.operations.gelu_norm(y, bias, norm, self.mask, pooled)
+            self._remember(layer, *running)
+        return output
 
     def depthwise(self, layer: str, x: Tensor) -> Tensor:
-        taps, bias = self.parameters[f"{layer}.weight"], self.parameters[f"{layer}.bias"]
-        return self._remember(layer, self.operations.depthwise_gelu_norm(x, taps, bias, self._norm(layer), self.mask))
+        taps, bias, norm = self.parameters[f"{layer}.weight"], self.parameters[f"{layer}.bias"], self._norm(layer)
+        if isinstance(norm, GroupNorm):
+            output: Tensor = self.operations.depthwise_gelu_group_norm(x, taps, bias, norm)
+        else:
+            output, *running = self.operations.depthwise_gelu_norm(x, taps, bias, norm, self.mask)
+            self._remember(layer, *running)
+        return output
 
     def new_buffers(self) -> dict[str, Tensor]:
-        counters = [f"{name}.num_batches_tracked" for name in self.form.norms]
-        counts = torch._foreach_add([self.buffers[name] for name in counters], 1)
+        counters = [
+            f"{name}.num_batches_tracked" for name in self.form.norms if f"{name}.running_mean" in self._changed
+        ]
+        counts = torch._foreach_add([self.buffers[name] for name in counters], 1) if counters else ()
         return {**self.buffers, **self._changed, **dict(zip(counters, counts, strict=True))}
 
-    def _norm(self, layer: str) -> Norm:
+    def _norm(self, layer: str) -> Norm | GroupNorm:
         name = f"{layer}_norm"
         stock = self.form.norms[name]
+        weight, bias = self.parameters[f"{name}.weight"], self.parameters[f"{name}.bias"]
+        if isinstance(stock, nn.GroupNorm):
+            return GroupNorm(weight, bias, stock.num_groups, stock.eps)
+        assert isinstance(stock, nn.BatchNorm2d)
         assert stock.momentum is not None
-        return Norm(
-            self.parameters[f"{name}.weight"],
-            self.parameters[f"{name}.bias"],
-            self.buffers[f"{name}.running_mean"],
-            self.buffers[f"{name}.running_var"],
-            stock.momentum,
-            stock.eps,
-            self.frozen,
-        )
+        mean, variance = self.buffers[f"{name}.running_mean"], self.buffers[f"{name}.running_var"]
+        return Norm(weight, bias, mean, variance, stock.momentum, stock.eps, self.frozen)
 
-    def _remember(self, layer: str, normed: Normed) -> Tensor:
-        self._changed[f"{layer}_norm.running_mean"] = normed.running_mean
-        self._changed[f"{layer}_norm.running_var"] = normed.running_var
-        return normed.output
+    def _remember(self, layer: str, running_mean: Tensor, running_var: Tensor) -> None:
+        self._changed[f"{layer}_norm.running_mean"] = running_mean
+        self._changed[f"{layer}_norm.running_var"] = running_var
 
 
 def operations(compute: torch.dtype | None) -> ModuleType:
@@ -177,5 +186,8 @@ def _options_of(layer: nn.Conv2d) -> tuple[object, ...]:
     return (layer.in_channels, layer.out_channels, *sizes, layer.groups, layer.padding_mode)
 
 
-def _is_plain(layer: nn.BatchNorm2d) -> bool:
-    return layer.affine and layer.track_running_stats and layer.momentum is not None
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether a norm is torch's own, of a kind and with options that the forms know."""
+    if type(layer) is nn.GroupNorm:
+        return layer.affine
+    return type(layer) is nn.BatchNorm2d and layer.affine and layer.track_running_stats and layer.momentum is not None
