@@ -89,11 +89,10 @@ def depthwise_gelu_norm(x: Tensor, taps: Tensor, bias: Tensor, norm: Norm, mask:
 
 def group_norm(g: Tensor, norm: GroupNorm) -> Tensor:
     """GroupNorm: every image is normalised by itself, over each group of channels."""
-    clients, channels, *rest = g.shape
-    grouped = g.reshape(clients, norm.groups, channels // norm.groups, *rest)
-    variance, mean = torch.var_mean(grouped, dim=(2, 4, 5), correction=0, keepdim=True)
-    normed = ((grouped - mean) * torch.rsqrt(variance + norm.eps)).flatten(1, 2)
-    return normed * norm.weight[:, :, None, None, None] + norm.bias[:, :, None, None, None]
+    clients, channels, images, height, width = g.shape
+    maps = g.permute(2, 0, 1, 3, 4).reshape(images, clients * channels, height, width)
+    normed = F.group_norm(maps, clients * norm.groups, norm.weight.flatten(), norm.bias.flatten(), norm.eps)
+    return normed.view(images, clients, channels, height, width).permute(1, 2, 0, 3, 4)
 
 
 def gelu_group_norm(y: Tensor, bias: Tensor, norm: GroupNorm, pooled: bool = False) -> Tensor:
