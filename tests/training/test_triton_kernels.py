@@ -300,7 +300,8 @@ def test_the_mean_change_is_the_broadcast_and_the_weighted_changes(size: int) ->
     share = torch.rand(5, device=DEVICE)
     share /= share.sum()
     right = reference.double() + (share.double()[:, None] * (values.double() - reference.double())).sum(0)
-    assert relative(cohort.mean_change(values, reference, share), right) < 1e-6
+    mine = cohort.mean_change(values, reference, share)
+    assert float((mine - right).abs().max() / values.abs().max()) < 1e-6  # terms of either sign may cancel in the mean
 
 
 def test_the_servers_kernels_take_large_float32_stacks_alone() -> None:
