@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -171,31 +171,31 @@ def change_norms(values: Tensor, reference: Tensor | None = None) -> Tensor:
     """The Euclidean norm of each row's change, in float64: a float32 sum of squares of v̂ would underflow."""
     if reference is not None and cohort.fits(values, reference):
         return cohort.changes(values, reference)[0]
-    return _by_rows(values, reference, _norm)
+    return _joined([_norm(change) for change in _row_changes(values, reference)])
 
 
 def changes(values: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
     """The norms of `change_norms` and which rows are below the reference anywhere, bool `[R]`, in one pass."""
     if cohort.fits(values, reference):
         return cohort.changes(values, reference)
-    norms, lowest = _by_rows(values, reference, _norm_and_lowest).unbind(1)
-    return norms, lowest < 0
+    parts = [(_norm(change), change.amin(1) < 0) for change in _row_changes(values, reference)]
+    return _joined([norms for norms, _ in parts]), _joined([fell for _, fell in parts])
 
 
-def _norm_and_lowest(change: Tensor) -> Tensor:
-    return torch.stack([_norm(change), change.amin(1).double()], 1)
+def _row_changes(values: Tensor, reference: Tensor | None) -> Iterator[Tensor]:
+    """Each row's change; on a CPU few rows at a time, so that the changes never leave its cache."""
+    rows = NUMBERS_IN_CACHE // max(values.shape[1], 1) if values.device.type == "cpu" else len(values)
+    for part in (values,) if rows >= len(values) else torch.split(values, max(rows, 1)):
+        yield part if reference is None else part - reference
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _norm(change: Tensor) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(change, dim=1, dtype=torch.float64)
     return norms
-
-
-def _by_rows(values: Tensor, reference: Tensor | None, measure: Callable[[Tensor], Tensor]) -> Tensor:
-    """Measure each row's change; on a CPU few rows at a time, so that the changes never leave its cache."""
-    rows = max(NUMBERS_IN_CACHE // max(values.shape[1], 1), 1) if values.device.type == "cpu" else len(values)
-    parts = torch.split(values, rows or 1)
-    return torch.cat([measure(part if reference is None else part - reference) for part in parts])
 
 
 def _by_coordinate(values: Tensor, reference: Tensor | None, reduce: Callable[[Tensor], Tensor]) -> Tensor:

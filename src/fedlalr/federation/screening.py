@@ -11,7 +11,10 @@ that can only grow (v̂) may stand still for most of the cohort, so its own broa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import compress
+from statistics import median_low
 from typing import NamedTuple
 
 import torch
@@ -76,14 +79,14 @@ def measure_reply(reply: Reply, expected: Expected) -> tuple[Replies, Measured] 
 
 
 class Measured(NamedTuple):
-    """What the rules need to know of a stack of replies, on the host."""
+    """What the rules need to know of a stack of replies, on the host: a list has one entry for each reply."""
 
-    finite: dict[str, Tensor]
-    """Whether every number is finite, of each slot, of the buffers together and of each kept slot, bool `[R]`."""
-    fell: dict[str, Tensor]
-    """Whether a slot that can only grow is below its broadcast anywhere, or a variance below zero, bool `[R]`."""
-    norms: dict[str, Tensor]
-    """Norm of the change of each slot and of the buffers together, float64 `[R]`."""
+    finite: dict[str, list[bool]]
+    """Whether every number is finite, of each slot, of the buffers together and of each kept slot."""
+    fell: dict[str, list[bool]]
+    """Whether a slot that can only grow is below its broadcast anywhere, or a variance below zero."""
+    norms: dict[str, list[float]]
+    """Norm of the change of each slot and of the buffers together."""
     scales: dict[str, float]
     """Norm of the broadcast of the slots that grow."""
 
@@ -95,62 +98,62 @@ class Measured(NamedTuple):
         floats = _float_buffers(replies.buffers, buffers)
         if floats is not None:
             values["buffers"] = floats
-        rows: dict[tuple[str, str], Tensor] = {
-            ("norm", name): change_norms(value, broadcast.get(name))
-            for name, value in values.items()
-            if name not in table.grows
-        }
-        for name in table.grows:
-            rows["norm", name], fell = changes(values[name], broadcast[name])
-            rows["fell", name] = fell.double()
-            rows["scale", name] = change_norms(broadcast[name][None]).expand(count)
+        rows: dict[tuple[str, str], Tensor] = {}
+        for name, value in values.items():
+            if name in table.grows:
+                rows["norm", name], rows["fell", name] = changes(value, broadcast[name])
+                rows["scale", name] = change_norms(broadcast[name][None]).expand(count)
+            else:
+                rows["norm", name] = change_norms(value, broadcast.get(name))
         variances = [values.flatten(1) for name, values in replies.buffers.items() if name.endswith(VARIANCE)]
         if variances:
-            rows["fell", VARIANCE] = (torch.cat(variances, 1).amin(1) < 0).double()
-        every = spread.gather(torch.stack(list(rows.values()), dim=1)).cpu()
-        host = dict(zip(rows, every.unbind(1), strict=True))
+            rows["fell", VARIANCE] = torch.cat(variances, 1).amin(1) < 0
+        every = spread.gather(torch.stack(list(rows.values()), dim=1))
+        host: dict[tuple[str, str], list[float]] = dict(zip(rows, every.t().tolist(), strict=True))
         norms = {name: host["norm", name] for name in values}
         return cls(
             finite={name: _finite(norms[name], value, spread) for name, value in values.items()},
-            fell={name: flags > 0 for (what, name), flags in host.items() if what == "fell"},
+            fell={name: [flag > 0 for flag in flags] for (what, name), flags in host.items() if what == "fell"},
             norms={name: norm for name, norm in norms.items() if not name.startswith("kept ")},
-            scales={name: float(host["scale", name][0]) for name in table.grows},
+            scales={name: scales[0] for (what, name), scales in host.items() if what == "scale"},
         )
 
     def reasons(self, max_norm_ratio: float | None) -> dict[int, str]:
         """Why a reply is refused, for each row that is."""
         found: dict[int, str] = {}
         for name, finite in self.finite.items():
-            for row in _where(~finite):
+            for row in _where(not one for one in finite):
                 found.setdefault(row, f"{name} {'are' if name == 'buffers' else 'is'} not finite")
-        usable = torch.stack(list(self.finite.values())).all(0)
+        usable = [all(flags) for flags in zip(*self.finite.values(), strict=True)]
         for name, fell in self.fell.items():
             for row in _where(fell):
                 below = "is below zero" if name == VARIANCE else f"fell below the broadcast {name}"
                 found.setdefault(row, f"{name} {below}")
-        if max_norm_ratio is None or not usable.any():
+        if max_norm_ratio is None or not any(usable):
             return found
         for name, norms in self.norms.items():
-            scale = max(float(norms[usable].median()), self.scales.get(name, 0.0))
+            scale = max(median_low(compress(norms, usable)), self.scales.get(name, 0.0))
             if scale == 0:
                 continue  # a cohort that did not move gives nothing to compare with
-            for row in _where(norms > max_norm_ratio * scale):
+            for row in _where(norm > max_norm_ratio * scale for norm in norms):
                 found.setdefault(
                     row,
-                    f"the change of {name} has norm {float(norms[row]):.3g}, more than {max_norm_ratio:g} times "
+                    f"the change of {name} has norm {norms[row]:.3g}, more than {max_norm_ratio:g} times "
                     f"the cohort's {scale:.3g}",
                 )
         return found
 
 
-def _finite(norms: Tensor, values: Tensor, spread: Spread) -> Tensor:
+def _finite(norms: Sequence[float], values: Tensor, spread: Spread) -> list[bool]:
     """Which rows hold finite numbers alone. A finite norm proves it; another may be an overflow and is looked into."""
-    finite = torch.isfinite(norms)
-    if not finite.all():
-        mine = spread.mine(finite)
-        suspects = _where(~mine)
-        mine[suspects] = torch.isfinite(values[suspects]).all(1).cpu()
-        finite = spread.gather(mine.to(values.device, torch.uint8)).cpu().bool()
+    finite = [math.isfinite(norm) for norm in norms]
+    if not all(finite):
+        mine = finite[spread.held]
+        suspects = list(_where(not one for one in mine))
+        for row, good in zip(suspects, torch.isfinite(values[suspects]).all(1).tolist(), strict=True):
+            mine[row] = good
+        every = spread.gather(torch.tensor(mine, device=values.device, dtype=torch.uint8))
+        finite = [flag > 0 for flag in every.tolist()]
     return finite
 
 
@@ -164,6 +167,5 @@ def _float_buffers(stacked: Buffers, broadcast: Mapping[str, Tensor]) -> Tensor 
     return torch.cat(parts, 1) if parts else None
 
 
-def _where(flags: Tensor) -> list[int]:
-    found: list[int] = torch.nonzero(flags).flatten().tolist()
-    return found
+def _where(flags: Iterable[bool]) -> Iterator[int]:
+    return (row for row, flag in enumerate(flags) if flag)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -132,8 +133,8 @@ def _pieces(size: int, count: int, how: SlotReduction | None) -> Sequence[tuple[
 def _together(parts: Sequence[Measured]) -> Measured:
     """What was measured of the replies one by one, as of one stack."""
 
-    def joined(which: str) -> dict[str, Tensor]:
-        tables: list[dict[str, Tensor]] = [getattr(part, which) for part in parts]
-        return {name: torch.cat([table[name] for table in tables]) for name in tables[0]}
+    def joined(which: str) -> dict[str, list[Any]]:
+        tables: list[dict[str, list[Any]]] = [getattr(part, which) for part in parts]
+        return {name: [one for table in tables for one in table[name]] for name in tables[0]}
 
     return Measured(joined("finite"), joined("fell"), joined("norms"), parts[0].scales)
