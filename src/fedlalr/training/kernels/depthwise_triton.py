@@ -1,10 +1,10 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""Triton kernels of out = x + BN(gelu(depthwise(x) + bias)), forward, of the convolution alone, and of its gradients.
+"""Triton kernels of out = x + BN(gelu(depthwise(x) + bias)), of the convolution alone, and of the gradients of both.
 
 One program owns one channel of one client, a contiguous row of B images, as in `norm_triton`. The convolution runs on
 the tensor cores: a block of R output rows of an image depends on a window of eight input rows around it, linearly and
 in the same way everywhere, so a whole batch of blocks is one product with a banded Toeplitz matrix `[8 W, R W]` that is
-made from the taps once per program. Its mirror image gives the input gradient, and the product of the windows of one
+made from the taps once per row. Its mirror image gives the input gradient, and the product of the windows of one
 side with the blocks of the other, summed along the bands, the gradient of the taps.
 """
 
@@ -14,7 +14,14 @@ import triton
 import triton.language as tl
 
 from fedlalr.training.kernels.gelu_triton import gelu
-from fedlalr.training.kernels.norm_triton import finish_statistics, load_kept, load_tile, row_count, store_tile
+from fedlalr.training.kernels.norm_triton import (
+    finish_statistics,
+    load_kept,
+    load_tile,
+    row_count,
+    row_gradient,
+    store_tile,
+)
 
 
 @triton.jit
@@ -133,45 +140,86 @@ def depthwise_alone(
 
 
 @triton.jit
-def depthwise_backward(
-    x, dy, dout, table, dx, dtaps, scratch, images,
+def convolution_gradients(
+    x, dy, dout, table, dx, dtaps, images,
     KERNEL: tl.constexpr, TAPS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
     WINDOWS: tl.constexpr,
 ):  # fmt: skip
-    """dx = dout + the convolution's input gradient, and the gradient of its taps, from dy, that of its output."""
-    row = tl.program_id(0)
-    matrix = toeplitz(table + row * (22 * WIDTH), WIDTH, ROWS, True)
+    """Writes dx of a row, dout + the convolution's input gradient, and the gradient of its taps; pointers at the row.
+
+    `dy`, the gradient of the convolution's output, may lie where dx is to be: a product takes whole images.
+    """
+    tl.static_assert(WINDOWS % BLOCKS == 0)
+    matrix = toeplitz(table, WIDTH, ROWS, True)
     windows = images * BLOCKS
-    first = row.to(tl.int64) * windows * (ROWS * WIDTH)
     products = tl.zeros([8 * WIDTH, ROWS * WIDTH], tl.float32)
     for start in range(0, windows, WINDOWS):
         window = start + tl.arange(0, WINDOWS)
-        around = load_windows(dy + first, window, windows, WIDTH, ROWS, BLOCKS)
-        here = load_tile(x + first, window, windows, ROWS * WIDTH, True).to(tl.bfloat16)
-        residual = load_tile(dout + first, window, windows, ROWS * WIDTH, True)
-        store_tile(dx + first, window, windows, tl.dot(around, matrix) + residual, ROWS * WIDTH, True)
+        around = load_windows(dy, window, windows, WIDTH, ROWS, BLOCKS)
+        here = load_tile(x, window, windows, ROWS * WIDTH, True).to(tl.bfloat16)
+        residual = load_tile(dout, window, windows, ROWS * WIDTH, True)
+        tl.debug_barrier()  # all threads have their part of these images' dy
+        store_tile(dx, window, windows, tl.dot(around, matrix) + residual, ROWS * WIDTH, True)
         products = tl.dot(tl.trans(around), here, products)
-    scratch += row.to(tl.int64) * (8 * ROWS * WIDTH * WIDTH)
-    store_taps(products, scratch, dtaps + row * (KERNEL * KERNEL), KERNEL, WIDTH, ROWS, TAPS)
+    store_taps(products, dtaps, KERNEL, WIDTH, ROWS, TAPS)
 
 
 @triton.jit
-def store_taps(
-    products, scratch, dtaps, KERNEL: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr
-):
-    """Sum products of windows of dy with blocks of x, `[8 W, R W]`, along their bands, one for each tap.
+def depthwise_backward(
+    x, dy, dout, table, dx, dtaps, images,
+    KERNEL: tl.constexpr, TAPS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
+    WINDOWS: tl.constexpr,
+):  # fmt: skip
+    """Gradients of `depthwise_alone` with respect to x, with `dout` of the way around it, and to the taps, from dy."""
+    row = tl.program_id(0)
+    first = row.to(tl.int64) * images * (BLOCKS * ROWS * WIDTH)
+    convolution_gradients(
+        x + first, dy + first, dout + first, table + row * (22 * WIDTH), dx + first, dtaps + row * (KERNEL * KERNEL),
+        images, KERNEL, TAPS, WIDTH, ROWS, BLOCKS, WINDOWS,
+    )  # fmt: skip
 
-    A band crosses all threads. Laying the products down in memory and picking them up again is far cheaper than
-    reductions between warps, which meet in the banks of shared memory.
+
+@triton.jit
+def depthwise_norm_backward(
+    x, y, dout, table, gamma, mask, mean_in, rstd_in, dx, dtaps, dbias, dgamma, dbeta, gamma_stride, channels, images,
+    KERNEL: tl.constexpr, TAPS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
+    MASKED: tl.constexpr, WINDOWS: tl.constexpr, TILE: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    """Gradients of `depthwise_forward` with respect to x, the taps, bias, gamma and beta.
+
+    The gradient of y lies for a while where dx will be, and is written over before it leaves the cache.
     """
-    k = tl.arange(0, 8 * WIDTH)[:, None]
+    PIXELS: tl.constexpr = BLOCKS * ROWS * WIDTH
+    row = tl.program_id(0)
+    client, channel = (row // channels).to(tl.int64), row % channels
+    scale = tl.load(gamma + client * gamma_stride + channel)
+    first = row.to(tl.int64) * images * PIXELS
+    dout += first
+    dx += first
+    if MASKED:
+        mask += client * images
+    bias_gradient, gamma_gradient, beta_gradient = row_gradient(
+        y + first, 0.0, dout, scale, tl.load(mean_in + row), tl.load(rstd_in + row), mask, dx,
+        images, PIXELS, MASKED, False, TILE, TAIL,
+    )  # fmt: skip
+    tl.store(dbias + row, bias_gradient)
+    tl.store(dgamma + row, gamma_gradient)
+    tl.store(dbeta + row, beta_gradient)
+    tl.debug_barrier()  # windows take in what other threads of this program wrote
+    convolution_gradients(
+        x + first, dx, dout, table + row * (22 * WIDTH), dx, dtaps + row * (KERNEL * KERNEL),
+        images, KERNEL, TAPS, WIDTH, ROWS, BLOCKS, WINDOWS,
+    )  # fmt: skip
+
+
+@triton.jit
+def store_taps(products, dtaps, KERNEL: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr):
+    """Sum products of windows of dy with blocks of x, `[8 W, R W]`, along their bands, one for each tap."""
     n = tl.arange(0, ROWS * WIDTH)[None, :]
-    tl.store(scratch + k * (ROWS * WIDTH) + n, products)
-    tl.debug_barrier()
     tap = tl.arange(0, TAPS)[:, None]
     down = n // WIDTH + 2 + KERNEL // 2 - tap // KERNEL
     across = n % WIDTH + KERNEL // 2 - tap % KERNEL
     inside = (across >= 0) & (across < WIDTH) & (tap < KERNEL * KERNEL)
-    band = tl.load(scratch + (down * WIDTH + across) * (ROWS * WIDTH) + n, mask=inside, other=0.0)
+    band = tl.gather(products, tl.where(inside, down * WIDTH + across, 0), axis=0)
     place = tl.arange(0, TAPS)
-    tl.store(dtaps + place, tl.sum(band, axis=1), mask=place < KERNEL * KERNEL)
+    tl.store(dtaps + place, tl.sum(tl.where(inside, band, 0.0), axis=1), mask=place < KERNEL * KERNEL)

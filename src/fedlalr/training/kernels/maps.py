@@ -10,7 +10,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from fedlalr.training.kernels.depthwise_triton import depthwise_alone, depthwise_backward, depthwise_forward
+from fedlalr.training.kernels.depthwise_triton import (
+    depthwise_alone,
+    depthwise_backward,
+    depthwise_forward,
+    depthwise_norm_backward,
+)
 from fedlalr.training.kernels.frozen_triton import frozen_depthwise, frozen_norm
 from fedlalr.training.kernels.group_norm_triton import group_backward, group_forward
 from fedlalr.training.kernels.norm_triton import norm_backward, norm_forward
@@ -33,6 +38,9 @@ NORM_FORWARD = {"TILE": 8, "TAIL": 2, "num_warps": 8}
 NORM_BACKWARD = {"TILE": 8, "TAIL": 2, "num_warps": 8}
 DEPTHWISE_FORWARD = {"TILE": 16, "TAIL": 2, "ROWS": 4, "WINDOWS": 64, "num_warps": 4, "num_stages": 1}
 DEPTHWISE_BACKWARD = {"ROWS": 2, "WINDOWS": 64, "num_warps": 4, "num_stages": 1}
+# The two backward passes in one; not measured.
+DEPTHWISE_NORM_BACKWARD = {"TILE": 8, "TAIL": 2, "ROWS": 2, "WINDOWS": 64, "num_warps": 8, "maxnreg": 64}
+FUSED_BACKWARD = True
 # In evaluation mode and with GroupNorm, chosen like the others but not measured: products of one program, and images.
 FROZEN_NORM = {"TILE": 16, "num_warps": 8}
 DEPTHWISE = {"ROWS": 4, "WINDOWS": 64, "PRODUCTS": 4, "num_warps": 4, "num_stages": 1}
@@ -109,15 +117,8 @@ class _DepthwiseGeluNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dout: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         x, y, table, weight, mean, rstd, mask = ctx.saved_tensors
-        clients, channels, images = x.shape[:3]
-        dout, dy = dout.contiguous(), torch.empty_like(y)
-        dbias, dweight, dshift = torch.empty(3, clients, channels, device=x.device).unbind()
-        norm_backward[(clients * channels,)](
-            y, dout, None, weight, mask, mean, rstd, dy, dbias, dweight, dshift, 0, weight.stride(0), channels, images,
-            PIXELS=y[0, 0, 0].numel(), BIASED=False, MASKED=mask is not None, POOLED=False, **NORM_BACKWARD,
-        )  # fmt: skip
-        dx, dtaps = _depthwise_gradients(x, dy, dout, table, ctx.taps_shape)
-        return dx, dtaps, dbias, dweight, dshift, None, None
+        backward = _depthwise_norm_gradients if FUSED_BACKWARD else _gradients_apart
+        return *backward(dout.contiguous(), x, y, table, weight, mean, rstd, mask, ctx.taps_shape), None, None
 
 
 class _GeluGroupNorm(torch.autograd.Function):
@@ -227,17 +228,47 @@ def _group_norm_gradients(
     return dy, dbias, dweight, dshift
 
 
+def _depthwise_norm_gradients(
+    dout: Tensor, x: Tensor, y: Tensor, table: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, mask: Tensor | None,
+    taps_shape: torch.Size,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The gradients of x, the taps, the bias, γ and β."""
+    clients, channels, images, height, width = x.shape
+    dx, dtaps = torch.empty_like(x), torch.empty(taps_shape, device=x.device)
+    dbias, dweight, dshift = torch.empty(3, clients, channels, device=x.device).unbind()
+    depthwise_norm_backward[(clients * channels,)](
+        x, y, dout, table, weight, mask, mean, rstd, dx, dtaps, dbias, dweight, dshift,
+        weight.stride(0), channels, images, KERNEL=taps_shape[-1], TAPS=32,
+        WIDTH=width, BLOCKS=height // DEPTHWISE_NORM_BACKWARD["ROWS"], MASKED=mask is not None,
+        **DEPTHWISE_NORM_BACKWARD,
+    )  # fmt: skip
+    return dx, dtaps, dbias, dweight, dshift
+
+
+def _gradients_apart(
+    dout: Tensor, x: Tensor, y: Tensor, table: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, mask: Tensor | None,
+    taps_shape: torch.Size,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """`_depthwise_norm_gradients` by two kernels."""
+    clients, channels, images = x.shape[:3]
+    dy = torch.empty_like(y)
+    dbias, dweight, dshift = torch.empty(3, clients, channels, device=x.device).unbind()
+    norm_backward[(clients * channels,)](
+        y, dout, None, weight, mask, mean, rstd, dy, dbias, dweight, dshift, 0, weight.stride(0), channels, images,
+        PIXELS=y[0, 0, 0].numel(), BIASED=False, MASKED=mask is not None, POOLED=False, **NORM_BACKWARD,
+    )  # fmt: skip
+    return *_depthwise_gradients(x, dy, dout, table, taps_shape), dbias, dweight, dshift
+
+
 def _depthwise_gradients(
     x: Tensor, dy: Tensor, dout: Tensor, table: Tensor, taps_shape: torch.Size
 ) -> tuple[Tensor, Tensor]:
     """The gradients of x, with `dout` of the way around the convolution, and of the taps."""
     clients, channels, images, height, width = x.shape
     dx, dtaps = torch.empty_like(x), torch.empty(taps_shape, device=x.device)
-    rows = DEPTHWISE_BACKWARD["ROWS"]
-    scratch = torch.empty(clients * channels, 8 * width, rows * width, device=x.device)
     depthwise_backward[(clients * channels,)](
-        x, dy, dout, table, dx, dtaps, scratch, images,
-        KERNEL=taps_shape[-1], TAPS=32, WIDTH=width, BLOCKS=height // rows, **DEPTHWISE_BACKWARD,
+        x, dy, dout, table, dx, dtaps, images, KERNEL=taps_shape[-1], TAPS=32,
+        WIDTH=width, BLOCKS=height // DEPTHWISE_BACKWARD["ROWS"], **DEPTHWISE_BACKWARD,
     )  # fmt: skip
     return dx, dtaps
 

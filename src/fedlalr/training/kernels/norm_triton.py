@@ -192,29 +192,13 @@ def tile_gradient(
 
 
 @triton.jit
-def norm_backward(
-    y, dout, bias, gamma, mask, mean_in, rstd_in, dy, dbias, dgamma, dbeta,
-    bias_stride, gamma_stride, channels, images,
-    PIXELS: tl.constexpr, BIASED: tl.constexpr, MASKED: tl.constexpr, POOLED: tl.constexpr,
-    TILE: tl.constexpr, TAIL: tl.constexpr,
+def row_gradient(
+    y, b, dout, scale, mean, rstd, mask, dy, images,
+    PIXELS: tl.constexpr, MASKED: tl.constexpr, POOLED: tl.constexpr, TILE: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of `norm_forward` with respect to y, bias, gamma and beta; without BIASED y has its bias already."""
-    row = tl.program_id(0)
-    client, channel = (row // channels).to(tl.int64), row % channels
-    b = 0.0
-    if BIASED:
-        b = tl.load(bias + client * bias_stride + channel)
-    scale = tl.load(gamma + client * gamma_stride + channel)
-    mean, rstd = tl.load(mean_in + row), tl.load(rstd_in + row)
-    first = row.to(tl.int64) * images
-    y += first * PIXELS
-    dy += first * PIXELS
-    dout += first if POOLED else first * PIXELS
-    if MASKED:
-        mask += client * images
+    """Writes dy of a row, with all pointers at the row, and gives the gradients of the bias, gamma and beta."""
     count = row_count(mask, images, PIXELS, MASKED)
     whole = images // TILE * TILE
-
     sum_dx = tl.zeros([TILE, PIXELS], tl.float32)
     sum_dxg = tl.zeros([TILE, PIXELS], tl.float32)
     for start in range(0, whole, TILE):
@@ -229,8 +213,6 @@ def norm_backward(
         total += tl.sum(last)
         projected += tl.sum(last_g)
     projected = (projected - mean * total) * rstd
-    tl.store(dbeta + row, total)
-    tl.store(dgamma + row, projected)
 
     # dg = γ/σ (dx − Σdx/n − ĝ Σ(dx ĝ)/n), written as a·dx − (c·g + e)
     a = scale * rstd
@@ -244,4 +226,31 @@ def norm_backward(
     for done in range(0, whole, TILE):
         image = whole - TILE - done + tl.arange(0, TILE)
         sum_dy += tile_gradient(y, b, dout, dy, mask, a, c, e, image, images, PIXELS, MASKED, POOLED, False)
-    tl.store(dbias + row, total_dy + tl.sum(sum_dy))
+    return total_dy + tl.sum(sum_dy), projected, total
+
+
+@triton.jit
+def norm_backward(
+    y, dout, bias, gamma, mask, mean_in, rstd_in, dy, dbias, dgamma, dbeta,
+    bias_stride, gamma_stride, channels, images,
+    PIXELS: tl.constexpr, BIASED: tl.constexpr, MASKED: tl.constexpr, POOLED: tl.constexpr,
+    TILE: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    """Gradients of `norm_forward` with respect to y, bias, gamma and beta; without BIASED y has its bias already."""
+    row = tl.program_id(0)
+    client, channel = (row // channels).to(tl.int64), row % channels
+    b = 0.0
+    if BIASED:
+        b = tl.load(bias + client * bias_stride + channel)
+    scale = tl.load(gamma + client * gamma_stride + channel)
+    first = row.to(tl.int64) * images
+    dout += first if POOLED else first * PIXELS
+    if MASKED:
+        mask += client * images
+    bias_gradient, gamma_gradient, beta_gradient = row_gradient(
+        y + first * PIXELS, b, dout, scale, tl.load(mean_in + row), tl.load(rstd_in + row), mask, dy + first * PIXELS,
+        images, PIXELS, MASKED, POOLED, TILE, TAIL,
+    )  # fmt: skip
+    tl.store(dbias + row, bias_gradient)
+    tl.store(dgamma + row, gamma_gradient)
+    tl.store(dbeta + row, beta_gradient)
