@@ -9,27 +9,27 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from importlib import import_module
 from importlib.util import find_spec
 
 import torch
 
 
 def kernels_available(device: torch.device | str) -> bool:
-    """Whether the Triton kernels can run on a device: CUDA of compute capability 8 or higher with Triton 3.3 or later.
+    """Whether the Triton kernels can run on a device: CUDA of compute capability 8 or higher with Triton installed.
 
     Under Triton's interpreter (`TRITON_INTERPRET=1`) they also run, slowly, on CPU tensors.
     """
+    if not _has_triton():
+        return False
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return True
     device = torch.device(device)
-    on_gpu = device.type == "cuda" and torch.version.hip is None and _is_recent(device)
-    return (on_gpu or os.environ.get("TRITON_INTERPRET") == "1") and _has_triton()
+    return device.type == "cuda" and torch.version.hip is None and _is_recent(device)
 
 
 @cache
 def _has_triton() -> bool:
-    if find_spec("triton") is None:
-        return False
-    return hasattr(import_module("triton.language"), "gather")  # from 3.3 on, as torch 2.7 brings it
+    return find_spec("triton") is not None
 
 
 @cache

@@ -60,7 +60,7 @@ def depthwise_forward(
     x, table, bias, gamma, beta, running_mean, running_var, mask, y, out, mean_out, rstd_out, new_mean, new_var,
     bias_stride, gamma_stride, beta_stride, channels, images, momentum, eps,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr, MASKED: tl.constexpr,
-    WINDOWS: tl.constexpr, TILE: tl.constexpr, TAIL: tl.constexpr,
+    WINDOWS: tl.constexpr, TILE: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """y = depthwise(x) + bias and out = x + BN(gelu(y))."""
     PIXELS: tl.constexpr = BLOCKS * ROWS * WIDTH
@@ -115,7 +115,7 @@ def depthwise_forward(
     for start in range(whole, images, TAIL):
         rest = start + tl.arange(0, TAIL)
         tile_residual(x, y, scale, shift, out, rest, images, PIXELS, True)
-    for done in range(0, whole, TILE):
+    for done in tl.range(0, whole, TILE, num_stages=STAGES):
         image = whole - TILE - done + tl.arange(0, TILE)
         tile_residual(x, y, scale, shift, out, image, images, PIXELS, False)
 
@@ -141,7 +141,7 @@ def depthwise_alone(
 
 @triton.jit
 def convolution_gradients(
-    x, dy, dout, table, dx, dtaps, images,
+    x, dy, dout, table, dx, dtaps, scratch, images,
     KERNEL: tl.constexpr, TAPS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
     WINDOWS: tl.constexpr,
 ):  # fmt: skip
@@ -161,12 +161,12 @@ def convolution_gradients(
         tl.debug_barrier()  # all threads have their part of these images' dy
         store_tile(dx, window, windows, tl.dot(around, matrix) + residual, ROWS * WIDTH, True)
         products = tl.dot(tl.trans(around), here, products)
-    store_taps(products, dtaps, KERNEL, WIDTH, ROWS, TAPS)
+    store_taps(products, scratch, dtaps, KERNEL, WIDTH, ROWS, TAPS)
 
 
 @triton.jit
 def depthwise_backward(
-    x, dy, dout, table, dx, dtaps, images,
+    x, dy, dout, table, dx, dtaps, scratch, images,
     KERNEL: tl.constexpr, TAPS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
     WINDOWS: tl.constexpr,
 ):  # fmt: skip
@@ -175,15 +175,16 @@ def depthwise_backward(
     first = row.to(tl.int64) * images * (BLOCKS * ROWS * WIDTH)
     convolution_gradients(
         x + first, dy + first, dout + first, table + row * (22 * WIDTH), dx + first, dtaps + row * (KERNEL * KERNEL),
-        images, KERNEL, TAPS, WIDTH, ROWS, BLOCKS, WINDOWS,
+        scratch + row.to(tl.int64) * (8 * ROWS * WIDTH * WIDTH), images, KERNEL, TAPS, WIDTH, ROWS, BLOCKS, WINDOWS,
     )  # fmt: skip
 
 
 @triton.jit
 def depthwise_norm_backward(
-    x, y, dout, table, gamma, mask, mean_in, rstd_in, dx, dtaps, dbias, dgamma, dbeta, gamma_stride, channels, images,
+    x, y, dout, table, gamma, mask, mean_in, rstd_in, dx, dtaps, dbias, dgamma, dbeta, scratch,
+    gamma_stride, channels, images,
     KERNEL: tl.constexpr, TAPS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
-    MASKED: tl.constexpr, WINDOWS: tl.constexpr, TILE: tl.constexpr, TAIL: tl.constexpr,
+    MASKED: tl.constexpr, WINDOWS: tl.constexpr, TILE: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Gradients of `depthwise_forward` with respect to x, the taps, bias, gamma and beta.
 
@@ -200,7 +201,7 @@ def depthwise_norm_backward(
         mask += client * images
     bias_gradient, gamma_gradient, beta_gradient = row_gradient(
         y + first, 0.0, dout, scale, tl.load(mean_in + row), tl.load(rstd_in + row), mask, dx,
-        images, PIXELS, MASKED, False, TILE, TAIL,
+        images, PIXELS, MASKED, False, TILE, TAIL, STAGES,
     )  # fmt: skip
     tl.store(dbias + row, bias_gradient)
     tl.store(dgamma + row, gamma_gradient)
@@ -208,18 +209,30 @@ def depthwise_norm_backward(
     tl.debug_barrier()  # windows take in what other threads of this program wrote
     convolution_gradients(
         x + first, dx, dout, table + row * (22 * WIDTH), dx, dtaps + row * (KERNEL * KERNEL),
-        images, KERNEL, TAPS, WIDTH, ROWS, BLOCKS, WINDOWS,
+        scratch + row.to(tl.int64) * (8 * ROWS * WIDTH * WIDTH), images, KERNEL, TAPS, WIDTH, ROWS, BLOCKS, WINDOWS,
     )  # fmt: skip
 
 
 @triton.jit
-def store_taps(products, dtaps, KERNEL: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr):
-    """Sum products of windows of dy with blocks of x, `[8 W, R W]`, along their bands, one for each tap."""
+def store_taps(
+    products, scratch, dtaps, KERNEL: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr
+):
+    """Sum products of windows of dy with blocks of x, `[8 W, R W]`, along their bands, one for each tap.
+
+    A band crosses all threads. Laying the products around the bands down in memory, in whole sectors of eight, and
+    picking the bands up again is far cheaper than reductions between warps, which meet in the banks of shared memory.
+    """
+    HALF: tl.constexpr = KERNEL // 2
+    k = tl.arange(0, 8 * WIDTH)[:, None]
     n = tl.arange(0, ROWS * WIDTH)[None, :]
+    above, left = k // WIDTH - 2 - n // WIDTH, k % WIDTH - n % WIDTH // 8 * 8
+    near = (above >= -HALF) & (above <= HALF) & (left >= -HALF) & (left <= 7 + HALF)
+    tl.store(scratch + k * (ROWS * WIDTH) + n, products, mask=near)
+    tl.debug_barrier()
     tap = tl.arange(0, TAPS)[:, None]
-    down = n // WIDTH + 2 + KERNEL // 2 - tap // KERNEL
-    across = n % WIDTH + KERNEL // 2 - tap % KERNEL
+    down = n // WIDTH + 2 + HALF - tap // KERNEL
+    across = n % WIDTH + HALF - tap % KERNEL
     inside = (across >= 0) & (across < WIDTH) & (tap < KERNEL * KERNEL)
-    band = tl.gather(products, tl.where(inside, down * WIDTH + across, 0), axis=0)
+    band = tl.load(scratch + (down * WIDTH + across) * (ROWS * WIDTH) + n, mask=inside, other=0.0)
     place = tl.arange(0, TAPS)
-    tl.store(dtaps + place, tl.sum(tl.where(inside, band, 0.0), axis=1), mask=place < KERNEL * KERNEL)
+    tl.store(dtaps + place, tl.sum(band, axis=1), mask=place < KERNEL * KERNEL)

@@ -32,14 +32,14 @@ __all__ = [
     "supported",
 ]
 
-# Tiles and launch options, as measured on an H200: images in a tile of a pass over a row and in the tiles of its rest;
-# image rows in a block of the convolution and blocks in one product.
-NORM_FORWARD = {"TILE": 8, "TAIL": 2, "num_warps": 8}
-NORM_BACKWARD = {"TILE": 8, "TAIL": 2, "num_warps": 8}
-DEPTHWISE_FORWARD = {"TILE": 16, "TAIL": 2, "ROWS": 4, "WINDOWS": 64, "num_warps": 4, "num_stages": 1}
+# Tiles and launch options, as measured on an H200: images in a tile of a pass over a row and in the tiles of its rest,
+# tiles whose loads are under way at once; image rows in a block of the convolution and blocks in one product.
+NORM_FORWARD = {"TILE": 8, "TAIL": 2, "STAGES": 1, "num_warps": 8}
+NORM_BACKWARD = {"TILE": 8, "TAIL": 2, "STAGES": 1, "num_warps": 8}
+DEPTHWISE_FORWARD = {"TILE": 16, "TAIL": 2, "STAGES": 1, "ROWS": 4, "WINDOWS": 64, "num_warps": 4, "num_stages": 1}
 DEPTHWISE_BACKWARD = {"ROWS": 2, "WINDOWS": 64, "num_warps": 4, "num_stages": 1}
 # The two backward passes in one; not measured.
-DEPTHWISE_NORM_BACKWARD = {"TILE": 8, "TAIL": 2, "ROWS": 2, "WINDOWS": 64, "num_warps": 8, "maxnreg": 64}
+DEPTHWISE_NORM_BACKWARD = {"TILE": 8, "TAIL": 2, "STAGES": 3, "ROWS": 2, "WINDOWS": 64, "num_warps": 8}
 FUSED_BACKWARD = True
 # In evaluation mode and with GroupNorm, chosen like the others but not measured: products of one program, and images.
 FROZEN_NORM = {"TILE": 16, "num_warps": 8}
@@ -236,11 +236,12 @@ def _depthwise_norm_gradients(
     clients, channels, images, height, width = x.shape
     dx, dtaps = torch.empty_like(x), torch.empty(taps_shape, device=x.device)
     dbias, dweight, dshift = torch.empty(3, clients, channels, device=x.device).unbind()
+    rows = DEPTHWISE_NORM_BACKWARD["ROWS"]
+    scratch = torch.empty(clients * channels, 8 * width, rows * width, device=x.device)
     depthwise_norm_backward[(clients * channels,)](
-        x, y, dout, table, weight, mask, mean, rstd, dx, dtaps, dbias, dweight, dshift,
+        x, y, dout, table, weight, mask, mean, rstd, dx, dtaps, dbias, dweight, dshift, scratch,
         weight.stride(0), channels, images, KERNEL=taps_shape[-1], TAPS=32,
-        WIDTH=width, BLOCKS=height // DEPTHWISE_NORM_BACKWARD["ROWS"], MASKED=mask is not None,
-        **DEPTHWISE_NORM_BACKWARD,
+        WIDTH=width, BLOCKS=height // rows, MASKED=mask is not None, **DEPTHWISE_NORM_BACKWARD,
     )  # fmt: skip
     return dx, dtaps, dbias, dweight, dshift
 
@@ -266,9 +267,11 @@ def _depthwise_gradients(
     """The gradients of x, with `dout` of the way around the convolution, and of the taps."""
     clients, channels, images, height, width = x.shape
     dx, dtaps = torch.empty_like(x), torch.empty(taps_shape, device=x.device)
+    rows = DEPTHWISE_BACKWARD["ROWS"]
+    scratch = torch.empty(clients * channels, 8 * width, rows * width, device=x.device)
     depthwise_backward[(clients * channels,)](
-        x, dy, dout, table, dx, dtaps, images, KERNEL=taps_shape[-1], TAPS=32,
-        WIDTH=width, BLOCKS=height // DEPTHWISE_BACKWARD["ROWS"], **DEPTHWISE_BACKWARD,
+        x, dy, dout, table, dx, dtaps, scratch, images,
+        KERNEL=taps_shape[-1], TAPS=32, WIDTH=width, BLOCKS=height // rows, **DEPTHWISE_BACKWARD,
     )  # fmt: skip
     return dx, dtaps
 

@@ -4,8 +4,8 @@
 Maps lie as `[C, D, B, H, W]`: everything one BatchNorm channel of one client averages over is one contiguous row, so
 one program owns it, no sum crosses programs and the result does not depend on their order. A program goes over its row
 twice, once for the sums and once with them, the second time backwards, from what the cache still has. It works on tiles
-of whole images: `TILE` of them at a time, which needs no bounds, and `TAIL` at a time what is left. Maps are bfloat16,
-arithmetic is float32.
+of whole images: `TILE` of them at a time, which needs no bounds, with the loads of `STAGES` tiles under way, and `TAIL`
+at a time what is left. Maps are bfloat16, arithmetic is float32.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ def tile_output(
 def norm_forward(
     y, bias, gamma, beta, running_mean, running_var, mask, out, mean_out, rstd_out, new_mean, new_var,
     bias_stride, gamma_stride, beta_stride, channels, images, momentum, eps,
-    PIXELS: tl.constexpr, MASKED: tl.constexpr, POOLED: tl.constexpr, TILE: tl.constexpr, TAIL: tl.constexpr,
+    PIXELS: tl.constexpr, MASKED: tl.constexpr, POOLED: tl.constexpr,
+    TILE: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """out = BN(gelu(y + bias)), or its mean over the pixels."""
     row = tl.program_id(0)
@@ -119,7 +120,7 @@ def norm_forward(
 
     sums = tl.zeros([TILE, PIXELS], tl.float32)
     squares = tl.zeros([TILE, PIXELS], tl.float32)
-    for start in range(0, whole, TILE):
+    for start in tl.range(0, whole, TILE, num_stages=STAGES):
         image = start + tl.arange(0, TILE)
         more, more_squares = tile_statistics(y, b, mask, image, images, PIXELS, MASKED, False)
         sums += more
@@ -150,7 +151,7 @@ def norm_forward(
     for start in range(whole, images, TAIL):
         rest = start + tl.arange(0, TAIL)
         tile_output(y, b, scale, shift, out, rest, images, PIXELS, POOLED, True)
-    for done in range(0, whole, TILE):
+    for done in tl.range(0, whole, TILE, num_stages=STAGES):
         image = whole - TILE - done + tl.arange(0, TILE)
         tile_output(y, b, scale, shift, out, image, images, PIXELS, POOLED, False)
 
@@ -194,14 +195,15 @@ def tile_gradient(
 @triton.jit
 def row_gradient(
     y, b, dout, scale, mean, rstd, mask, dy, images,
-    PIXELS: tl.constexpr, MASKED: tl.constexpr, POOLED: tl.constexpr, TILE: tl.constexpr, TAIL: tl.constexpr,
+    PIXELS: tl.constexpr, MASKED: tl.constexpr, POOLED: tl.constexpr,
+    TILE: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Writes dy of a row, with all pointers at the row, and gives the gradients of the bias, gamma and beta."""
     count = row_count(mask, images, PIXELS, MASKED)
     whole = images // TILE * TILE
     sum_dx = tl.zeros([TILE, PIXELS], tl.float32)
     sum_dxg = tl.zeros([TILE, PIXELS], tl.float32)
-    for start in range(0, whole, TILE):
+    for start in tl.range(0, whole, TILE, num_stages=STAGES):
         image = start + tl.arange(0, TILE)
         more, more_g = tile_projections(y, b, dout, image, images, PIXELS, POOLED, False)
         sum_dx += more
@@ -223,7 +225,7 @@ def row_gradient(
         rest = start + tl.arange(0, TAIL)
         total_dy += tl.sum(tile_gradient(y, b, dout, dy, mask, a, c, e, rest, images, PIXELS, MASKED, POOLED, True))
     sum_dy = tl.zeros([TILE, PIXELS], tl.float32)
-    for done in range(0, whole, TILE):
+    for done in tl.range(0, whole, TILE, num_stages=STAGES):
         image = whole - TILE - done + tl.arange(0, TILE)
         sum_dy += tile_gradient(y, b, dout, dy, mask, a, c, e, image, images, PIXELS, MASKED, POOLED, False)
     return total_dy + tl.sum(sum_dy), projected, total
@@ -234,7 +236,7 @@ def norm_backward(
     y, dout, bias, gamma, mask, mean_in, rstd_in, dy, dbias, dgamma, dbeta,
     bias_stride, gamma_stride, channels, images,
     PIXELS: tl.constexpr, BIASED: tl.constexpr, MASKED: tl.constexpr, POOLED: tl.constexpr,
-    TILE: tl.constexpr, TAIL: tl.constexpr,
+    TILE: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Gradients of `norm_forward` with respect to y, bias, gamma and beta; without BIASED y has its bias already."""
     row = tl.program_id(0)
@@ -249,7 +251,7 @@ def norm_backward(
         mask += client * images
     bias_gradient, gamma_gradient, beta_gradient = row_gradient(
         y + first * PIXELS, b, dout, scale, tl.load(mean_in + row), tl.load(rstd_in + row), mask, dy + first * PIXELS,
-        images, PIXELS, MASKED, POOLED, TILE, TAIL,
+        images, PIXELS, MASKED, POOLED, TILE, TAIL, STAGES,
     )  # fmt: skip
     tl.store(dbias + row, bias_gradient)
     tl.store(dgamma + row, gamma_gradient)
