@@ -225,7 +225,7 @@ def store_taps(
     HALF: tl.constexpr = KERNEL // 2
     k = tl.arange(0, 8 * WIDTH)[:, None]
     n = tl.arange(0, ROWS * WIDTH)[None, :]
-    above, left = k // WIDTH - 2 - n // WIDTH, k % WIDTH - n % WIDTH // 8 * 8
+    above, left = k // WIDTH - 2 - n // WIDTH, k % WIDTH - n // 8 % (WIDTH // 8) * 8
     near = (above >= -HALF) & (above <= HALF) & (left >= -HALF) & (left <= 7 + HALF)
     tl.store(scratch + k * (ROWS * WIDTH) + n, products, mask=near)
     tl.debug_barrier()
