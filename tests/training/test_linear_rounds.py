@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from fedlalr.data.population import Population
+from fedlalr.federation.run import initial_state
 from fedlalr.training import linear_rounds
 from fedlalr.training.layout import Layout
 from fedlalr.training.linear_rounds import Layers, clip
 from fedlalr.training.stacked import StackedEngine
+from fedlalr.training.work import Work
 from training.jobs import assert_same_outcomes, federate, make_training
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -59,6 +63,41 @@ def test_layers_hold_what_they_were_given():
     back = state.map(torch.zeros_like)
     layers.store(back)
     assert torch.equal(back.x, stack)
+
+
+def test_layers_give_away_stacks_in_the_memory_of_slots_that_are_done_with():
+    layout = Layout.of(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)))
+    layers = Layers(layout, ("x", "m", "v", "v_hat", "gradient"), 4)
+    state = linear_rounds.Slots(**{name: torch.randn(4, layout.size) for name in ("x", "m", "v", "v_hat")})
+    layers.load(state)
+    before = {name: slot.data_ptr() for name, slot in layers.whole.items()}
+    given = layers.give_away(["x", "m", "v_hat"])
+    assert all(torch.equal(given[name], state[name]) for name in ("x", "m", "v_hat"))
+    places = [slot.data_ptr() for _, slot in given.items()]
+    assert len(set(places)) == 3
+    assert set(places) <= set(before.values())
+
+
+def test_layers_that_have_nothing_to_spare_give_away_new_memory():
+    layout = Layout.of(nn.Linear(3, 2))
+    layers = Layers(layout, ("x",), 4)
+    stack = torch.randn(4, layout.size)
+    layers.load(linear_rounds.Slots(x=stack))
+    given = layers.give_away(["x"])
+    assert torch.equal(given.x, stack)
+    assert given.x.data_ptr() != layers.whole.x.data_ptr()
+
+
+@pytest.mark.parametrize("algorithm", ["fedlalr", "fedlalr restart max"])
+def test_a_rounds_replies_are_not_changed_by_the_next_round(algorithm):
+    training = make_training("perceptron", algorithm)
+    engine = StackedEngine(training)
+    broadcast = initial_state(training).slots
+    work = Work(1, 0.05, torch.arange(4), broadcast, {}, linear_rounds.Slots(), 4, 6)
+    replies = engine.train(work)
+    copies = replies.slots.map(torch.clone)
+    engine.train(replace(work, round=2))
+    assert all(torch.equal(replies.slots[name], copy) for name, copy in copies.items())
 
 
 def test_clipping_takes_the_norm_over_all_layers_of_a_client():

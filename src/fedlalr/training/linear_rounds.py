@@ -8,7 +8,7 @@ same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from math import prod
 
@@ -56,8 +56,22 @@ class Layers:
     def store(self, state: Slots) -> None:
         """Put the slots into stacks `[C, P]`."""
         for name, slot in state.items():
-            for layer, value in self.layout.views(slot).items():
-                value.copy_(self.parts[name][layer])
+            self._store(name, slot)
+
+    def give_away(self, names: Sequence[str]) -> Slots:
+        """Some slots as stacks `[C, P]`, each in memory that is done with but still in the cache. Ends the layers."""
+        free = [slot for name, slot in self.whole.items() if name not in names]
+        stacks = {}
+        for name in names:
+            memory = free.pop(0) if free else torch.empty_like(self.whole[name])
+            stacks[name] = memory.view(self.clients, self.layout.size)
+            self._store(name, stacks[name])
+            free.append(self.whole[name])
+        return Slots(**stacks)
+
+    def _store(self, name: str, stack: Tensor) -> None:
+        for layer, value in self.layout.views(stack).items():
+            value.copy_(self.parts[name][layer])
 
     def first(self, clients: int) -> dict[str, dict[str, Tensor]]:
         """The parts of the first clients."""
@@ -82,9 +96,15 @@ class LinearRounds:
     def run(self, feed: Feed, tables: Tables, start: Stack, lr: float) -> Stack:
         """The stack after the round, in memory of its own; without slots that a reply does not need."""
         needed = {"x", *self.training.algorithm.slots.up} if self._sends_only else set(start.state)
-        end = Slots(**{name: slot.new_empty(slot.shape) for name, slot in start.state.items() if name in needed})
+        names = [name for name in start.state if name in needed]
         batches = Batches(feed, tables, self._gradient)
         total, size = start.total.clone(), self._group(start)
+        if size == start.size and not self.descends:
+            layers = Layers(self.training.layout, (*start.state, "gradient"), size)
+            layers.load(start.state)
+            self._steps(batches, layers, 0, total, lr)
+            return Stack(layers.give_away(names), start.buffers, total)
+        end = Slots(**{name: start.state[name].new_empty(start.state[name].shape) for name in names})
         for first in range(0, start.size, size):
             last = min(first + size, start.size)
             layers = self._layers(tuple(start.state), last - first)
