@@ -63,9 +63,10 @@ class LogInterval:
 
     def length(self, round: int) -> int:
         """K_t, by repeated multiplication: a logarithm in floating point would miss exact powers."""
-        power, exponent = self.base, 0
+        base = int(self.base) if self.base == int(self.base) else self.base  # only a whole base has whole powers
+        power, exponent = base, 0
         while power <= round:
-            power, exponent = power * self.base, exponent + 1
+            power, exponent = power * base, exponent + 1
         return self.start + exponent
 
     def steps(self, round: int, batches_per_pass: Tensor) -> Tensor:
