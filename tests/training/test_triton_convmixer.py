@@ -123,30 +123,6 @@ def test_a_module_with_hooks_is_evaluated_itself() -> None:
     assert inference_form(module, torch.bfloat16, torch.Size((3, size, size))) is None
 
 
-@pytest.mark.parametrize("height", [4, 16])
-@pytest.mark.parametrize("width", [8, 16])
-def test_a_backward_pass_by_one_kernel_gives_what_two_give(
-    height: int, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from fedlalr.training.kernels import maps
-
-    torch.manual_seed(0)
-    batch = 9 if INTERPRETED else 50
-    x = torch.randn(2, 2, batch, height, width, device=DEVICE).bfloat16().requires_grad_()
-    taps = (torch.randn(2, 2, 1, 5, 5, device=DEVICE) * 0.3).requires_grad_()
-    bias, weight, shift, mean, var = torch.rand(5, 2, 2, device=DEVICE).unbind()
-    leaves = [x, taps, *(part.clone().requires_grad_() for part in (bias, weight, shift))]
-    slope = torch.randn(x.shape, device=DEVICE).bfloat16()
-
-    def gradients(fused: bool) -> tuple[Tensor, ...]:
-        monkeypatch.setattr(maps, "FUSED_BACKWARD", fused)
-        output = maps.depthwise_gelu_norm(*leaves[:3], Norm(*leaves[3:], mean, var, 0.1, 1e-5)).output
-        return torch.autograd.grad(output, leaves, slope)
-
-    for mine, right in zip(gradients(fused=True), gradients(fused=False), strict=True):
-        assert relative(mine, right) < (1e-6 if INTERPRETED else 5e-3)
-
-
 # ---- GroupNorm -----------------------------------------------------------------------------------------------------
 
 

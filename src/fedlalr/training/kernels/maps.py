@@ -33,19 +33,17 @@ __all__ = [
 ]
 
 # Tiles and launch options, as measured on an H200: images in a tile of a pass over a row and in the tiles of its rest,
-# tiles whose loads are under way at once; image rows in a block of the convolution and blocks in one product.
+# tiles whose loads are under way at once; image rows in a block of the convolution, blocks in one product and products
+# of one program; images of one program.
 NORM_FORWARD = {"TILE": 8, "TAIL": 2, "STAGES": 1, "num_warps": 8}
-NORM_BACKWARD = {"TILE": 8, "TAIL": 2, "STAGES": 1, "num_warps": 8}
-DEPTHWISE_FORWARD = {"TILE": 16, "TAIL": 2, "STAGES": 1, "ROWS": 4, "WINDOWS": 64, "num_warps": 4, "num_stages": 1}
+NORM_BACKWARD = {"TILE": 8, "TAIL": 2, "STAGES": 1, "num_warps": 8, "maxnreg": 40}
+DEPTHWISE_FORWARD = {"TILE": 8, "TAIL": 2, "STAGES": 3, "ROWS": 4, "WINDOWS": 64, "num_warps": 4, "num_stages": 1}
 DEPTHWISE_BACKWARD = {"ROWS": 2, "WINDOWS": 64, "num_warps": 4, "num_stages": 1}
-# The two backward passes in one; not measured.
-DEPTHWISE_NORM_BACKWARD = {"TILE": 8, "TAIL": 2, "STAGES": 3, "ROWS": 2, "WINDOWS": 64, "num_warps": 8}
-FUSED_BACKWARD = True
-# In evaluation mode and with GroupNorm, chosen like the others but not measured: products of one program, and images.
-FROZEN_NORM = {"TILE": 16, "num_warps": 8}
+DEPTHWISE_NORM_BACKWARD = {"TILE": 4, "TAIL": 2, "STAGES": 4, "ROWS": 2, "WINDOWS": 64, "num_warps": 4, "maxnreg": 96}
+FROZEN_NORM = {"TILE": 16, "num_warps": 4}
 DEPTHWISE = {"ROWS": 4, "WINDOWS": 64, "PRODUCTS": 4, "num_warps": 4, "num_stages": 1}
-GROUP_FORWARD = {"PIECE": 8, "num_warps": 4}
-GROUP_BACKWARD = {"num_warps": 8}
+GROUP_FORWARD = {"PIECE": 4, "num_warps": 4}
+GROUP_BACKWARD = {"num_warps": 8, "maxnreg": 64}
 
 
 def supported(height: int, width: int, kernel: int) -> bool:
@@ -87,7 +85,7 @@ class _GeluNorm(torch.autograd.Function):
         norm_backward[(clients * channels,)](
             y, dout.contiguous(), bias, weight, mask, mean, rstd, dy, dbias, dweight, dshift,
             bias.stride(0), weight.stride(0), channels, images,
-            PIXELS=y[0, 0, 0].numel(), BIASED=True, MASKED=mask is not None, POOLED=ctx.pooled, **NORM_BACKWARD,
+            PIXELS=y[0, 0, 0].numel(), MASKED=mask is not None, POOLED=ctx.pooled, **NORM_BACKWARD,
         )  # fmt: skip
         return dy, dbias, dweight, dshift, None, None, None
 
@@ -117,8 +115,17 @@ class _DepthwiseGeluNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dout: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         x, y, table, weight, mean, rstd, mask = ctx.saved_tensors
-        backward = _depthwise_norm_gradients if FUSED_BACKWARD else _gradients_apart
-        return *backward(dout.contiguous(), x, y, table, weight, mean, rstd, mask, ctx.taps_shape), None, None
+        clients, channels, images, height, width = x.shape
+        dx, dtaps = torch.empty_like(x), torch.empty(ctx.taps_shape, device=x.device)
+        dbias, dweight, dshift = torch.empty(3, clients, channels, device=x.device).unbind()
+        rows = DEPTHWISE_NORM_BACKWARD["ROWS"]
+        scratch = torch.empty(clients * channels, 8 * width, rows * width, device=x.device)
+        depthwise_norm_backward[(clients * channels,)](
+            x, y, dout.contiguous(), table, weight, mask, mean, rstd, dx, dtaps, dbias, dweight, dshift, scratch,
+            weight.stride(0), channels, images, KERNEL=ctx.taps_shape[-1], TAPS=32,
+            WIDTH=width, BLOCKS=height // rows, MASKED=mask is not None, **DEPTHWISE_NORM_BACKWARD,
+        )  # fmt: skip
+        return dx, dtaps, dbias, dweight, dshift, None, None
 
 
 class _GeluGroupNorm(torch.autograd.Function):
@@ -226,39 +233,6 @@ def _group_norm_gradients(
         **GROUP_BACKWARD,
     )  # fmt: skip
     return dy, dbias, dweight, dshift
-
-
-def _depthwise_norm_gradients(
-    dout: Tensor, x: Tensor, y: Tensor, table: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, mask: Tensor | None,
-    taps_shape: torch.Size,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """The gradients of x, the taps, the bias, γ and β."""
-    clients, channels, images, height, width = x.shape
-    dx, dtaps = torch.empty_like(x), torch.empty(taps_shape, device=x.device)
-    dbias, dweight, dshift = torch.empty(3, clients, channels, device=x.device).unbind()
-    rows = DEPTHWISE_NORM_BACKWARD["ROWS"]
-    scratch = torch.empty(clients * channels, 8 * width, rows * width, device=x.device)
-    depthwise_norm_backward[(clients * channels,)](
-        x, y, dout, table, weight, mask, mean, rstd, dx, dtaps, dbias, dweight, dshift, scratch,
-        weight.stride(0), channels, images, KERNEL=taps_shape[-1], TAPS=32,
-        WIDTH=width, BLOCKS=height // rows, MASKED=mask is not None, **DEPTHWISE_NORM_BACKWARD,
-    )  # fmt: skip
-    return dx, dtaps, dbias, dweight, dshift
-
-
-def _gradients_apart(
-    dout: Tensor, x: Tensor, y: Tensor, table: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, mask: Tensor | None,
-    taps_shape: torch.Size,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """`_depthwise_norm_gradients` by two kernels."""
-    clients, channels, images = x.shape[:3]
-    dy = torch.empty_like(y)
-    dbias, dweight, dshift = torch.empty(3, clients, channels, device=x.device).unbind()
-    norm_backward[(clients * channels,)](
-        y, dout, None, weight, mask, mean, rstd, dy, dbias, dweight, dshift, 0, weight.stride(0), channels, images,
-        PIXELS=y[0, 0, 0].numel(), BIASED=False, MASKED=mask is not None, POOLED=False, **NORM_BACKWARD,
-    )  # fmt: skip
-    return *_depthwise_gradients(x, dy, dout, table, taps_shape), dbias, dweight, dshift
 
 
 def _depthwise_gradients(

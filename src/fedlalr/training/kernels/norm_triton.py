@@ -235,15 +235,13 @@ def row_gradient(
 def norm_backward(
     y, dout, bias, gamma, mask, mean_in, rstd_in, dy, dbias, dgamma, dbeta,
     bias_stride, gamma_stride, channels, images,
-    PIXELS: tl.constexpr, BIASED: tl.constexpr, MASKED: tl.constexpr, POOLED: tl.constexpr,
+    PIXELS: tl.constexpr, MASKED: tl.constexpr, POOLED: tl.constexpr,
     TILE: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of `norm_forward` with respect to y, bias, gamma and beta; without BIASED y has its bias already."""
+    """Gradients of `norm_forward` with respect to y, bias, gamma and beta."""
     row = tl.program_id(0)
     client, channel = (row // channels).to(tl.int64), row % channels
-    b = 0.0
-    if BIASED:
-        b = tl.load(bias + client * bias_stride + channel)
+    b = tl.load(bias + client * bias_stride + channel)
     scale = tl.load(gamma + client * gamma_stride + channel)
     first = row.to(tl.int64) * images
     dout += first if POOLED else first * PIXELS
