@@ -54,6 +54,16 @@ def test_a_figure_comes_with_its_data_and_verdicts_and_its_runs_are_used_again_o
     assert (interrupted / "summary.json").exists()
 
 
+def test_a_figure_without_claims_prints_its_curves_in_numbers() -> None:
+    result = reproduce("variants", *TINY)
+    assert result.exit_code == 0, result.output
+    assert "final accuracy" in result.stdout
+    assert "restart, max" in result.stdout
+    assert "Verdicts" not in result.stdout
+    again = json.loads(reproduce("variants", *TINY, "--json").stdout)
+    assert [row[1] for row in again["numbers"]["variants"]][:2] == ["average, mean", "restart, mean"]
+
+
 def test_a_failed_run_is_named_the_others_are_drawn_and_the_exit_code_says_so() -> None:
     result = reproduce("cifar", *TINY, "methods.fedavg.lr=1e30", "--methods", "fedlalr,fedavg")
     assert result.exit_code == 1

@@ -27,7 +27,7 @@ NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor, int]]] = {
         4,
     ),
     "convmixer, groups": lambda: (
-        ConvMixer(dim=48, depth=2, kernel=3, norm="group"),  # three channels in a group
+        ConvMixer(dim=36, depth=2, kernel=3, norm="group"),  # nine channels in a group
         torch.randn(CLIENTS, 4, 3, 16, 16, dtype=torch.float64),
         10,
     ),

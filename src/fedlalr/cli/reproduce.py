@@ -34,6 +34,8 @@ class FigureName(StrEnum):
     scalability = "scalability"
     interval = "interval"
     trajectory = "trajectory"
+    choices = "choices"
+    variants = "variants"
     speedup = "speedup"
     all = "all"
 
@@ -51,6 +53,8 @@ NEEDS = {
     "scalability": ("cifar10", "cifar100"),
     "interval": ("cifar10", "cifar100"),
     "trajectory": ("cifar10",),
+    "choices": ("cifar10",),
+    "variants": ("cifar10",),
     "shakespeare": ("shakespeare",),
 }
 """The data sets of the paper's setting."""
@@ -94,7 +98,9 @@ def reproduce(
     """Make a figure of the paper, and say which of its claims hold.
 
     FIGURE is heterogeneity, cifar, shakespeare, scalability, interval,
-    trajectory, speedup or all.
+    trajectory, speedup or all; or one of what the paper leaves open: choices
+    (statistics of BatchNorm, GroupNorm, clipping, epochs, weights) or variants
+    of FedLALR.
 
     Files go to [bold]RUN_DIR/SCALE[/], with changed settings in the name if any:
     the figure as PNG, SVG and PDF, its data as CSV, what it was made of as

@@ -34,7 +34,8 @@ def show(
     claims.sort(key=lambda claim: claim.number)
     for claim in claims:
         show_claim(claim, console)
-    console.print("\n".join([*request.verdict_scope, "Words:", *(f"  {definition}" for definition in DEFINITIONS)]))
+    if claims:
+        console.print("\n".join([*request.verdict_scope, "Words:", *(f"  {words}" for words in DEFINITIONS)]))
     for note in dict.fromkeys(note for one in drawn for note in one.notes):
         console.print(note)
     for run, reason in failures.items():
@@ -42,8 +43,27 @@ def show(
     for one in drawn:
         told = f"{', '.join(path.name for path in one.files)} in {folder}" if one.files else "no data, no figure"
         console.print(f"{one.figure}: {told}")
-    console.print(f"Verdicts: {folder / 'verdicts.md'}")
-    show_verdicts(claims, console)
+    for one in drawn:
+        if one.table:
+            show_numbers(one, console)
+    if claims:
+        console.print(f"Verdicts: {folder / 'verdicts.md'}")
+        show_verdicts(claims, console)
+
+
+def show_numbers(one: Drawn, console: Console) -> None:
+    """The curves of a figure that the paper makes no claim about."""
+    from rich import box
+    from rich.table import Table
+
+    from fedlalr.paper.measures import SUMMARY
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=True, title=one.figure, title_justify="left")
+    for i, heading in enumerate(SUMMARY):
+        table.add_column(heading, justify="left" if i < 2 else "right")
+    for row in one.table:
+        table.add_row(*row)
+    console.print(table)
 
 
 def show_claim(claim: Claim, console: Console) -> None:
@@ -98,6 +118,7 @@ def as_plain(
         "run_dir": str(folder),
         "files": {one.figure: [str(path) for path in one.files] for one in drawn},
         "notes": {one.figure: one.notes for one in drawn},
+        "numbers": {one.figure: one.table for one in drawn if one.table},
         "claims": [{"text": claim.text, "verdict": claim.verdict, **asdict(claim)} for claim in claims],
         "failed": [{"run": run, "reason": reason} for run, reason in failures.items()],
     }

@@ -78,5 +78,9 @@ class ConvMixer(nn.Module):
 
 
 def make_norm(norm: Norm, dim: int) -> nn.Module:
-    """BatchNorm, or GroupNorm with 32 groups (fewer where 32 does not divide the channels)."""
-    return nn.BatchNorm2d(dim) if norm == "batch" else nn.GroupNorm(math.gcd(32, dim), dim)
+    """BatchNorm, or GroupNorm with eight channels a group (more where eight do not divide them): 32 groups of 256.
+
+    A group of one channel would leave nothing to learn from: its mean over the places is zero by definition, and such
+    means are all that the head sees.
+    """
+    return nn.BatchNorm2d(dim) if norm == "batch" else nn.GroupNorm(math.gcd(dim, max(1, dim // 8)), dim)

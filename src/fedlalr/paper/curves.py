@@ -6,6 +6,7 @@ import csv
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,8 @@ class Curves:
     loss: Array
     """On the test set."""
     train_loss: Array
+    uploaded: Array
+    """Bytes that all clients have sent so far."""
     failures: tuple[str | None, ...] = ()
     """Why a run broke off, for each seed."""
     passes: float = math.nan
@@ -101,7 +104,7 @@ def passes_per_round(config: Config) -> float:
 
 def write_curves(results: Sequence[PanelCurves], path: Path) -> Path:
     """A line for every panel, curve, seed and round."""
-    columns = ("panel", "line", "seed", "round", "accuracy", "test_loss", "train_loss", "passes")
+    columns = ("panel", "line", "seed", "round", "accuracy", "test_loss", "train_loss", "passes", "uploaded")
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
@@ -112,7 +115,8 @@ def write_curves(results: Sequence[PanelCurves], path: Path) -> Path:
                         values = [a[row, t] for a in (curves.accuracy, curves.loss, curves.train_loss)]
                         if not all(map(math.isnan, values)):
                             passes = "" if math.isnan(curves.passes) else f"{curves.passes * (t + 1):.6g}"
-                            writer.writerow([result.panel.key, key, seed, t + 1, *map(_plain, values), passes])
+                            sent = f"{curves.uploaded[row, t]:.0f}"
+                            writer.writerow([result.panel.key, key, seed, t + 1, *map(_plain, values), passes, sent])
     return path
 
 
@@ -148,6 +152,7 @@ def _curves(line: Line, jobs: Sequence[Job]) -> Curves:
         accuracy=stack([[_accuracy(record) for record in run] for run in records], rounds),
         loss=stack([[record.loss for record in run] for run in records], rounds),
         train_loss=stack([[record.train_loss for record in run] for run in records], rounds),
+        uploaded=stack([list(accumulate(record.bytes_up for record in run)) for run in records], rounds),
         failures=tuple((job.directory.summary() or {}).get("failure") for job in jobs),
         passes=passes_per_round(line.config),
         trajectories=tuple(tuple(read_trajectory(job.folder / TRAJECTORY_FILE)) for job in jobs),

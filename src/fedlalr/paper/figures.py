@@ -1,4 +1,4 @@
-"""Every figure of the paper: its files, and the verdicts it allows."""
+"""Every figure of the paper and our own: its files, and the verdicts it allows."""
 
 from __future__ import annotations
 
@@ -14,20 +14,27 @@ from fedlalr.config.jobs import Job
 from fedlalr.federation.rundir import versions
 from fedlalr.paper import claims, claims_measured, heterogeneity, plots, speedup, speedup_figure
 from fedlalr.paper.curves import PanelCurves, collect, over, write_curves, write_trajectories
+from fedlalr.paper.measures import summary
+from fedlalr.paper.open_choices import choices, variants
 from fedlalr.paper.plans import PLANS, Plan, Request
 from fedlalr.paper.style import save
 from fedlalr.paper.verdicts import Claim
 from fedlalr.training.machine import hardware
 
-FIGURES = ("heterogeneity", "cifar", "shakespeare", "interval", "trajectory", "scalability", "speedup")
+FIGURES = (
+    "heterogeneity", "cifar", "shakespeare", "interval", "trajectory", "scalability", "choices", "variants", "speedup"
+)  # fmt: skip
 """In the order in which `all` makes them."""
 
+_PLAN: dict[str, Callable[[Request], Plan]] = {**PLANS, "choices": choices, "variants": variants}
 _DRAW: dict[str, Callable[[Sequence[PanelCurves], Sequence[str]], Figure]] = {
     "cifar": plots.accuracy_figure,
     "shakespeare": plots.shakespeare_figure,
     "scalability": plots.scalability_figure,
     "interval": plots.interval_figure,
     "trajectory": plots.trajectory_figure,
+    "choices": plots.choices_figure,
+    "variants": plots.variants_figure,
 }
 _JUDGE: dict[str, Callable[[Sequence[PanelCurves]], list[Claim]]] = {
     "cifar": claims.cifar_claims,
@@ -47,11 +54,13 @@ class Drawn:
     claims: tuple[Claim, ...]
     notes: tuple[str, ...]
     runs: tuple[dict[str, Any], ...] = ()
+    table: tuple[tuple[str, ...], ...] = ()
+    """The curves in numbers, of a figure that no claim is about; see `measures.summary`."""
 
 
 def plan_of(figure: str, request: Request) -> Plan | None:
     """The runs of a figure; None for those that train nothing."""
-    return PLANS[figure](request) if figure in PLANS else None
+    return _PLAN[figure](request) if figure in _PLAN else None
 
 
 def draw_runs(plan: Plan, folder: Path, runs: Path, seeds: int) -> Drawn:
@@ -59,8 +68,10 @@ def draw_runs(plan: Plan, folder: Path, runs: Path, seeds: int) -> Drawn:
     jobs = plan.jobs(runs, seeds)
     ready = [job for job in jobs if over(job)]
     results = collect(plan, ready, runs, seeds)
+    claimed = plan.figure in _JUDGE
+    judged = tuple(_JUDGE[plan.figure](results)) if claimed else ()
     if not results:
-        return Drawn(plan.figure, (), tuple(_JUDGE[plan.figure](results)), plan.notes)
+        return Drawn(plan.figure, (), judged, plan.notes)
     pictures = save(lambda: _DRAW[plan.figure](results, plan.notes), folder / plan.figure)
     table = folder / f"{plan.figure}.csv"
     if plan.figure == "trajectory":
@@ -68,7 +79,8 @@ def draw_runs(plan: Plan, folder: Path, runs: Path, seeds: int) -> Drawn:
     else:
         write_curves(results, table)
     facts = tuple(_facts(job, runs, job in ready) for job in jobs)
-    return Drawn(plan.figure, (*pictures, table), tuple(_JUDGE[plan.figure](results)), plan.notes, facts)
+    numbers = () if claimed else tuple(summary(results))
+    return Drawn(plan.figure, (*pictures, table), judged, plan.notes, facts, numbers)
 
 
 def draw_heterogeneity(request: Request, folder: Path, seeds: int) -> Drawn:

@@ -5,12 +5,12 @@ A run that broke off counts as accuracy 0 and an infinite loss from there on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from fedlalr.paper.curves import Array, Curves
+from fedlalr.paper.curves import Array, Curves, PanelCurves
 from fedlalr.report.statistics import Interval, paired_difference
 
 Measure = Callable[[Curves], Array]
@@ -60,6 +60,34 @@ def roughness(curves: Curves) -> Array:
     """The sum of all falls from one round to the next."""
     falls: Array = np.maximum(0, -np.diff(_accuracy(curves), axis=1)).sum(axis=1)
     return falls
+
+
+SUMMARY = ("", "", "early accuracy", "final accuracy", "largest fall, points", "MB sent", "seeds")
+"""The heading of `summary`."""
+
+
+def summary(results: Sequence[PanelCurves]) -> list[tuple[str, ...]]:
+    """What is compared with what, in numbers: a row for every curve, means over its seeds."""
+    rows: list[tuple[str, ...]] = []
+    for result in results:
+        for curves in result.lines.values():
+            early, final, drop = (
+                float(measure(curves).mean()) * 100 for measure in (early_accuracy, final_accuracy, largest_drop)
+            )
+            sent = float(np.nanmax(curves.uploaded, axis=1).mean()) / 1e6
+            seeds = ", ".join(map(str, curves.seeds))
+            rows.append(
+                (
+                    result.panel.short,
+                    curves.label,
+                    f"{early:.1f} %",
+                    f"{final:.1f} %",
+                    f"{drop:.1f}",
+                    f"{sent:.3g}",
+                    seeds,
+                )
+            )
+    return rows
 
 
 @dataclass(frozen=True)

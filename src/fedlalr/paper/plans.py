@@ -82,14 +82,15 @@ class Plan:
     notes: tuple[str, ...] = ()
 
     def jobs(self, folder: Path, seeds: int, methods: Collection[str] = METHODS) -> list[Job]:
-        """Every run, seed by seed, so that a grid that is broken off has whole seeds."""
-        return [
+        """Every run once, seed by seed, so that a grid that is broken off has whole seeds."""
+        every = (
             line.job(folder / panel.key, seed)
             for seed in range(seeds)
             for panel in self.panels
             for line in panel.lines
             if line.config.algorithm.name in methods
-        ]
+        )
+        return list({job.folder: job for job in every}.values())
 
 
 @dataclass(frozen=True)
@@ -145,11 +146,11 @@ def cifar(request: Request) -> Plan:
     """Six methods at two degrees of heterogeneity."""
     settings, notes = request.settings(CIFAR)
     panels = [
-        _six(request, _with_alpha(setting, alpha), f"Dirichlet {alpha:g}")
+        _six(request, with_alpha(setting, alpha), f"Dirichlet {alpha:g}")
         for setting in settings
         for alpha in (0.6, 0.3)
     ]
-    return Plan("cifar", tuple(panels), (*request.scope, *_described(settings), *notes))
+    return Plan("cifar", tuple(panels), (*request.scope, *described(settings), *notes))
 
 
 def shakespeare(request: Request) -> Plan:
@@ -160,24 +161,24 @@ def shakespeare(request: Request) -> Plan:
         panels.append(_six(request, setting, "non-IID"))
         pooled = Setting(setting.data, setting.changed(partition={"scheme": "iid"}))
         panels.append(_six(request, pooled, "IID"))
-    return Plan("shakespeare", tuple(panels), (*request.scope, *_described(settings), *notes))
+    return Plan("shakespeare", tuple(panels), (*request.scope, *described(settings), *notes))
 
 
 def scalability(request: Request) -> Plan:
     """Six methods with half and with one and a half times the usual cohort; FedLALR with the usual one, too."""
     settings, notes = request.settings(CIFAR)
     panels = []
-    for setting in (_with_alpha(setting, 0.6) for setting in settings):
+    for setting in (with_alpha(setting, 0.6) for setting in settings):
         usual = setting.config.clients_per_round or _population(setting.config)
         for share, longer in ((0.5, 2.0), (1.5, 0.8)):
             config = setting.changed(
                 clients_per_round=max(1, round(usual * share)), rounds=max(1, round(setting.config.rounds * longer))
             )
             panels.append(_six(request, Setting(setting.data, config), f"{config.clients_per_round} clients"))
-        panels.append(_panel(setting, f"{usual} clients", [_method(setting.config, "fedlalr")]))
+        panels.append(panel_of(setting, f"{usual} clients", [method_line(setting.config, "fedlalr")]))
     passes = "The largest cohort passes 1.2 times as often over the data as the others, as in the paper (300 and 250)."
-    described = _described(settings, "cohort", "rounds")
-    return Plan("scalability", tuple(panels), (*request.scope, *described, passes, *notes))
+    sizes = described(settings, "cohort", "rounds")
+    return Plan("scalability", tuple(panels), (*request.scope, *sizes, passes, *notes))
 
 
 def interval(request: Request) -> Plan:
@@ -189,21 +190,21 @@ def interval(request: Request) -> Plan:
         "log-4-2": {"start": 4, "base": 2.0},
     }
     panels = []
-    for setting in (_with_alpha(setting, 0.6) for setting in settings):
+    for setting in (with_alpha(setting, 0.6) for setting in settings):
         lines = [Line(key, INTERVALS[key], setting.changed(local=local[key])) for key in INTERVALS]
-        panels.append(_panel(setting, "Dirichlet 0.6", lines))
-    return Plan("interval", tuple(panels), (*request.scope, *_described(settings, "local"), *notes))
+        panels.append(panel_of(setting, "Dirichlet 0.6", lines))
+    return Plan("interval", tuple(panels), (*request.scope, *described(settings, "local"), *notes))
 
 
 def trajectory(request: Request) -> Plan:
     """FedLALR with two clients followed in four rounds."""
     settings, notes = request.settings(CIFAR[:1], small=("clients_per_round=4", "local.steps=20"))
     panels = []
-    for setting in (_with_alpha(setting, 0.6) for setting in settings):
+    for setting in (with_alpha(setting, 0.6) for setting in settings):
         rounds = sorted({1 + 3 * part * setting.config.rounds // 10 for part in range(4)})
         config = setting.changed(trajectory={"clients": [0, 1], "rounds": rounds})
-        panels.append(_panel(setting, "Dirichlet 0.6", [Line("fedlalr-trajectory", "FedLALR", config)]))
-    return Plan("trajectory", tuple(panels), (*request.scope, *_described(settings, "test"), *notes))
+        panels.append(panel_of(setting, "Dirichlet 0.6", [Line("fedlalr-trajectory", "FedLALR", config)]))
+    return Plan("trajectory", tuple(panels), (*request.scope, *described(settings, "test"), *notes))
 
 
 PLANS = {
@@ -217,15 +218,15 @@ PLANS = {
 
 def _six(request: Request, setting: Setting, short: str) -> Panel:
     """All methods as printed, and what is to be shown beside them."""
-    lines = [_method(setting.config, method) for method in METHODS]
-    return _panel(setting, short, [*lines, *(one.line(setting.config) for one in request.beside)])
+    lines = [method_line(setting.config, method) for method in METHODS]
+    return panel_of(setting, short, [*lines, *(one.line(setting.config) for one in request.beside)])
 
 
-def _method(config: Config, method: str) -> Line:
+def method_line(config: Config, method: str) -> Line:
     return Line(method, name_of(method), with_method(config, method))
 
 
-def _panel(setting: Setting, short: str, lines: Sequence[Line]) -> Panel:
+def panel_of(setting: Setting, short: str, lines: Sequence[Line]) -> Panel:
     partition, cohort = setting.config.partition, setting.config.clients_per_round
     alpha = f"{partition.alpha:g}" if partition.scheme.startswith("dirichlet") else ""
     population = _population(setting.config)
@@ -233,7 +234,7 @@ def _panel(setting: Setting, short: str, lines: Sequence[Line]) -> Panel:
     return Panel(key, f"{setting.title}, {short}", tuple(lines), setting.title, short)
 
 
-def _with_alpha(setting: Setting, alpha: float) -> Setting:
+def with_alpha(setting: Setting, alpha: float) -> Setting:
     return Setting(setting.data, setting.changed(partition={"alpha": alpha}), setting.stands_for)
 
 
@@ -242,7 +243,7 @@ def _population(config: Config) -> int:
     return config.partition.clients
 
 
-def _described(settings: Sequence[Setting], *left_out: str) -> list[str]:
+def described(settings: Sequence[Setting], *left_out: str) -> list[str]:
     """The size of each problem in a sentence, without what the figure varies or does not show."""
     sentences = []
     for setting in settings:
@@ -258,7 +259,7 @@ def _described(settings: Sequence[Setting], *left_out: str) -> list[str]:
         norm = "; BatchNorm statistics averaged" if config.buffers == "average" else "; BatchNorm statistics taken anew"
         sentences.append(
             f"{setting.title}: {', '.join(fact for name, fact in facts.items() if name not in left_out)}"
-            f"{norm if config.model.name == 'convmixer' else ''}"
+            f"{norm if config.model.name == 'convmixer' and 'norm' not in left_out else ''}"
             f"{held_out if config.data.validation and 'test' not in left_out else ''}."
         )
     return sentences

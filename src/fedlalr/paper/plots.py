@@ -114,6 +114,43 @@ def interval_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Fig
     return _with_notes(figure, results, notes)
 
 
+def choices_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Figure:
+    """Test accuracy against rounds with one thing done in two ways, two panels in a row."""
+    rows = -(-len(results) // 2)
+    figure = _figure(1.55 * rows + 0.5)
+    panels = figure.subplots(rows, 2, squeeze=False, sharey=True)
+    for axes, result in zip(panels.flat, results, strict=False):
+        axes.set_title(result.panel.short)
+        _draw_lines(axes, result, _looks_in_order(result), lambda curves: curves.accuracy)
+        _legend_inside(axes, result)
+    for axes in panels.flat[len(results) :]:
+        axes.set_visible(False)
+    _label(panels, "round", "test accuracy")
+    return _with_notes(figure, results, notes)
+
+
+def variants_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Figure:
+    """Test accuracy of FedLALR's variants against rounds and against what the clients have sent."""
+    figure = _figure(1.7 * len(results) + 0.9)
+    panels = figure.subplots(max(1, len(results)), 2, squeeze=False, sharey=True)
+    for row, result in zip(panels, results, strict=True):
+        looks = _looks_in_order(result)
+        most = max((float(np.nanmax(curves.uploaded)) for curves in result.lines.values()), default=0.0)
+        name, unit = ("GB", 1e9) if most > 1e9 else ("MB", 1e6)
+        _draw_lines(row[0], result, looks, lambda curves: curves.accuracy)
+        for key, curves in result.lines.items():
+            _draw_curve(row[1], curves, curves.accuracy, looks[key], curves.uploaded.mean(axis=0) / unit)
+        row[0].yaxis.set_major_formatter(_percent)
+        row[0].set_title(result.panel.title.partition(",")[0])
+        row[0].set_xlabel("round")
+        row[1].set_xlabel(f"{name} sent by the clients")
+        row[1].set_xlim(left=0)
+        row[0].set_ylabel("test accuracy")
+    lines = results[0].panel.lines if results else ()
+    _legend(figure, _looks_in_order(results[0]), [line.label for line in lines], "momentum, second moment")
+    return _with_notes(figure, results, notes)
+
+
 def trajectory_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Figure:
     """‖v̂‖² and the effective rates of the followed clients over the local steps of a few rounds, for the first seed."""
     recorded = [(result, c) for result in results for c in result.lines.values() if any(c.trajectories)]
@@ -144,6 +181,22 @@ def trajectory_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> F
     )
     seed = f"Seed {recorded[0][1].seeds[0]}." if recorded else "No run yet."
     return add_notes(figure, [*notes, band, seed])
+
+
+def _looks_in_order(result: PanelCurves) -> dict[str, Look]:
+    """The first line as FedLALR is drawn, the others in the order in which they are told apart."""
+    return {
+        line.key: {"color": COLOURS[i], "linestyle": DASHES[i], "linewidth": 1.3 if i == 0 else 1.1}
+        for i, line in enumerate(result.panel.lines)
+    }
+
+
+def _legend_inside(axes: Axes, result: PanelCurves) -> None:
+    """Name the lines of a panel within it."""
+    axes.yaxis.set_major_formatter(_percent)
+    looks = _looks_in_order(result)
+    handles = [Line2D([], [], label=line.label, **looks[line.key]) for line in result.panel.lines]
+    axes.legend(handles=handles, loc="lower right", frameon=False, fontsize=6.5, handlelength=1.8)
 
 
 def _figure(height: float) -> Figure:

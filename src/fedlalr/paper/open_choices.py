@@ -1,0 +1,96 @@
+"""What the paper leaves open, and the variants it names, each with FedLALR on CIFAR-10 at 0.6."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedlalr.paper.plans import Beside, Line, Panel, Plan, Request, described, method_line, panel_of, with_alpha
+from fedlalr.paper.settings import Setting
+
+AS_IT_IS = "fedlalr"
+"""The key of FedLALR's run in the figure of six methods, which these figures use again."""
+GROWING = {"start": 3, "base": 4.0}
+
+
+def choices(request: Request) -> Plan:
+    """One panel for each choice: statistics and kind of normalisation, clipping, the unit of K_t, and weights."""
+    # epochs of clients with many images would take longer than everything else
+    settings, notes = request.settings(("cifar10",), small=("partition.clients=200", "rounds=12"))
+    panels = [panel for setting in settings for panel in _panels(with_alpha(setting, 0.6))]
+    return Plan("choices", tuple(panels), (*request.scope, *described(settings, "local", "norm"), *notes))
+
+
+def variants(request: Request) -> Plan:
+    """Momentum averaged or restarted, second moments by their mean or by their maximum."""
+    settings, notes = request.settings(("cifar10",))
+    panels = []
+    for setting in (with_alpha(setting, 0.6) for setting in settings):
+        restart, largest = ("momentum", "restart"), ("second_moment", "max")
+        lines = [
+            Line(AS_IT_IS, "average, mean", method_line(setting.config, "fedlalr").config),
+            *(
+                Line(Beside("fedlalr", changed).key, label, Beside("fedlalr", changed).line(setting.config).config)
+                for changed, label in (
+                    ((restart,), "restart, mean"),
+                    ((largest,), "average, max"),
+                    ((restart, largest), "restart, max"),
+                )
+            ),
+        ]
+        panels.append(panel_of(setting, "momentum, second moment", lines))
+    return Plan("variants", tuple(panels), (*request.scope, *described(settings), *notes))
+
+
+def _panels(setting: Setting) -> list[Panel]:
+    normalised = setting.config.model.name == "convmixer"  # digits have a perceptron
+    uneven = Setting(setting.data, setting.changed(partition={"scheme": "dirichlet-classes"}), setting.stands_for)
+    return [
+        *(
+            [
+                panel_of(
+                    setting,
+                    "statistics of BatchNorm",
+                    [
+                        _line(setting, AS_IT_IS, "averaged"),
+                        _line(setting, "fedlalr-recalibrated", "taken anew", buffers="recalibrate"),
+                    ],
+                ),
+                panel_of(
+                    setting,
+                    "normalisation",
+                    [
+                        _line(setting, AS_IT_IS, "BatchNorm"),
+                        _line(setting, "fedlalr-group-norm", "GroupNorm", model={"norm": "group"}),
+                    ],
+                ),
+            ]
+            if normalised
+            else []
+        ),
+        panel_of(
+            setting,
+            "clipping of gradients",
+            [_line(setting, AS_IT_IS, "none"), _line(setting, "fedlalr-clipped", "norm 10", clip_norm=10.0)],
+        ),
+        panel_of(
+            setting,
+            "3 + ⌊log₄ t⌋ local",
+            [
+                _line(setting, "log-3-4", "steps", local=GROWING),
+                _line(setting, "log-3-4-epochs", "epochs", local={**GROWING, "unit": "epochs"}),
+            ],
+        ),
+        panel_of(
+            uneven,
+            "weights, sizes uneven",
+            [
+                _line(uneven, AS_IT_IS, "uniform"),
+                _line(uneven, "fedlalr-by-samples", "by samples", weighting="samples"),
+            ],
+        ),
+    ]
+
+
+def _line(setting: Setting, key: str, label: str, **changes: Any) -> Line:
+    changed = Setting(setting.data, setting.changed(**changes), setting.stands_for)
+    return Line(key, label, method_line(changed.config, "fedlalr").config)

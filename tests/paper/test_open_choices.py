@@ -1,0 +1,97 @@
+"""What the paper leaves open and FedLALR's variants: which runs, shared with other figures, drawn and in numbers."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedlalr.config import load
+from fedlalr.paper.measures import SUMMARY, summary
+from fedlalr.paper.open_choices import choices, variants
+from fedlalr.paper.plans import PLANS, Panel, Request
+from fedlalr.paper.plots import choices_figure, variants_figure
+from paper.synthetic_curves import ROUNDS, curves, rising
+from paper.synthetic_curves import panel as panel_of
+
+PAPER = Request("paper", frozenset({"digits", "cifar10"}))
+RUNS = Path("runs")
+
+
+def configs(plan):
+    return {job.folder.parent.name: job.config for job in plan.jobs(RUNS, 1)}
+
+
+def test_each_choice_changes_one_thing_of_the_papers_run():
+    plan = choices(PAPER)
+    assert [panel.short for panel in plan.panels] == [
+        "statistics of BatchNorm", "normalisation", "clipping of gradients", "3 + ⌊log₄ t⌋ local",
+        "weights, sizes uneven",
+    ]  # fmt: skip
+    base = load("cifar10").model_dump()
+    for panel in plan.panels:
+        first, second = (line.config.model_dump() for line in panel.lines)
+        assert sum(first[key] != second[key] for key in first) == 1, panel.short
+    changed = configs(plan)
+    assert changed["fedlalr-recalibrated"].model_dump() == {**base, "buffers": "recalibrate"}
+    assert changed["fedlalr-clipped"].model_dump() == {**base, "clip_norm": 10.0}
+    assert changed["fedlalr-group-norm"].model.options["norm"] == "group"
+    assert changed["log-3-4-epochs"].local.unit == "epochs"
+    assert changed["fedlalr-by-samples"].weighting == "samples"
+    assert changed["fedlalr-by-samples"].partition.scheme == "dirichlet-classes"
+
+
+@pytest.mark.parametrize(("plan", "new"), [(choices, 6), (variants, 3)])
+def test_runs_of_other_figures_are_used_again(plan, new):
+    mine = {job.folder: job for job in plan(PAPER).jobs(RUNS, 1)}
+    others = {job.folder: job for figure in ("cifar", "interval") for job in PLANS[figure](PAPER).jobs(RUNS, 1)}
+    shared = mine.keys() & others.keys()
+    assert len(mine) - len(shared) == new
+    assert all(mine[folder].config.problem() == others[folder].config.problem() for folder in shared)
+
+
+def test_variants_are_the_four_of_momentum_and_second_moment():
+    options = [job.config.algorithm.options for job in variants(PAPER).jobs(RUNS, 1)]
+    assert [(one.get("momentum", "average"), one.get("second_moment", "mean")) for one in options] == [
+        ("average", "mean"), ("restart", "mean"), ("average", "max"), ("restart", "max"),
+    ]  # fmt: skip
+
+
+def test_digits_stand_in_without_what_a_perceptron_lacks():
+    plan = choices(Request("smoke", frozenset({"digits"})))
+    assert [panel.short for panel in plan.panels] == [
+        "clipping of gradients", "3 + ⌊log₄ t⌋ local", "weights, sizes uneven"
+    ]  # fmt: skip
+    assert any("stand in for CIFAR-10" in note for note in plan.notes)
+
+
+def drawn(plan: Panel, *finals: float):
+    lines = {line.key: curves(rising(final), label=line.label) for line, final in zip(plan.lines, finals, strict=False)}
+    result = panel_of(lines)
+    return type(result)(plan, lines)
+
+
+def test_choices_are_drawn_in_panels_that_name_their_lines():
+    results = [drawn(panel, 0.8, 0.7) for panel in choices(PAPER).panels]
+    figure = choices_figure(results, ["A note."])
+    shown = [axes for axes in figure.axes if axes.get_visible()]
+    assert [axes.get_title() for axes in shown] == [result.panel.short for result in results]
+    assert [text.get_text() for text in shown[2].get_legend().get_texts()] == ["none", "norm 10"]
+    assert len(shown[2].get_lines()) == 2
+
+
+def test_variants_are_drawn_against_rounds_and_against_gigabytes():
+    (panel,) = variants(PAPER).panels
+    figure = variants_figure([drawn(panel, 0.8, 0.7, 0.6)], [])
+    rounds, sent = figure.axes
+    assert sent.get_xlabel() == "GB sent by the clients"
+    assert len(rounds.get_lines()) == len(sent.get_lines()) == 3
+    assert sent.get_lines()[0].get_xdata() == pytest.approx(np.arange(1, ROUNDS + 1))
+    assert "1 curve was not run yet." in " ".join(figure.get_supxlabel().split())
+
+
+def test_curves_are_told_in_numbers():
+    (panel,) = variants(PAPER).panels
+    (row,) = summary([drawn(panel, 0.8)])
+    assert len(row) == len(SUMMARY)
+    assert row[:2] == ("momentum, second moment", "average, mean")
+    assert row[3:] == ("79.6 %", "0.0", "40,000.0", "0")
