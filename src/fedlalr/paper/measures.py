@@ -75,18 +75,8 @@ def summary(results: Sequence[PanelCurves]) -> list[tuple[str, ...]]:
                 float(measure(curves).mean()) * 100 for measure in (early_accuracy, final_accuracy, largest_drop)
             )
             sent = float(np.nanmax(curves.uploaded, axis=1).mean()) / 1e6
-            seeds = ", ".join(map(str, curves.seeds))
-            rows.append(
-                (
-                    result.panel.short,
-                    curves.label,
-                    f"{early:.1f} %",
-                    f"{final:.1f} %",
-                    f"{drop:.1f}",
-                    f"{sent:.3g}",
-                    seeds,
-                )
-            )
+            numbers = (f"{early:.1f} %", f"{final:.1f} %", f"{drop:.1f}", f"{sent:,.1f}")
+            rows.append((result.panel.short, curves.label, *numbers, ", ".join(map(str, curves.seeds))))
     return rows
 
 
