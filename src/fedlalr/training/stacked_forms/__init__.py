@@ -1,4 +1,4 @@
-"""The paper's networks written for a stack of clients: the same parameters and results, faster than under vmap.
+"""The paper's networks written for a stack of clients: the same parameters and results, on a GPU faster than vmap.
 
 `stacked_form(module, compute, sample)` gives one where there is one. A form runs either in plain PyTorch, in the
 parameters' own precision, or (asked for bfloat16, on a GPU with Triton) through the kernels of
