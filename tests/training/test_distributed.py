@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedlalr as fl
 from fedlalr.training.distributed import shard
-from fedlalr.training.ranks import Ranks, Spread
+from fedlalr.training.ranks import ProcessRanks, Ranks, Spread
 from training import rank_scenarios as scenarios
 
 TOLERANCE = 1e-12
@@ -187,3 +188,26 @@ def test_rows_of_a_spread_stack_are_found_where_they_lie(counts, data):
 def test_a_wrong_engine_or_option_is_refused(name):
     with pytest.raises(ValueError, match="engine"):
         fl.run(scenarios.make_model(), scenarios.make_clients(), fl.FedAvg(), engine=name)
+
+
+@pytest.mark.gpu
+def test_gpus_exchange_what_a_round_needs_through_nccl() -> None:
+    """One rank is as many as a single GPU can have; it goes through the same calls as several."""
+    device = torch.device("cuda", 0)
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        ranks = ProcessRanks(device)
+        for dtype in (torch.float32, torch.float64, torch.int64, torch.uint8):
+            rows = torch.arange(6, device=device).view(3, 2).to(dtype)
+            assert ranks.gather(rows, [3]).equal(rows)
+            for reduced in (ranks.sum({"x": rows, "m": 2 * rows}), ranks.max({"x": rows, "m": 2 * rows})):
+                assert reduced["x"].equal(rows)
+                assert reduced["m"].equal(2 * rows)
+        model = torch.nn.BatchNorm1d(3).to(device)
+        ranks.prepare(model, {"rounds": 2})
+        assert model.weight.device == device
+        with ranks.watched():
+            assert ranks.first({"x": model.weight})["x"] is model.weight
+            assert ranks.gather_values("here") == ["here"]
+    finally:
+        dist.destroy_process_group()
