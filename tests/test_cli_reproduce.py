@@ -8,9 +8,14 @@ from typer.testing import CliRunner, Result
 
 from fedlalr.cli import app
 from fedlalr.cli.reproduce import folder_name
+from fedlalr.paper.asked import figures_for
+from fedlalr.paper.figures import FIGURES
 
 TINY = ("rounds=2", "partition.clients=12", "clients_per_round=2", "local.steps=2", "engine=reference")
 FOLDER = Path("here") / folder_name("smoke", TINY)
+SHORT = tuple(text for text in TINY if not text.startswith("local"))
+"""For the figure that sets the number of local steps itself."""
+INTERVAL = Path("here") / folder_name("smoke", SHORT)
 
 
 @pytest.fixture(autouse=True)
@@ -25,30 +30,30 @@ def reproduce(figure: str, *arguments: str) -> Result:
 
 
 def test_a_figure_comes_with_its_data_and_verdicts_and_its_runs_are_used_again_or_go_on() -> None:
-    result = reproduce("interval", *TINY)
+    result = reproduce("interval", *SHORT)
     assert result.exit_code == 0, result.output
     assert "Digits stand in for CIFAR-10" in result.stdout
     assert "Claim 4" in result.stdout
     assert "early accuracy or loss: its mean over the first quarter of the rounds" in result.stdout
     assert "3/3" in result.stdout
     for kind in ("png", "svg", "pdf", "csv", "json"):
-        assert (FOLDER / f"interval.{kind}").stat().st_size > 0
-    made = json.loads((FOLDER / "interval.json").read_text())
+        assert (INTERVAL / f"interval.{kind}").stat().st_size > 0
+    made = json.loads((INTERVAL / "interval.json").read_text())
     assert [run["status"] for run in made["runs"]] == ["finished"] * 3
     assert made["command"].startswith("fedlalr")
     assert all("torch" in run["versions"] and run["hardware"] for run in made["runs"])
-    verdicts = (FOLDER / "verdicts.md").read_text()
+    verdicts = (INTERVAL / "verdicts.md").read_text()
     assert "| 4 | Local steps" in verdicts
     assert "Digits stand in for CIFAR-10 and CIFAR-100" in verdicts
     last = " ".join(result.stdout.rpartition("verdicts.md")[2].split())
     assert last.startswith("claim of the paper seeds verdict")
     assert "statements hold" in last
 
-    runs = FOLDER / "runs" / "digits-dirichlet0.6-2of12"
+    runs = INTERVAL / "runs" / "digits-dirichlet0.6-2of12"
     interrupted, untouched = runs / "log-3-4" / "seed-0", runs / "steps-10" / "seed-0" / "metrics.jsonl"
     before, first = untouched.stat().st_mtime_ns, (interrupted / "metrics.jsonl").read_text().splitlines()[0]
     (interrupted / "summary.json").unlink()  # as a run leaves it that is killed
-    assert "2 of 3 runs are there" in reproduce("interval", *TINY).stdout
+    assert "2 of 3 runs are there" in reproduce("interval", *SHORT).stdout
     assert untouched.stat().st_mtime_ns == before
     assert (interrupted / "metrics.jsonl").read_text().splitlines()[0] == first
     assert (interrupted / "summary.json").exists()
@@ -74,7 +79,7 @@ def test_a_failed_run_is_named_the_others_are_drawn_and_the_exit_code_says_so() 
 
 
 def test_an_error_that_is_no_failed_round_is_named_too() -> None:
-    few = [text if not text.startswith("clients_per_round") else "clients_per_round=50" for text in TINY]
+    few = [text if not text.startswith("clients_per_round") else "clients_per_round=50" for text in SHORT]
     result = reproduce("interval", *few)
     assert result.exit_code == 1
     assert "ConfigError" in result.stdout
@@ -82,12 +87,12 @@ def test_an_error_that_is_no_failed_round_is_named_too() -> None:
 
 
 def test_drawing_alone_runs_nothing_and_says_what_is_missing() -> None:
-    result = reproduce("interval", *TINY, "--draw-only")
+    result = reproduce("interval", *SHORT, "--draw-only")
     assert result.exit_code == 0, result.output
     assert "not measured" in result.stdout
     assert "0 of 3 runs are there" in result.stdout
-    assert not (FOLDER / "runs").exists()
-    assert (FOLDER / "interval.png").exists()
+    assert not (INTERVAL / "runs").exists()
+    assert (INTERVAL / "interval.png").exists()
 
 
 def test_the_trajectory_follows_two_clients() -> None:
@@ -143,6 +148,74 @@ def test_what_cannot_be_asked_is_explained(arguments: tuple[str, ...], message: 
     result = reproduce("cifar", *arguments)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("figure", "override", "key"),
+    [
+        ("choices", "buffers=recalibrate", "buffers"),
+        ("choices", "clip_norm=10", "clip_norm"),
+        ("choices", "weighting=samples", "weighting"),
+        ("choices", "model={norm: group}", "model.norm"),
+        ("variants", "methods.fedlalr.momentum=restart", "methods.fedlalr.momentum"),
+        ("heterogeneity", "partition.alpha=5", "partition.alpha"),
+        ("interval", "local.steps=2", "local"),
+        ("cifar", "partition={alpha: 5}", "partition.alpha"),
+        ("cifar", "data=mnist", "data.name"),
+        ("scalability", "clients_per_round=4", "clients_per_round"),
+        ("scalability", "rounds=4", "rounds"),
+        ("trajectory", "trajectory.clients=[3]", "trajectory"),
+        ("shakespeare", "partition=iid", "partition.scheme"),
+        ("all", "partition.alpha=5", "heterogeneity sets partition.alpha"),
+        ("all", "local.epochs=1", "interval sets local"),
+        ("speedup", "rounds=3", "takes no settings"),
+        ("heterogeneity", "rounds=3", "only settings of data, partition, seed"),
+    ],
+)
+def test_a_setting_that_a_figure_sets_or_compares_itself_is_refused(figure: str, override: str, key: str) -> None:
+    result = reproduce(figure, override)
+    assert result.exit_code == 2, result.output
+    assert f"{override!r} cannot be used" in result.stderr
+    assert key in result.stderr
+    assert not Path("here").exists()
+
+
+def test_of_all_figures_those_that_compare_a_setting_are_left_out_when_it_is_given() -> None:
+    every = list(FIGURES)
+    names, sentences = figures_for(every, ["buffers=recalibrate", "clip_norm=10", "methods.fedlalr.momentum=restart"])
+    assert names == [name for name in every if name not in ("choices", "variants")]
+    assert sentences == [
+        "choices is left out with buffers=recalibrate: choices compares runs that differ in buffers.",
+        "variants is left out with methods.fedlalr.momentum=restart: "
+        "variants compares runs that differ in methods.fedlalr.momentum.",
+    ]
+    assert figures_for(every, ["dtype=bfloat16", "engine=stacked"]) == (every, [])
+
+
+@pytest.mark.parametrize(
+    ("figure", "arguments", "message"),
+    [
+        ("choices", ("--methods", "fedavg"), "choices has runs of fedlalr alone"),
+        ("trajectory", ("--methods", "fedlalr,fedavg"), "trajectory has runs of fedlalr alone"),
+        ("heterogeneity", ("--methods", "fedlalr"), "heterogeneity trains no method"),
+        ("interval", ("--beside", "fedadam:lr=0.1"), "interval does not show the methods side by side"),
+    ],
+)
+def test_methods_that_a_figure_does_not_have_are_refused(figure: str, arguments: tuple[str, ...], message: str) -> None:
+    result = reproduce(figure, *arguments)
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+
+
+def test_where_runs_are_computed_is_checked_at_once_and_not_in_the_name_of_the_folder() -> None:
+    for arguments in (("device=cuda:99",), ("device=cpu", "--device", "cuda:99")):
+        result = reproduce("cifar", *arguments)
+        assert result.exit_code == 2, result.output
+        assert "device" in result.stderr
+        assert not Path("here").exists()
+    assert folder_name("paper", ["device=cuda", "dtype=bfloat16", "engine=stacked"]) == "paper,dtype=bfloat16"
+    plain = json.loads(reproduce("heterogeneity", "device=cpu", "engine=reference", "--json").stdout)
+    assert plain["run_dir"] == "here/smoke"
 
 
 def test_an_unknown_figure_is_named_with_the_known_ones() -> None:

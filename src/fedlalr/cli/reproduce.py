@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedlalr.cli.grid_progress import GridProgress
     from fedlalr.config.jobs import Job
     from fedlalr.paper.figures import Drawn
-    from fedlalr.paper.plans import Beside, Plan, Request
+    from fedlalr.paper.plans import Plan, Request
 
 
 class FigureName(StrEnum):
@@ -125,22 +125,25 @@ def reproduce(
     from fedlalr.cli.compare import refuse_algorithm
     from fedlalr.cli.verdict_table import show
     from fedlalr.config.jobs import default_workers
+    from fedlalr.paper.asked import check_beside, check_methods, figures_for, split_device
     from fedlalr.paper.figures import FIGURES, write_provenance
-    from fedlalr.paper.plans import METHODS, Request
+    from fedlalr.paper.plans import Request
     from fedlalr.paper.verdicts import save_verdicts
 
-    changes = tuple(overrides or ())
+    device, changes = split_device(overrides or (), device)
     refuse_algorithm(changes)
-    chosen = check_methods(methods, METHODS)
+    names, left_out = figures_for(list(FIGURES) if figure is FigureName.all else [figure.value], changes)
+    chosen, shown_beside = check_methods(methods, names), check_beside(beside or (), names)
     if not draw_only:
         check_device(device)
-    names = list(FIGURES) if figure is FigureName.all else [figure.value]
     console = progress_console(as_json)
     silent = quiet or (as_json and not console.is_terminal)
     fetching = scale is ScaleName.paper and not (offline or draw_only)
+    for sentence in left_out if not silent else ():
+        console.print(sentence)
     here = find_data(names, fetching, console, silent)
     where = [f"device={device}"] if device != "auto" else []
-    request = Request(scale.value, here, (*changes, *where), tuple(map(parse_beside, beside or ())))
+    request = Request(scale.value, here, (*changes, *where), shown_beside)
     folder = run_dir / folder_name(scale.value, changes)
     made = Making(request, folder, seeds, chosen, jobs or default_workers(), console, silent, draw_only)
 
@@ -247,48 +250,18 @@ def find_data(figures: Sequence[str], fetching: bool, console: Console, quiet: b
     return frozenset(here)
 
 
-def check_methods(given: str | None, known: Sequence[str]) -> Sequence[str]:
-    from fedlalr.config import ConfigError
-    from fedlalr.config.errors import hint, listed
-
-    names = [name.strip() for name in given.split(",")] if given else list(known)
-    for name in names:
-        if name not in known:
-            raise ConfigError(
-                f"the paper has no method {name!r}; choose from {listed(list(known))}.{hint(name, known)}"
-            )
-    return names
-
-
-def parse_beside(text: str) -> Beside:
-    """
-    >>> parse_beside("fedadam:server_lr=0.1,lr=0.03")
-    Beside(method='fedadam', settings=(('server_lr', 0.1), ('lr', 0.03)))
-    """
-    from fedlalr.config import ConfigError
-    from fedlalr.config.overrides import parse_overrides
-    from fedlalr.config.schema import check_method
-    from fedlalr.paper.plans import METHODS, Beside
-
-    method, _, settings = text.partition(":")
-    check_methods(method, METHODS)
-    given = parse_overrides(filter(None, settings.split(",")))
-    if not given:
-        raise ConfigError(f"--beside {text!r} changes nothing; write --beside {method}:lr=0.1")
-    try:
-        check_method(method, given)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(str(error)) from error
-    return Beside(method, tuple(given.items()))
-
-
 def folder_name(scale: str, overrides: Sequence[str]) -> str:
     """A folder of its own for every set of changed settings, so that none overwrites another's runs.
 
-    >>> folder_name("paper", ["buffers=recalibrate"])
+    Where runs are computed is no part of it.
+
+    >>> folder_name("paper", ["buffers=recalibrate", "engine=stacked"])
     'paper,buffers=recalibrate'
     """
-    name = re.sub(r"[^\w.,=+-]+", "_", ",".join([scale, *sorted(overrides)]))
+    from fedlalr.paper.asked import PLACE, key_of
+
+    about = sorted(text for text in overrides if key_of(text) not in PLACE)
+    name = re.sub(r"[^\w.,=+-]+", "_", ",".join([scale, *about]))
     if len(name) > LONGEST_NAME:
         name = f"{scale},{hashlib.sha256(name.encode()).hexdigest()[:16]}"
     return name

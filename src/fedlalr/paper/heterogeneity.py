@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from fedlalr.config import build_population
 from fedlalr.data.heterogeneity import Counts, count_labels, summarise
+from fedlalr.paper.asked import key_of, takes
 from fedlalr.paper.plans import CIFAR, Request
 from fedlalr.paper.style import WIDTH, add_notes
 
@@ -37,7 +38,8 @@ class Dealt:
 def deal(request: Request, seeds: int) -> tuple[list[Dealt], list[str]]:
     """The partitions of 100 clients at both Dirichlet parameters, and notes on data that is not here."""
     settings, notes = request.settings(CIFAR, small=("partition.clients=100", "data.validation=0.0"))
-    notes = [f"Changed: {', '.join(request.changed)}." for _ in request.changed[:1]] + notes
+    changed = [text for text in request.changed if takes("heterogeneity", key_of(text))]
+    notes = [f"Changed: {', '.join(changed)}." for _ in changed[:1]] + notes
     dealt = []
     for setting in settings:
         for alpha in ALPHAS:
