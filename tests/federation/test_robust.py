@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 import fedlalr as fl
 from conftest import make_clients, make_model
 from fedlalr.federation import robust
-from fedlalr.federation.robust import REDUCTIONS, as_reductions
+from fedlalr.federation.robust import REDUCTIONS, as_reductions, change_norms, changes
 
 EVERY = [fl.Mean(), fl.Max(), fl.Median(), fl.Trimmed(0.2), fl.Trimmed(0.45), fl.Bounded(1.0), fl.Bounded(5.0)]
 numbers = st.floats(-1e6, 1e6, width=32)
@@ -169,3 +169,15 @@ def test_a_share_outside_its_range_is_refused(share):
 def test_a_ratio_that_is_not_positive_is_refused():
     with pytest.raises(ValueError, match="the ratio of Bounded must be a finite number above 0"):
         fl.Bounded(0)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-44, 1e-30, 1e-12, 1.0, 1e14, 1e30, 1e38])
+def test_rough_norms_are_right_at_any_scale(scale):
+    values = torch.linspace(-1, 1, 3003).view(3, 1001) * scale
+    rough, exact = change_norms(values, rough=True).double(), values.double().norm(dim=1)
+    assert rough.isfinite().all()
+    assert torch.allclose(rough, exact, rtol=1e-3, atol=0)
+    norms, fell = changes(values, values[0])
+    assert torch.allclose(norms.double(), (values.double() - values[0].double()).norm(dim=1), rtol=1e-3, atol=0)
+    assert fell.tolist() == [False, False, False]
+    assert changes(values[:2], values[2])[1].tolist() == [scale > 0] * 2

@@ -25,6 +25,8 @@ NUMBERS_IN_CACHE = 1 << 16
 """Numbers that are worked on at once where it is memory that takes the time."""
 ALIGNED = 1024
 """Coordinates that are summed together."""
+SAFE_NORMS = (1e-12, 1e15)
+"""Between these a norm in float32 has lost nothing to squares that vanish or overflow."""
 
 
 class SlotReduction(Protocol):
@@ -167,18 +169,22 @@ def pieces(size: int, width: int) -> list[tuple[int, int]]:
     return list(zip(starts, [*starts[1:], size], strict=True))
 
 
-def change_norms(values: Tensor, reference: Tensor | None = None) -> Tensor:
-    """The Euclidean norm of each row's change, in float64: a float32 sum of squares of v̂ would underflow."""
+def change_norms(values: Tensor, reference: Tensor | None = None, *, rough: bool = False) -> Tensor:
+    """The Euclidean norm of each row's change, in float64: a float32 sum of squares of v̂ would underflow.
+
+    Rough ones are right to three digits and cost a CPU a third of the time.
+    """
     if reference is not None and cohort.fits(values, reference):
         return cohort.changes(values, reference)[0]
-    return _joined([_norm(change) for change in _row_changes(values, reference)])
+    norm = _rough_norm if rough else _norm
+    return _joined([norm(change) for change in _row_changes(values, reference)])
 
 
 def changes(values: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
-    """The norms of `change_norms` and which rows are below the reference anywhere, bool `[R]`, in one pass."""
+    """Rough norms of `change_norms` and which rows are below the reference anywhere, bool `[R]`, in one pass."""
     if cohort.fits(values, reference):
         return cohort.changes(values, reference)
-    parts = [(_norm(change), change.amin(1) < 0) for change in _row_changes(values, reference)]
+    parts = [(_rough_norm(change), change.amin(1) < 0) for change in _row_changes(values, reference)]
     return _joined([norms for norms, _ in parts]), _joined([fell for _, fell in parts])
 
 
@@ -191,6 +197,15 @@ def _row_changes(values: Tensor, reference: Tensor | None) -> Iterator[Tensor]:
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _rough_norm(change: Tensor) -> Tensor:
+    """The norm in the numbers' own precision, where their squares can neither vanish nor overflow there."""
+    if change.dtype == torch.float32 and change.device.type == "cpu":
+        norms: Tensor = torch.linalg.vector_norm(change, dim=1)
+        if all(SAFE_NORMS[0] < norm < SAFE_NORMS[1] for norm in norms.tolist()):
+            return norms
+    return _norm(change)
 
 
 def _norm(change: Tensor) -> Tensor:

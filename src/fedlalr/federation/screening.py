@@ -33,6 +33,10 @@ VARIANCE = "running_var"
 """What torch's normalisation layers call the variance that they remember: no average of batches is below zero."""
 
 
+Key = tuple[str, str]
+"""What is measured, and of which slot."""
+
+
 class Rejection(NamedTuple):
     """A client whose reply was left out, and why."""
 
@@ -98,18 +102,17 @@ class Measured(NamedTuple):
         floats = _float_buffers(replies.buffers, buffers)
         if floats is not None:
             values["buffers"] = floats
-        rows: dict[tuple[str, str], Tensor] = {}
+        rows: dict[Key, Tensor] = {}
         for name, value in values.items():
             if name in table.grows:
                 rows["norm", name], rows["fell", name] = changes(value, broadcast[name])
                 rows["scale", name] = change_norms(broadcast[name][None]).expand(count)
             else:
-                rows["norm", name] = change_norms(value, broadcast.get(name))
+                rows["norm", name] = change_norms(value, broadcast.get(name), rough=True)
         variances = [values.flatten(1) for name, values in replies.buffers.items() if name.endswith(VARIANCE)]
         if variances:
             rows["fell", VARIANCE] = torch.cat(variances, 1).amin(1) < 0
-        every = spread.gather(torch.stack(list(rows.values()), dim=1))
-        host: dict[tuple[str, str], list[float]] = dict(zip(rows, every.t().tolist(), strict=True))
+        host = _on_the_host(rows, spread)
         norms = {name: host["norm", name] for name in values}
         return cls(
             finite={name: _finite(norms[name], value, spread) for name, value in values.items()},
@@ -142,6 +145,14 @@ class Measured(NamedTuple):
                     f"the cohort's {scale:.3g}",
                 )
         return found
+
+
+def _on_the_host(rows: Mapping[Key, Tensor], spread: Spread) -> dict[Key, list[float]]:
+    """Measured rows as lists, fetched together from a GPU or other ranks."""
+    if spread.is_whole and all(row.device.type == "cpu" for row in rows.values()):
+        return {key: row.tolist() for key, row in rows.items()}
+    every = spread.gather(torch.stack([row.double() for row in rows.values()], dim=1))
+    return dict(zip(rows, every.t().tolist(), strict=True))
 
 
 def _finite(norms: Sequence[float], values: Tensor, spread: Spread) -> list[bool]:
