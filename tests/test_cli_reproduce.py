@@ -10,6 +10,8 @@ from fedlalr.cli import app
 from fedlalr.cli.reproduce import folder_name
 from fedlalr.paper.asked import figures_for
 from fedlalr.paper.figures import FIGURES
+from fedlalr.paper.speedup import VARIANTS, Scale, measure
+from fedlalr.paper.speedup_results import Speedup
 
 TINY = ("rounds=2", "partition.clients=12", "clients_per_round=2", "local.steps=2", "engine=reference")
 FOLDER = Path("here") / folder_name("smoke", TINY)
@@ -86,13 +88,45 @@ def test_an_error_that_is_no_failed_round_is_named_too() -> None:
     assert "12 clients" in " ".join(result.stdout.split())
 
 
-def test_drawing_alone_runs_nothing_and_says_what_is_missing() -> None:
-    result = reproduce("interval", *SHORT, "--draw-only")
+def test_drawing_alone_runs_nothing_and_without_any_run_there_is_no_picture() -> None:
+    for figure in ("interval", "variants", "speedup"):
+        result = reproduce(figure, *(SHORT if figure != "speedup" else ()), "--draw-only")
+        assert result.exit_code == 3, result.output
+        assert f"{figure}: nothing to draw yet; run it without --draw-only" in result.stdout
+        assert "not measured" in result.stdout or figure == "variants"
+        assert not Path("here").exists()
+
+
+def test_drawing_alone_keeps_what_is_known_of_the_running() -> None:
+    reproduce("variants", *TINY)
+    path = FOLDER / "variants.json"
+    ran = json.loads(path.read_text())
+    assert ran["command"] == ran["drawn"]["command"]
+    assert ran["run_seconds"] == pytest.approx(sum(run["seconds"] for run in ran["runs"]))
+    path.write_text(json.dumps({**ran, "command": "fedlalr first", "hardware": "another machine"}))
+    (FOLDER / "variants.png").unlink()
+    result = reproduce("variants", *TINY, "--draw-only")
     assert result.exit_code == 0, result.output
-    assert "not measured" in result.stdout
-    assert "0 of 3 runs are there" in result.stdout
-    assert not (INTERVAL / "runs").exists()
-    assert (INTERVAL / "interval.png").exists()
+    assert "4 of 4 runs are there" in result.stdout
+    assert (FOLDER / "variants.png").exists()
+    kept = json.loads(path.read_text())
+    assert (kept["command"], kept["hardware"]) == ("fedlalr first", "another machine")
+    assert kept["drawn"] == ran["drawn"]
+    path.unlink()
+    reproduce("variants", *TINY, "--draw-only")
+    unknown = json.loads(path.read_text())
+    assert unknown["command"] is unknown["hardware"] is unknown["versions"] is None
+    assert unknown["drawn"]["hardware"]
+
+
+def test_drawing_the_speed_up_alone_draws_what_was_measured_and_measures_nothing() -> None:
+    folder = Path("here/smoke")
+    scale = Scale(steps=(2**8, 2**10), clients=(1, 2, 4), repeats=2)
+    measured = measure(scale, folder=folder, variants=VARIANTS[:1])
+    result = reproduce("speedup", "--draw-only")
+    assert result.exit_code == 0, result.output
+    assert (folder / "speedup.png").exists()
+    assert Speedup.read(folder) == measured
 
 
 def test_the_trajectory_follows_two_clients() -> None:

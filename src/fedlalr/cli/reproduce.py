@@ -150,14 +150,15 @@ def reproduce(
     drawn: list[Drawn] = []
     for one in made.figures(names):
         drawn.append(one)
-        write_provenance(one, folder, scale.value, command_line())
-        save_verdicts(one.claims, request.verdict_scope, folder)
+        if one.files:
+            write_provenance(one, folder, scale.value, command_line(), draw_only)
+            save_verdicts(one.claims, request.verdict_scope, folder)
     failures = made.broken | {run["run"]: run["failure"] for one in drawn for run in one.runs if run["failure"]}
-    show(drawn, folder, request, seeds, failures, as_json)
-    if not any(one.files for one in drawn):
-        raise typer.Exit(NO_DATA)
+    show(drawn, folder, request, seeds, failures, draw_only, as_json)
     if failures:
         raise typer.Exit(FAILED)
+    if not any(one.files for one in drawn):
+        raise typer.Exit(NO_DATA)
 
 
 class Making:
@@ -217,15 +218,17 @@ class Making:
     def _speedup(self) -> Drawn:
         from rich.progress import Progress
 
-        from fedlalr.paper.figures import draw_speedup
+        from fedlalr.paper.figures import draw_speedup, measure_speedup
         from fedlalr.paper.speedup import SCALES
 
+        if self.draw_only:
+            return draw_speedup(self.folder)
         shown = self.console.is_terminal and not self.quiet
         if not shown and not self.quiet:
             self.console.print("speed-up: measuring on a synthetic problem")
         with Progress(console=self.console, transient=True, disable=not shown) as bar:
             task = bar.add_task("speed-up", total=SCALES[self.request.scale].work)
-            return draw_speedup(
+            return measure_speedup(
                 self.request.scale, self.folder, max(REPEATS, self.seeds), lambda steps: bar.advance(task, steps)
             )
 

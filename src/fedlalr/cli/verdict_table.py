@@ -21,6 +21,7 @@ def show(
     request: Request,
     seeds: int,
     failures: Mapping[str, str],
+    draw_only: bool,
     as_json: bool,
 ) -> None:
     claims = [claim for one in drawn for claim in one.claims]
@@ -41,14 +42,21 @@ def show(
     for run, reason in failures.items():
         console.print(f"failed: {run}: {reason}")
     for one in drawn:
-        told = f"{', '.join(path.name for path in one.files)} in {folder}" if one.files else "no data, no figure"
+        told = f"{', '.join(path.name for path in one.files)} in {folder}" if one.files else why_none(one, draw_only)
         console.print(f"{one.figure}: {told}")
     for one in drawn:
         if one.table:
             show_numbers(one, console)
     if claims:
-        console.print(f"Verdicts: {folder / 'verdicts.md'}")
+        if (folder / "verdicts.md").is_file():
+            console.print(f"Verdicts: {folder / 'verdicts.md'}")
         show_verdicts(claims, console)
+
+
+def why_none(one: Drawn, draw_only: bool) -> str:
+    if one.lacks == "data":
+        return "no data, no figure"
+    return "nothing to draw yet; run it without --draw-only" if draw_only else "no run is there, no figure"
 
 
 def show_numbers(one: Drawn, console: Console) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.figure import Figure
 
@@ -17,6 +17,7 @@ from fedlalr.paper.curves import PanelCurves, collect, over, write_curves, write
 from fedlalr.paper.measures import summary
 from fedlalr.paper.open_choices import choices, variants
 from fedlalr.paper.plans import PLANS, Plan, Request
+from fedlalr.paper.speedup_results import Speedup
 from fedlalr.paper.style import save
 from fedlalr.paper.verdicts import Claim
 from fedlalr.training.machine import hardware
@@ -56,6 +57,8 @@ class Drawn:
     runs: tuple[dict[str, Any], ...] = ()
     table: tuple[tuple[str, ...], ...] = ()
     """The curves in numbers, of a figure that no claim is about; see `measures.summary`."""
+    lacks: Literal["data", "runs"] | None = None
+    """Why there are no files."""
 
 
 def plan_of(figure: str, request: Request) -> Plan | None:
@@ -64,14 +67,14 @@ def plan_of(figure: str, request: Request) -> Plan | None:
 
 
 def draw_runs(plan: Plan, folder: Path, runs: Path, seeds: int) -> Drawn:
-    """Draw and judge what is there of a figure's runs. Without any data there is no picture."""
+    """Draw and judge what is there of a figure's runs. Without any there is no picture."""
     jobs = plan.jobs(runs, seeds)
     ready = [job for job in jobs if over(job)]
     results = collect(plan, ready, runs, seeds)
     claimed = plan.figure in _JUDGE
     judged = tuple(_JUDGE[plan.figure](results)) if claimed else ()
-    if not results:
-        return Drawn(plan.figure, (), judged, plan.notes)
+    if not any(result.lines for result in results):
+        return Drawn(plan.figure, (), judged, plan.notes, lacks="runs" if results else "data")
     pictures = save(lambda: _DRAW[plan.figure](results, plan.notes), folder / plan.figure)
     table = folder / f"{plan.figure}.csv"
     if plan.figure == "trajectory":
@@ -91,37 +94,53 @@ def draw_heterogeneity(request: Request, folder: Path, seeds: int) -> Drawn:
     if dealt:
         files += save(lambda: heterogeneity.label_figure(dealt, notes), folder / "heterogeneity")
         files.append(heterogeneity.write_labels(dealt, folder / "heterogeneity.csv"))
-    return Drawn("heterogeneity", tuple(files), tuple(judged), tuple(notes))
+    return Drawn("heterogeneity", tuple(files), tuple(judged), tuple(notes), lacks=None if dealt else "data")
 
 
-def draw_speedup(scale: str, folder: Path, repeats: int, advance: Callable[[int], None]) -> Drawn:
+def measure_speedup(scale: str, folder: Path, repeats: int, advance: Callable[[int], None]) -> Drawn:
     """Measure the speed-up as far as its file does not have it yet, and draw it."""
-    wanted = speedup.SCALES[scale]
-    result = speedup.measure(replace(wanted, repeats=repeats), folder=folder, advance=advance)
+    speedup.measure(replace(speedup.SCALES[scale], repeats=repeats), folder=folder, advance=advance).write(folder)
+    return draw_speedup(folder)
+
+
+def draw_speedup(folder: Path) -> Drawn:
+    """Draw and judge what was measured of the speed-up."""
+    result = Speedup.read(folder)
+    judged = tuple(claims_measured.speedup_claims(result))
+    if not result.points:
+        return Drawn("speedup", (), judged, (), lacks="runs")
     files = [*result.write(folder), *speedup_figure.draw(result, folder)]
-    notes = tuple(speedup_figure.notes(result))
-    return Drawn("speedup", tuple(files), tuple(claims_measured.speedup_claims(result)), notes)
+    return Drawn("speedup", tuple(files), judged, tuple(speedup_figure.notes(result)))
 
 
-def write_provenance(drawn: Drawn, folder: Path, scale: str, command: str) -> Path:
-    """What a figure was made of: the command, and the runs with their times, engines, hardware and versions.
+def write_provenance(drawn: Drawn, folder: Path, scale: str, command: str, draw_only: bool) -> Path:
+    """What a figure was made of: the command that ran its runs, these with their times, engines, hardware and versions,
+    and by what it was drawn.
 
-    What stands at the top is where the figure was drawn, which need not be where its runs were.
+    Who only draws does not change what is known of the running; what nobody wrote down is null.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{drawn.figure}.json"
+    here = {"command": command, "hardware": hardware("cpu"), "versions": versions()}
     plain = {
         "figure": drawn.figure,
         "scale": scale,
-        "command": command,
+        **(_ran_by(path) if draw_only else here),
+        "drawn": here,
         "notes": drawn.notes,
-        "hardware": hardware("cpu"),
-        "versions": versions(),
-        "seconds": sum(run.get("seconds") or 0.0 for run in drawn.runs),
+        "run_seconds": sum(run.get("seconds") or 0.0 for run in drawn.runs),
         "runs": drawn.runs,
     }
     path.write_text(json.dumps(plain, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return path
+
+
+def _ran_by(path: Path) -> dict[str, Any]:
+    """The command, hardware and versions of the running in a file of `write_provenance`, null where it has none."""
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if "--draw-only" in (known.get("command") or ""):  # a file of an earlier form, which names the drawing there
+        known = {}
+    return {name: known.get(name) for name in ("command", "hardware", "versions")}
 
 
 def _facts(job: Job, runs: Path, ready: bool) -> dict[str, Any]:
