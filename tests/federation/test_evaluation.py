@@ -31,3 +31,34 @@ def test_there_is_no_accuracy_without_classes() -> None:
     module = nn.Linear(3, 1)
     test = torch.randn(5, 3), torch.randn(5, 1)
     assert evaluate(module, test, F.mse_loss).accuracy is None
+
+
+def test_outputs_that_are_not_finite_are_never_right() -> None:
+    module = nn.Linear(3, 2)
+    images = torch.randn(4, 3)
+    images[:2] = torch.nan
+    with torch.no_grad():
+        targets = module(images).argmax(1)
+    assert targets[0] == 0  # the argmax of NaN
+    assert evaluate(module, (images, targets), F.cross_entropy).accuracy == 0.5
+
+
+def test_a_class_that_is_ruled_out_by_minus_infinity_does_not_make_an_answer_wrong() -> None:
+    class Masked(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            outputs = super().forward(inputs)
+            outputs[:, 2] = -torch.inf
+            return outputs
+
+    module, images = Masked(3, 3), torch.randn(4, 3)
+    with torch.no_grad():
+        targets = module(images).argmax(1)
+    assert evaluate(module, (images, targets), F.cross_entropy).accuracy == 1
+
+
+def test_whole_numbers_are_no_classes_for_a_single_output() -> None:
+    def squared(outputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(outputs[:, 0], wanted.float())
+
+    test = torch.randn(5, 3), torch.zeros(5, dtype=torch.int64)
+    assert evaluate(nn.Linear(3, 1), test, squared).accuracy is None

@@ -53,7 +53,8 @@ def evaluate(
                 outputs = forward(batch)
                 tally[0] += loss(outputs, wanted).double() * len(wanted)
             if is_class_target(outputs, wanted):
-                hits = outputs.argmax(1) == wanted
+                # the argmax of NaN is class 0: what is no answer is no right one
+                hits = (outputs.argmax(1) == wanted) & outputs.amax(1).isfinite()
                 tally[1] += hits.flatten(1).float().mean(1).sum() if hits.dim() > 1 else hits.sum()
                 tally[2] += 1
     finally:
@@ -71,10 +72,11 @@ def _run_module(model: nn.Module, batch: Tensor) -> Tensor:
 
 
 def is_class_target(outputs: Tensor, targets: Tensor) -> bool:
-    """Whether targets are class indices for outputs `[B, classes, …]`."""
+    """Whether targets are class indices for outputs `[B, classes, …]` of more than one class."""
     return (
         isinstance(outputs, Tensor)
         and not targets.is_floating_point()
         and outputs.dim() == targets.dim() + 1
+        and outputs.shape[1] > 1
         and outputs.shape[2:] == targets.shape[1:]
     )
