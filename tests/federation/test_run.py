@@ -12,7 +12,9 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 import fedlalr as fl
+from fedlalr.federation.run import RepliesRefused
 from fedlalr.federation.sampling import sample
+from fedlalr.federation.server import too_few
 
 SETTINGS = {"rounds": 3, "local": fl.Epochs(2), "batch_size": 4, "engine": "reference"}
 
@@ -187,13 +189,19 @@ def test_datasets_and_tensors_give_the_same_run(model, clients):
 
 def test_nan_in_the_data_refuses_that_client_and_no_other(model, clients):
     clients[2] = (torch.full_like(clients[2][0], math.nan), clients[2][1])
-    result = fl.run(model, clients, fl.FedLALR(), **SETTINGS)
+    with pytest.warns(RepliesRefused) as told:
+        result = fl.run(model, clients, fl.FedLALR(), **SETTINGS)
+    assert [str(warning.message) for warning in told] == [
+        "round 1 left out the reply of client 2 (x is not finite); result.metrics[0].rejected has all of that round"
+    ]
+    assert told[0].filename == __file__
     assert [(r.clients, [x.client for x in r.rejected]) for r in result.metrics] == [(4, [2])] * 3
     assert "not finite" in result.metrics[0].rejected[0].reason
     others = fl.run(
         model, [c for i, c in enumerate(clients) if i != 2], fl.FedLALR(), **{**SETTINGS, "batch_size": None}
     )
-    with_bad = fl.run(model, clients, fl.FedLALR(), **{**SETTINGS, "batch_size": None})
+    with pytest.warns(RepliesRefused):
+        with_bad = fl.run(model, clients, fl.FedLALR(), **{**SETTINGS, "batch_size": None})
     torch.testing.assert_close(flat(others.state["x"]), flat(with_bad.state["x"]), rtol=1e-12, atol=0)
 
 
@@ -201,6 +209,20 @@ def test_too_few_usable_replies_fail_the_round_and_name_the_clients(model, clien
     clients[2] = (torch.full_like(clients[2][0], math.nan), clients[2][1])
     with pytest.raises(fl.RoundFailed, match=r"round 1: 4 usable replies, 5 wanted.*client 2: x is not finite"):
         fl.run(model, clients, fl.FedLALR(), **SETTINGS, min_clients=5)
+
+
+def test_a_reason_that_many_clients_share_is_given_once(model, clients):
+    def only_by_itself(outputs, targets):
+        if len(targets) > 2:  # the batch that is tried before the run is as small as that
+            raise RuntimeError("too much")
+        return nn.functional.cross_entropy(outputs, targets)
+
+    with pytest.raises(fl.RoundFailed) as failure:
+        fl.run(model, clients, fl.FedLALR(), **{**SETTINGS, "engine": "reference"}, loss=only_by_itself)
+    assert "5 clients (0, 1, 2, 3, 4): RuntimeError: too much" in str(failure.value)
+    assert str(failure.value).count("too much") == 1
+    two_kinds = [fl.Rejection(0, "a"), *[fl.Rejection(client, "b") for client in range(1, 301)], fl.Rejection(301, "a")]
+    assert too_few(1, 0, 1, two_kinds).endswith("client 0: a; 300 clients (1, 2, 3, 4, 5, …): b; client 301: a")
 
 
 def test_an_update_that_is_not_finite_fails_the_round(model, clients):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import fedlalr as fl
+from fedlalr.federation.run import RepliesRefused
 
 PAIR = (torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64))
 
@@ -43,6 +44,14 @@ def run(model=None, clients=None, algorithm=None, **options):
         ({"test": (PAIR[0], torch.tensor([0, 1, -1]))}, "the test set has label -1"),
         ({"test": (PAIR[0], PAIR[1][:2])}, "the test set has 3 inputs but 2 targets"),
         ({"test": (PAIR[0][:0], PAIR[1][:0])}, "the test set is empty"),
+        ({"clients": [(PAIR[0], torch.zeros(3))]}, r"targets are \(2,\) torch.float32.*use targets.long\(\)"),
+        ({"model": nn.Linear(4, 1)}, r"the model has one output, \(2, 1\).*for each class"),
+        (
+            {"model": nn.Linear(4, 1), "clients": [(PAIR[0], torch.zeros(3))], "loss": nn.functional.mse_loss},
+            r"outputs, \(2, 1\) torch.float32, and client 0's targets, \(2,\).*broadcasting.*targets.unsqueeze\(1\)",
+        ),
+        ({"loss": lambda outputs, targets: 1 / 0}, "the loss cannot be computed of .*: ZeroDivisionError"),
+        ({"loss": lambda outputs, targets: outputs.sum(1)}, r"one number.*not \(2,\) torch.float32"),
         ({"device": "gpu"}, "there is no device 'gpu'; use 'auto', 'cpu'"),
         ({"clients": [(torch.zeros(3, 9), PAIR[1])]}, r"the model cannot run on client 0's inputs, \(3, 9\)|\(2, 9\)"),
     ],
@@ -63,6 +72,8 @@ def test_bad_values_are_refused_with_a_sentence(options, message):
         ({"local": 5}, "local must be fl.Steps"),
         ({"clients": {1: PAIR}}, "clients must be a sequence"),
         ({"clients": [PAIR, "two"]}, "client 1 is a str"),
+        ({"clients": [PAIR, (PAIR[0].numpy(), PAIR[1].numpy())]}, r"client 1 is made of NumPy.*torch.from_numpy"),
+        ({"test": (PAIR[0].numpy(), PAIR[1])}, "the test set is made of NumPy.*torch.from_numpy"),
     ],
 )
 def test_wrong_kinds_are_refused_with_a_sentence(options, message):
@@ -100,6 +111,7 @@ def test_a_client_that_raises_is_named_and_the_others_go_on():
             return self.layer(inputs)
 
     bad = (torch.full((3, 4), 99.0), PAIR[1])
-    result = run(model=Picky(), clients=[PAIR, bad, PAIR], engine="reference", rounds=1)
+    with pytest.warns(RepliesRefused, match="client 1"):
+        result = run(model=Picky(), clients=[PAIR, bad, PAIR], engine="reference", rounds=1)
     assert result.metrics[0].rejected == (fl.Rejection(1, "ArithmeticError: cannot stand 99"),)
     assert result.metrics[0].clients == 2

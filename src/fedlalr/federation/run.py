@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from fedlalr.federation.rundir import Journal
 from fedlalr.federation.sampling import sample
 from fedlalr.federation.screening import MAX_NORM_RATIO
 from fedlalr.federation.server import Outcome, Rules, ServerState, play_round
-from fedlalr.federation.validation import check_cohort, check_options, check_problem, check_rounds
+from fedlalr.federation.validation import check_cohort, check_options, check_problem, check_rounds, check_tensors
 from fedlalr.training import Epochs, Interval, Training, create_engine
 from fedlalr.training.distributed import join_ranks
 from fedlalr.training.layout import Layout
@@ -35,6 +36,10 @@ from fedlalr.training.reference import get_buffers, set_buffers
 from fedlalr.training.work import Engine, Loss, Probe
 
 State = dict[str, dict[str, Tensor]]
+
+
+class RepliesRefused(UserWarning):
+    """A client's reply was left out; the run goes on without it."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +130,7 @@ def run(
         checkpoint_every=checkpoint_every,
         seed=seed,
     )
+    check_tensors(clients)
     population = as_clients(clients)
     cohort_size = check_cohort(clients_per_round, len(population), min_clients)
     where = choose_device(device)
@@ -154,6 +160,7 @@ def run(
     engine, ranks = join_ranks(engine, where)
     watching = observers if ranks.is_first else ()
     on_refused = Debugger(training) if debug and ranks.is_first else None
+    told = debug  # of refused replies: once is enough, and the debugger says more
     if not ranks.is_first:
         run_dir, resume = None, False  # the first rank alone reads, writes and shows
     facts = facts_of(training, population, test, {**options, "rules": rules}) if run_dir is not None else {}
@@ -183,6 +190,9 @@ def run(
                     if outcome.traces:
                         observer.on_traces(t, lr, outcome.traces)
                     observer.on_round(record)
+                if record.rejected and not told and ranks.is_first:
+                    warnings.warn(_refusal(record), RepliesRefused, stacklevel=2)
+                    told = True
     result = Result(journal.records, named_state(state, training), trained_model(model, state, training), info)
     for observer in watching:
         observer.on_end(result)
@@ -291,6 +301,15 @@ def private_copy(
     if dtype in (torch.float32, torch.float64):
         return private.to(dtype), None
     return private, dtype
+
+
+def _refusal(record: Record) -> str:
+    client, reason = record.rejected[0]
+    others = f", and {len(record.rejected) - 1} more" if len(record.rejected) > 1 else ""
+    return (
+        f"round {record.round} left out the reply of client {client} ({reason}){others}; "
+        f"result.metrics[{record.round - 1}].rejected has all of that round"
+    )
 
 
 def _probe(observers: Sequence[Observer], round: int) -> Probe | None:

@@ -180,9 +180,26 @@ def _kept(state: ServerState, cohort: Tensor, training: Training) -> Slots:
 
 def too_few(round: int, accepted: int, wanted: int, rejected: Sequence[Rejection]) -> str:
     """Why a round failed, with the clients that were refused."""
-    named = "; ".join(f"client {client}: {reason}" for client, reason in rejected[:10])
-    more = f"; and {len(rejected) - 10} more" if len(rejected) > 10 else ""
-    return f"round {round}: {accepted} usable replies, {wanted} wanted (min_clients). Refused: {named}{more}"
+    refused = list(_grouped(rejected))
+    more = f"; and {len(refused) - 10} more" if len(refused) > 10 else ""
+    return (
+        f"round {round}: {accepted} usable replies, {wanted} wanted (min_clients). "
+        f"Refused: {'; '.join(refused[:10])}{more}"
+    )
+
+
+def _grouped(rejected: Sequence[Rejection]) -> Iterator[str]:
+    """Every refusal, or where three clients or more were refused for one reason, all of them at once."""
+    by_reason: dict[str, list[int]] = {}
+    for client, reason in rejected:
+        by_reason.setdefault(reason, []).append(client)
+    for client, reason in rejected:
+        alike = by_reason[reason]
+        if len(alike) < 3:
+            yield f"client {client}: {reason}"
+        elif client == alike[0]:
+            some = ", ".join(map(str, alike[:5])) + (", …" if len(alike) > 5 else "")
+            yield f"{len(alike)} clients ({some}): {reason}"
 
 
 class Stopwatch:

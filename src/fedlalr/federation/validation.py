@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -83,8 +86,17 @@ def check_rounds(rounds: int, done: int) -> None:
         raise ValueError(f"rounds is {rounds}, but {done} rounds of the run are done; ask for at least {done}")
 
 
+def check_tensors(clients: object) -> None:
+    """Refuse clients of NumPy arrays, and say how they become tensors."""
+    if not isinstance(clients, Sequence):
+        return
+    for i, client in enumerate(clients):
+        if isinstance(client, tuple | list) and any(isinstance(part, np.ndarray) for part in client):
+            raise TypeError(f"client {i} is made of NumPy arrays; make them tensors by torch.from_numpy(array)")
+
+
 def check_problem(training: Training, test: tuple[Samples, Tensor] | None) -> None:
-    """Try the module on one batch without training, and check the labels against its outputs."""
+    """Try module and loss on one batch without training, and check the labels against the module's outputs."""
     if test is not None:
         check_test(test)
     first = torch.arange(min(2, int(training.clients.sizes[0])))
@@ -105,7 +117,25 @@ def check_problem(training: Training, test: tuple[Samples, Tensor] | None) -> No
     finally:
         for module, flag in was_training.items():
             module.training = flag
-    if training.loss is not nn.functional.cross_entropy or not is_class_target(outputs, targets):
+    if training.loss is nn.functional.cross_entropy and isinstance(outputs, Tensor):
+        _check_classes(training, outputs, targets, test)
+    _check_loss(training, outputs, targets)
+
+
+def _check_classes(training: Training, outputs: Tensor, targets: Tensor, test: tuple[Samples, Tensor] | None) -> None:
+    """Refuse what cross-entropy cannot learn from: one class alone, or labels that are no class of the module."""
+    if outputs.dim() > 1 and outputs.shape[1] == 1:
+        raise ValueError(
+            f"the model has one output, {tuple(outputs.shape)}, and the cross-entropy of a single class is always 0; "
+            f"give it an output for each class, or pass another loss, such as "
+            f"loss=torch.nn.functional.binary_cross_entropy_with_logits or mse_loss"
+        )
+    if targets.is_floating_point() and targets.shape == outputs.shape[:1] + outputs.shape[2:]:
+        raise ValueError(
+            f"client 0's targets are {tuple(targets.shape)} {targets.dtype}, but cross-entropy wants class labels as "
+            f"whole numbers; use targets.long(), or another loss such as loss=torch.nn.functional.mse_loss"
+        )
+    if not is_class_target(outputs, targets):
         return
     classes = outputs.shape[1]
     if isinstance(training.clients, Population):
@@ -118,11 +148,42 @@ def check_problem(training: Training, test: tuple[Samples, Tensor] | None) -> No
             )
 
 
+def _check_loss(training: Training, outputs: Any, targets: Tensor) -> None:
+    """Refuse a loss that raises, that is not one number, or that pairs every output with every target."""
+    shapes = f"the model's outputs, {_kind(outputs)}, and client 0's targets, {_kind(targets)}"
+    try:
+        with (
+            torch.no_grad(),
+            torch.autocast(training.device.type, training.compute, enabled=training.compute is not None),
+            warnings.catch_warnings(),
+        ):
+            warnings.filterwarnings("error", "Using a target size")  # torch's word for shapes that it broadcasts
+            loss = training.loss(outputs, targets)
+    except UserWarning as warning:
+        raise ValueError(
+            f"the loss would pair {shapes}, by broadcasting, not one by one; give the targets the shape of the "
+            f"outputs, such as by targets.unsqueeze(1)"
+        ) from warning
+    except Exception as error:
+        raise ValueError(f"the loss cannot be computed of {shapes}: {type(error).__name__}: {error}") from error
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise ValueError(
+            f"the loss must be a tensor with one number, the mean over the batch, not {_kind(loss)}; "
+            f"torch's losses give that with reduction='mean'"
+        )
+
+
+def _kind(value: object) -> str:
+    return f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+
+
 def check_test(test: tuple[Samples, Tensor]) -> None:
     """Refuse a test set that is not pairs of an input and a target."""
     if not isinstance(test, tuple | list) or len(test) != 2:
         raise TypeError(f"test must be a pair (inputs, targets), not {type(test).__name__}")
     inputs, targets = test
+    if isinstance(inputs, np.ndarray) or isinstance(targets, np.ndarray):
+        raise TypeError("the test set is made of NumPy arrays; make them tensors by torch.from_numpy(array)")
     if len(inputs) != len(targets):
         raise ValueError(f"the test set has {len(inputs)} inputs but {len(targets)} targets; they must pair up")
     if len(inputs) == 0:
