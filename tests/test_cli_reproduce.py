@@ -64,11 +64,17 @@ def test_a_figure_comes_with_its_data_and_verdicts_and_its_runs_are_used_again_o
 def test_a_figure_without_claims_prints_its_curves_in_numbers() -> None:
     result = reproduce("variants", *TINY)
     assert result.exit_code == 0, result.output
-    assert "final accuracy" in result.stdout
+    assert "MB up" in result.stdout
+    assert "seed 0" in result.stdout
     assert "restart, max" in result.stdout
     assert "Verdicts" not in result.stdout
     again = json.loads(reproduce("variants", *TINY, "--json").stdout)
-    assert [row[1] for row in again["numbers"]["variants"]][:2] == ["average, mean", "restart, mean"]
+    rows = again["numbers"]["variants"]
+    assert [row["line"] for row in rows][:2] == ["average, mean", "restart, mean"]
+    assert all(0 <= row["final_accuracy"] <= 1 and row["final_accuracy_std"] is None for row in rows)
+    assert all(row["seeds"] == [0] and row["megabytes_up"] > 0 for row in rows)
+    several = reproduce("variants", *TINY, "--seeds", "2").stdout
+    assert "variants, mean ± standard deviation over the seeds" in several
 
 
 def test_a_failed_run_is_named_the_others_are_drawn_and_the_exit_code_says_so() -> None:

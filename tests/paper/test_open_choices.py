@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fedlalr.config import load
-from fedlalr.paper.measures import SUMMARY, summary
+from fedlalr.paper.curves import PanelCurves
+from fedlalr.paper.measures import summary
 from fedlalr.paper.open_choices import choices, variants
 from fedlalr.paper.plans import PLANS, Panel, Request
 from fedlalr.paper.plots import choices_figure, variants_figure
@@ -89,9 +90,19 @@ def test_variants_are_drawn_against_rounds_and_against_gigabytes():
     assert "1 curve was not run yet." in " ".join(figure.get_supxlabel().split())
 
 
-def test_curves_are_told_in_numbers():
+def test_curves_are_told_in_numbers_with_the_spread_of_several_seeds():
     (panel,) = variants(PAPER).panels
-    (row,) = summary([drawn(panel, 0.8)])
-    assert len(row) == len(SUMMARY)
-    assert row[:2] == ("momentum, second moment", "average, mean")
-    assert row[3:] == ("79.6 %", "0.0", "40,000.0", "0")
+    (alone,) = summary([drawn(panel, 0.8)])
+    assert (alone.panel, alone.line, alone.seeds) == ("momentum, second moment", "average, mean", (0,))
+    assert (alone.final_accuracy, alone.final_accuracy_std) == (pytest.approx(0.796, abs=5e-4), None)
+    assert (alone.largest_fall, alone.megabytes_up) == (0, 40_000)
+    several = curves(np.full(ROUNDS, 0.4), np.full(ROUNDS, 0.6), label="average, mean")
+    (both,) = summary([PanelCurves(panel, {"fedlalr": several})])
+    assert both.seeds == (0, 1)
+    assert (both.final_accuracy, both.final_accuracy_std) == (pytest.approx(0.5), pytest.approx(0.02**0.5))
+
+
+def test_a_run_that_broke_off_at_once_has_sent_nothing():
+    (panel,) = variants(PAPER).panels
+    (row,) = summary([PanelCurves(panel, {"fedlalr": curves([], failures=["round 1: not finite"])})])
+    assert (row.final_accuracy, row.megabytes_up) == (0, 0)

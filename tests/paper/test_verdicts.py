@@ -47,6 +47,6 @@ def test_the_page_has_every_claim_its_statements_and_the_rules(tmp_path):
     _, page = save_verdicts([Claim(7, (check(False, "a slope of −1/2"),))], ["Small runs."], tmp_path)
     text = page.read_text(encoding="utf-8")
     assert all(claim in text for claim in CLAIMS.values())
-    assert "| a slope of −1/2 | here | 1 against 2 | 0, 1 | does not hold |" in text
+    assert "| a slope of −1/2 | here | 1 against 2 | seeds 0, 1 | does not hold |" in text
     assert all(definition in text for definition in DEFINITIONS)
     assert "\nSmall runs.\n" in text

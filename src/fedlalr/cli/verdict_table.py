@@ -45,7 +45,7 @@ def show(
         told = f"{', '.join(path.name for path in one.files)} in {folder}" if one.files else why_none(one, draw_only)
         console.print(f"{one.figure}: {told}")
     for one in drawn:
-        if one.table:
+        if one.numbers:
             show_numbers(one, console)
     if claims:
         if (folder / "verdicts.md").is_file():
@@ -64,14 +64,33 @@ def show_numbers(one: Drawn, console: Console) -> None:
     from rich import box
     from rich.table import Table
 
-    from fedlalr.paper.measures import SUMMARY
+    from fedlalr.paper.verdicts import seeds_in_words
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=True, title=one.figure, title_justify="left")
-    for i, heading in enumerate(SUMMARY):
-        table.add_column(heading, justify="left" if i < 2 else "right")
-    for row in one.table:
-        table.add_row(*row)
+    several = any(len(numbers.seeds) > 1 for numbers in one.numbers)
+    title = f"{one.figure}, mean ± standard deviation over the seeds" if several else one.figure
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=True, title=title, title_justify="left")
+    headings = ("compared", "line", "early accuracy, %", "final accuracy, %", "largest fall, points", "MB up", "seeds")
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if 2 <= i <= 5 else "left")
+    for row in one.numbers:
+        table.add_row(
+            row.panel,
+            row.line,
+            points(row.early_accuracy, row.early_accuracy_std),
+            points(row.final_accuracy, row.final_accuracy_std),
+            points(row.largest_fall, row.largest_fall_std),
+            f"{row.megabytes_up:,.1f}",
+            seeds_in_words(row.seeds),
+        )
     console.print(table)
+
+
+def points(share: float, deviation: float | None) -> str:
+    """
+    >>> points(0.7961, None), points(0.7961, 0.012)
+    ('79.6', '79.6 ± 1.2')
+    """
+    return f"{share * 100:.1f}" + ("" if deviation is None else f" ± {deviation * 100:.1f}")
 
 
 def show_claim(claim: Claim, console: Console) -> None:
@@ -126,7 +145,7 @@ def as_plain(
         "run_dir": str(folder),
         "files": {one.figure: [str(path) for path in one.files] for one in drawn},
         "notes": {one.figure: one.notes for one in drawn},
-        "numbers": {one.figure: one.table for one in drawn if one.table},
+        "numbers": {one.figure: [asdict(row) for row in one.numbers] for one in drawn if one.numbers},
         "claims": [{"text": claim.text, "verdict": claim.verdict, **asdict(claim)} for claim in claims],
         "failed": [{"run": run, "reason": reason} for run, reason in failures.items()],
     }

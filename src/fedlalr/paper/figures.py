@@ -14,7 +14,7 @@ from fedlalr.config.jobs import Job
 from fedlalr.federation.rundir import versions
 from fedlalr.paper import claims, claims_measured, heterogeneity, plots, speedup, speedup_figure
 from fedlalr.paper.curves import PanelCurves, collect, over, write_curves, write_trajectories
-from fedlalr.paper.measures import summary
+from fedlalr.paper.measures import Numbers, summary
 from fedlalr.paper.open_choices import choices, variants
 from fedlalr.paper.plans import PLANS, Plan, Request
 from fedlalr.paper.speedup_results import Speedup
@@ -55,8 +55,8 @@ class Drawn:
     claims: tuple[Claim, ...]
     notes: tuple[str, ...]
     runs: tuple[dict[str, Any], ...] = ()
-    table: tuple[tuple[str, ...], ...] = ()
-    """The curves in numbers, of a figure that no claim is about; see `measures.summary`."""
+    numbers: tuple[Numbers, ...] = ()
+    """The curves of a figure that no claim is about."""
     lacks: Literal["data", "runs"] | None = None
     """Why there are no files."""
 

@@ -62,22 +62,43 @@ def roughness(curves: Curves) -> Array:
     return falls
 
 
-SUMMARY = ("", "", "early accuracy", "final accuracy", "largest fall, points", "MB sent", "seeds")
-"""The heading of `summary`."""
+@dataclass(frozen=True)
+class Numbers:
+    """A curve in numbers: means over its seeds, each with the standard deviation of several seeds."""
+
+    panel: str
+    line: str
+    seeds: tuple[int, ...]
+    early_accuracy: float
+    early_accuracy_std: float | None
+    final_accuracy: float
+    final_accuracy_std: float | None
+    largest_fall: float
+    """Of the accuracy below its best so far."""
+    largest_fall_std: float | None
+    megabytes_up: float
+    """What all clients have sent, which hardly depends on the seed."""
 
 
-def summary(results: Sequence[PanelCurves]) -> list[tuple[str, ...]]:
-    """What is compared with what, in numbers: a row for every curve, means over its seeds."""
-    rows: list[tuple[str, ...]] = []
-    for result in results:
-        for curves in result.lines.values():
-            early, final, drop = (
-                float(measure(curves).mean()) * 100 for measure in (early_accuracy, final_accuracy, largest_drop)
-            )
-            sent = float(np.nanmax(curves.uploaded, axis=1).mean()) / 1e6
-            numbers = (f"{early:.1f} %", f"{final:.1f} %", f"{drop:.1f}", f"{sent:,.1f}")
-            rows.append((result.panel.short, curves.label, *numbers, ", ".join(map(str, curves.seeds))))
-    return rows
+def summary(results: Sequence[PanelCurves]) -> list[Numbers]:
+    """What is compared with what, in numbers: an entry for every curve."""
+    return [
+        Numbers(
+            result.panel.short,
+            curves.label,
+            curves.seeds,
+            *_mean_and_deviation(early_accuracy(curves)),
+            *_mean_and_deviation(final_accuracy(curves)),
+            *_mean_and_deviation(largest_drop(curves)),
+            float(np.nan_to_num(curves.uploaded).max(axis=1).mean()) / 1e6,
+        )
+        for result in results
+        for curves in result.lines.values()
+    ]
+
+
+def _mean_and_deviation(values: Array) -> tuple[float, float | None]:
+    return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else None
 
 
 @dataclass(frozen=True)

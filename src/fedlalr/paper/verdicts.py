@@ -124,13 +124,15 @@ def markdown(claims: Sequence[Claim], scope: Sequence[str]) -> str:
 def seeds_in_words(seeds: Sequence[int]) -> str:
     """
     >>> seeds_in_words((0, 1, 2)), seeds_in_words((0, 2)), seeds_in_words((3,)), seeds_in_words(())
-    ('0–2', '0, 2', '3', '–')
+    ('seeds 0–2', 'seeds 0, 2', 'seed 3', '–')
     """
     if not seeds:
         return "–"
+    if len(seeds) == 1:
+        return f"seed {seeds[0]}"
     if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
-        return f"{seeds[0]}–{seeds[-1]}"
-    return ", ".join(map(str, seeds))
+        return f"seeds {seeds[0]}–{seeds[-1]}"
+    return f"seeds {', '.join(map(str, seeds))}"
 
 
 def _as_dict(claim: Claim) -> dict[str, Any]:
