@@ -2,15 +2,18 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 import fedlalr
 from fedlalr import config
 from fedlalr.cli import app
 from fedlalr.cli.progress import duration, fetch_progress, megabytes
+from fedlalr.federation.run import RepliesRefused
 
 SMALL = ("rounds=3", "partition.clients=12", "clients_per_round=3", "local.steps=2", "engine=reference")
 
@@ -82,7 +85,8 @@ def test_a_method_without_settings_in_the_preset_is_announced() -> None:
         (["run", "clients_per_round=500"], 2, "there are only 100 clients"),
         (["run", *SMALL, "algorithm=fedavg", "algorithm.lr=1e30"], 1, "round"),
         (["run", "data.folder=nowhere"], 3, "nowhere does not exist"),
-        (["resume", "nowhere"], 2, "holds no run"),
+        (["resume", "nowhere"], 2, "there is no directory nowhere"),
+        (["resume", "."], 2, ". holds no run: there is no config.yaml in it"),
         (["compare", "algorithm.lr=3"], 2, "methods.NAME.lr"),
         (["compare", "algorithm=fedavg"], 2, "--methods"),
         (["compare", "--methods", "fedavg,fedadm"], 2, "Did you mean 'fedadam'?"),
@@ -126,10 +130,38 @@ def test_an_interrupt_ends_with_130_and_says_how_to_go_on(monkeypatch: pytest.Mo
         result = cli("run", *SMALL, "--run-dir", "here")
     assert result.exit_code == 130
     assert "go on with: fedlalr resume here" in result.stdout
+    assert result.output.count("interrupted") == 1
     result = cli("resume", "here", "--json")
     assert json.loads(result.stdout)["rounds"] == 3
     assert cli("resume", "here", "rounds=5", "-q").exit_code == 0
     assert len(Path("here/metrics.jsonl").read_text().splitlines()) == 5
+
+
+def test_a_run_that_goes_on_counts_all_that_was_sent() -> None:
+    whole = cli("run", *SMALL[1:], "rounds=4", "--run-dir", "whole").stdout
+    cli("run", *SMALL, "--run-dir", "here")
+    resumed = cli("resume", "here", "rounds=4").stdout
+    (expected,) = (line for line in whole.splitlines() if line.startswith("round 4/4"))
+    (line,) = (line for line in resumed.splitlines() if line.startswith("round 4/4"))
+    assert line.split(" MB sent")[0] == expected.split(" MB sent")[0]
+
+
+def test_a_run_that_python_began_goes_on_in_python() -> None:
+    pair = torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64)
+    fedlalr.run(torch.nn.Linear(4, 3), [pair], fedlalr.FedAvg(0.1), rounds=1, run_dir="mine")
+    result = cli("resume", "mine")
+    assert result.exit_code == 2
+    assert "was started from Python" in result.stderr
+    assert "fl.run(…, run_dir='mine', resume=True)" in result.stderr
+
+
+def test_refused_replies_are_told_by_the_progress_and_the_summary_alone() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RepliesRefused)
+        result = cli("run", *SMALL, "max_norm_ratio=1.0", "--run-dir", "here")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    assert "replies refused; written to here" in result.stdout
 
 
 def test_a_directory_with_a_run_is_refused_unless_it_may_be_overwritten() -> None:

@@ -18,14 +18,19 @@ from typer.core import TyperGroup
 FAILED, USAGE, NO_DATA, INTERRUPTED = 1, 2, 3, 130
 
 
+class InterruptTold(KeyboardInterrupt):
+    """An interrupt that a command has already told of."""
+
+
 class Commands(TyperGroup):
     """The commands; turns the library's errors into a message and an exit code, and lets programming errors through."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            complain("interrupted")
+        except KeyboardInterrupt as interrupt:
+            if not isinstance(interrupt, InterruptTold):
+                complain("interrupted")
             raise typer.Exit(INTERRUPTED) from None
         except Exception as error:
             code = exit_code(error)

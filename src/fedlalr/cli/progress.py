@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fedlalr.config import RunDirectory
 from fedlalr.config.jobs import Event, Job
 from fedlalr.federation import Observer, Record, RunInfo
 
@@ -28,10 +29,13 @@ def standard_output() -> Console:
 
 
 class RunProgress(Observer):
-    """Round, accuracy, loss, rate, megabytes sent and time left. Use as a context."""
+    """Round, accuracy, loss, rate, megabytes sent and time left. Use as a context.
 
-    def __init__(self, console: Console, quiet: bool = False) -> None:
-        self.console, self.quiet = console, quiet
+    `folder` is the directory of the run, which knows what was sent before a run that goes on.
+    """
+
+    def __init__(self, console: Console, quiet: bool = False, folder: Path | None = None) -> None:
+        self.console, self.quiet, self.folder = console, quiet, folder
         self.live = console.is_terminal and not quiet
         self.info: RunInfo | None = None
         self.records: list[Record] = []
@@ -67,14 +71,22 @@ class RunProgress(Observer):
             self._progress.start()
 
     def on_round(self, record: Record) -> None:
+        if not self.records:
+            self._sent = self._sent_before(record.round)
         self.records.append(record)
-        self._sent += record.bytes_up + record.bytes_down + record.buffer_bytes_up + record.buffer_bytes_down
+        self._sent += _sent_in(record)
         if self.live:
             self._progress.update(self._progress.task_ids[0], completed=record.round, facts=self._facts(record))
         elif not self.quiet and self._is_due(record.round):
             rounds = self.info.rounds if self.info else record.round
             place = f"round {record.round:>{len(str(rounds))}}/{rounds}"
             self.console.print(f"{place}  {self._facts(record)}  {self._left(record.round)} left")
+
+    def _sent_before(self, round: int) -> int:
+        """What the rounds before one sent, where the run goes on."""
+        if self.folder is None or round == 1 or self.quiet:
+            return 0
+        return sum(_sent_in(record) for record in RunDirectory(self.folder).records() if record.round < round)
 
     def _facts(self, record: Record) -> str:
         accuracy = "" if record.accuracy is None else f"accuracy {record.accuracy:6.1%}  "
@@ -89,6 +101,10 @@ class RunProgress(Observer):
         first, rounds = (self.info.first_round, self.info.rounds) if self.info else (1, round)
         done = round - first + 1
         return duration((time.monotonic() - self._began) / done * (rounds - round))
+
+
+def _sent_in(record: Record) -> int:
+    return record.bytes_up + record.bytes_down + record.buffer_bytes_up + record.buffer_bytes_down
 
 
 @contextmanager

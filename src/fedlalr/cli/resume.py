@@ -39,7 +39,16 @@ def resume(
     from fedlalr.config.loading import CONFIG_FILE
     from fedlalr.training.ranks import process_rank
 
+    if not run_dir.is_dir():
+        raise configuration.ConfigError(
+            f"there is no directory {run_dir}; name that of a run, as `fedlalr run` told it"
+        )
     if not (run_dir / CONFIG_FILE).is_file():
+        if configuration.RunDirectory(run_dir).holds_run:
+            raise configuration.ConfigError(
+                f"the run in {run_dir} was started from Python: there is no {CONFIG_FILE} in it. It goes on with the "
+                f"same call of fl.run(…, run_dir={str(run_dir)!r}, resume=True)"
+            )
         raise configuration.ConfigError(f"{run_dir} holds no run: there is no {CONFIG_FILE} in it")
     config = configuration.load(run_dir, overrides or [])
     if process_rank() > 0:  # under torchrun the first process reads, writes and shows, for all

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedlalr.cli.errors import complain
+from fedlalr.cli.errors import InterruptTold, complain
 from fedlalr.cli.options import (
     Arguments,
     Debug,
@@ -87,12 +88,16 @@ def run_shown(
 ) -> None:
     """Run with progress, then show the summary, also of a run that was interrupted."""
     from fedlalr.cli.progress import RunProgress
+    from fedlalr.federation.run import RepliesRefused
 
+    silent = quiet or (as_json and not console.is_terminal)
     try:
-        with RunProgress(console, quiet or (as_json and not console.is_terminal)) as progress:
+        with warnings.catch_warnings(), RunProgress(console, silent, folder) as progress:
+            warnings.simplefilter("ignore", RepliesRefused)  # progress and summary count them
             execute(progress)
     except KeyboardInterrupt:
-        show(folder, as_json)
+        if show(folder, as_json):
+            raise InterruptTold from None
         raise
     write_page(folder)
     show(folder, as_json)
@@ -120,18 +125,19 @@ def note_defaults(config: Config, console: Console, quiet: bool) -> None:
         console.print(f"{config.name} has no settings of its own for {method}: its defaults hold where you gave none")
 
 
-def show(folder: Path, as_json: bool) -> None:
-    """The outcome of a run, as its directory has it."""
+def show(folder: Path, as_json: bool) -> bool:
+    """The outcome of a run, as its directory has it. Whether people were told that it was interrupted."""
     from fedlalr.cli.progress import standard_output
     from fedlalr.config import RunDirectory
 
     summary = RunDirectory(folder).summary()
     if summary is None:  # interrupted before it began
-        return
+        return False
     if as_json:
         print(json.dumps({**summary, "run_dir": str(folder)}, ensure_ascii=False))
-    else:
-        standard_output().print("\n".join(in_words(summary, folder)))
+        return False
+    standard_output().print("\n".join(in_words(summary, folder)))
+    return bool(summary["status"] == "interrupted")
 
 
 def in_words(summary: dict[str, Any], folder: Path) -> list[str]:
