@@ -80,6 +80,56 @@ def test_settings_can_vary_and_every_combination_is_compared() -> None:
     assert Path("here/partition.alpha=10,partition=dirichlet/fedlalr/seed-0/metrics.jsonl").is_file()
 
 
+def test_the_plan_comes_first_and_every_block_names_its_variation() -> None:
+    grid = ("grid.fedavg={lr: [0.1, 0.5]}", "grid.fedlalr={lr: [1e-3, 1e-2]}")
+    varied = ("--vary", "partition.alpha=0.1,10", "--methods", "fedavg,fedlalr")
+    lines = compare("--grid", "--grid-seeds", "1", "--seeds", "3", *varied, *grid).stdout.splitlines()
+    assert lines[0] == (
+        "20 runs: for each of 2 variations 2 methods × 2 settings × 1 seed to tune, then 2 methods × 3 seeds"
+    )
+    assert lines[1] == "variation 1 of 2: partition.alpha=0.1"
+    assert lines[2].startswith("1/4  partition.alpha=0.1/grid/fedlalr/lr=0.001/seed-1000: accuracy")
+    assert "variation 2 of 2: partition.alpha=10" in lines
+    assert "quickstart (partition.alpha=10): 3 seeds" in Path("here/partition.alpha=10/accuracy.svg").read_text()
+
+
+def test_the_heading_names_changed_settings_of_the_methods_compared() -> None:
+    result = compare("--seeds", "1", "--methods", "fedavg", "methods.fedavg.lr=0.01", "methods.fedlalr.lr=0.5")
+    heading = " ".join(result.stdout.split())
+    assert "methods.fedavg.lr" in heading
+    assert "methods.fedlalr.lr" not in heading
+
+
+def test_runs_of_other_settings_are_not_replaced() -> None:
+    compare("--seeds", "2", "--methods", "fedavg")
+    before = Path("here/fedavg/seed-0/metrics.jsonl").read_bytes()
+    other = compare("--seeds", "1", "--methods", "fedavg,fedlalr", "methods.fedavg.lr=0.25")
+    assert other.exit_code == 2
+    assert "here holds runs of other settings" in other.stderr
+    assert "algorithm.lr was " in other.stderr
+    assert "and is now 0.25" in other.stderr
+    assert "another --run-dir, or delete here" in other.stderr
+    assert Path("here/fedavg/seed-0/metrics.jsonl").read_bytes() == before
+    assert not Path("here/fedlalr").exists()
+    untuned = compare("--grid", "--seeds", "1", "--methods", "fedavg", "methods.fedavg.lr=0.25")
+    assert untuned.exit_code == 2
+    assert not Path("here/grid").exists()
+
+
+def test_a_wider_grid_replaces_what_the_one_before_chose_and_says_so() -> None:
+    def tuned(rates: str) -> Result:
+        return compare(
+            "--grid", "--grid-seeds", "1", "--seeds", "1", "--methods", "fedavg", f"grid.fedavg={{lr: {rates}}}"
+        )
+
+    assert tuned("[1e-6]").exit_code == 0
+    wider = tuned("[1e-6, 0.5]")
+    assert wider.exit_code == 0, wider.output
+    assert "replacing 1 run with rates of an earlier tuning in here" in wider.stdout
+    assert wider.stdout.count("finished before") == 1
+    assert "replacing" not in tuned("[1e-6, 0.5]").stdout
+
+
 @pytest.mark.parametrize(
     ("vary", "why"),
     [

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedlalr.cli.compare_plan import Part, in_words, refuse_others, replacing
 from fedlalr.cli.errors import FAILED
 from fedlalr.cli.options import Arguments, Json, Quiet, fetch_if_needed, progress_console, split_arguments
-from fedlalr.cli.variations import Variation, parse_variations
+from fedlalr.cli.variations import parse_variations
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,7 +62,8 @@ def compare(
 ) -> None:
     """Compare methods on one problem: final accuracy; rounds, megabytes and seconds to a target accuracy.
 
-    Runs lie in [bold]DIR/METHOD/seed-N[/]; finished ones of the same settings are used again. The directory also gets
+    Runs lie in [bold]DIR/METHOD/seed-N[/]; finished ones of the same settings are used again, and a directory with runs
+    of other settings is refused: only rates that an earlier [bold]--grid[/] chose are replaced. The directory also gets
     [bold]table.md[/], [bold]compare.json[/], [bold]accuracy.png[/] and [bold]accuracy.svg[/].
     Settings of one method are changed by `methods.NAME.KEY=VALUE`. With [bold]--vary[/] the same lies in a folder for
     each combination of values, and [bold]table.md[/] and [bold]compare.json[/] above them hold all.
@@ -91,20 +93,25 @@ def compare(
     root = run_dir or Path("runs") / f"compare-{configs[0].name}"
     console = progress_console(as_json)
     silent = quiet or (as_json and not console.is_terminal)
-    workers = jobs or default_workers()
+    parts = [
+        Part(variation, config, names, root / variation.label)
+        for variation, config, names in zip(variations, configs, named, strict=True)
+    ]
+    refuse_others(parts, seeds, grid_seeds if grid else None)
+    shown = Shown(jobs or default_workers(), root, console, silent)
+    shown.tell(in_words(parts, seeds, grid_seeds if grid else None))
 
     results: list[Compared] = []
-    for variation, config, names in zip(variations, configs, named, strict=True):
-        fetch_if_needed(config, console, silent)
-        folder = root / variation.label
-        choices: list[Choice] = []
-        if grid:
-            config, choices = tune(config, names, grid_seeds, folder / "grid", workers, console, silent)
-        comparison, pictures = run_all(config, names, seeds, target or config.target, folder, workers, console, silent)
-        results.append(Compared(variation, comparison, choices, folder, pictures))
+    for i, part in enumerate(parts):
+        if part.variation.settings:
+            shown.tell(f"variation {i + 1} of {len(parts)}: {part.variation.label}")
+        fetch_if_needed(part.config, console, silent)
+        config, choices = tune(part, grid_seeds, shown) if grid else (part.config, [])
+        comparison, pictures = run_all(part, config, seeds, target or config.target, shown)
+        results.append(Compared(part, comparison, choices, pictures))
         results[-1].write()
         if not as_json:
-            show(config, results[-1])
+            show(results[-1])
     if vary:
         write_all(results, root)
     if as_json:
@@ -140,15 +147,31 @@ def check_methods(given: str | None, config: Config) -> list[str]:
     return sorted(dict.fromkeys(names), key=lambda name: (name != "fedlalr", names.index(name)))
 
 
-def tune(
-    config: Config, names: Sequence[str], seeds: int, folder: Path, workers: int, console: Console, silent: bool
-) -> tuple[Config, list[Choice]]:
+@dataclass(frozen=True)
+class Shown:
+    """How runs are made and shown."""
+
+    workers: int
+    root: Path
+    console: Console
+    silent: bool
+
+    def tell(self, text: str) -> None:
+        if not self.silent:
+            self.console.print(text)
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        run_shown(jobs, self.workers, self.root, self.console, self.silent)
+
+
+def tune(part: Part, seeds: int, shown: Shown) -> tuple[Config, list[Choice]]:
     """The configuration with every method's rates set to the best of its grid."""
-    from fedlalr.config.grid import choose, score, trials
+    from fedlalr.config.grid import choose, score
     from fedlalr.config.loading import check
 
-    planned = trials(config, names, seeds, folder)
-    run_shown([job for trial in planned for job in trial.jobs], workers, folder, console, silent)
+    config, names = part.config, part.names
+    planned = part.tuning(seeds)
+    shown.run([job for trial in planned for job in trial.jobs])
     scored: dict[str, list[tuple[dict[str, Any], float]]] = {name: [] for name in names}
     for trial in planned:
         accuracies = [[record.accuracy for record in job.directory.records()] for job in trial.jobs]
@@ -163,38 +186,26 @@ def tune(
 
 
 def run_all(
-    config: Config,
-    names: Sequence[str],
-    seeds: int,
-    target: float | None,
-    folder: Path,
-    workers: int,
-    console: Console,
-    silent: bool,
+    part: Part, config: Config, seeds: int, target: float | None, shown: Shown
 ) -> tuple[Comparison, list[Path]]:
     """Every method with every seed, compared and drawn."""
-    from fedlalr.config import with_method
-    from fedlalr.config.jobs import Job
     from fedlalr.report import compare as compare_runs
     from fedlalr.report.comparison import Curve
     from fedlalr.report.figures import accuracy_figure
 
-    planned = {
-        name: [
-            Job(with_method(config, name, seed=seed), folder / name / f"seed-{seed}")
-            for seed in range(config.seed, config.seed + seeds)
-        ]
-        for name in names
-    }
-    run_shown([job for jobs in planned.values() for job in jobs], workers, folder, console, silent)
+    planned = part.runs(seeds, config)
+    jobs = [job for each in planned.values() for job in each]
+    if others := replacing(jobs, part.folder):
+        shown.tell(others)
+    shown.run(jobs)
     runs = {
         name: [Curve(job.directory.records(), (job.directory.summary() or {}).get("failure")) for job in jobs]
         for name, jobs in planned.items()
     }
     settings = {name: jobs[0].config.algorithm.options for name, jobs in planned.items()}
     comparison = compare_runs(runs, settings, target)
-    title = f"{config.name}: {seeds} seed{'s' if seeds > 1 else ''}" + (", mean and range" if seeds > 1 else "")
-    return comparison, accuracy_figure(runs, folder / "accuracy", title, comparison.target)
+    title = f"{part.title}: {seeds} seed{'s' if seeds > 1 else ''}" + (", mean and range" if seeds > 1 else "")
+    return comparison, accuracy_figure(runs, part.folder / "accuracy", title, comparison.target)
 
 
 def run_shown(jobs: Sequence[Job], workers: int, root: Path, console: Console, silent: bool) -> None:
@@ -210,19 +221,18 @@ def run_shown(jobs: Sequence[Job], workers: int, root: Path, console: Console, s
 class Compared:
     """One comparison with the files it left."""
 
-    variation: Variation
+    part: Part
     comparison: Comparison
     choices: Sequence[Choice]
-    folder: Path
     pictures: Sequence[Path]
 
     def as_plain(self) -> dict[str, Any]:
         """As JSON prints it: with the places of its files."""
-        return self._content() | {"run_dir": str(self.folder), "figures": [str(path) for path in self.pictures]}
+        return self._content() | {"run_dir": str(self.part.folder), "figures": [str(path) for path in self.pictures]}
 
     def write(self) -> None:
-        (self.folder / "table.md").write_text(self.markdown(), encoding="utf-8")
-        _write_json(self._content(), self.folder)
+        (self.part.folder / "table.md").write_text(self.markdown(), encoding="utf-8")
+        _write_json(self._content(), self.part.folder)
 
     def markdown(self) -> str:
         from fedlalr.report.tables import comparison_table
@@ -240,7 +250,8 @@ class Compared:
             }
             for choice in self.choices
         }
-        varied = {"settings": self.variation.settings} if self.variation.settings else {}
+        settings = self.part.variation.settings
+        varied = {"settings": settings} if settings else {}
         return varied | self.comparison.as_dict() | ({"grid": tuned} if tuned else {})
 
 
@@ -250,7 +261,7 @@ def as_plain(results: Sequence[Compared], root: Path) -> dict[str, Any]:
 
 def write_all(results: Sequence[Compared], root: Path) -> None:
     """All variations in one table and one file, above their folders."""
-    tables = "\n".join(f"## {result.variation.label}\n\n{result.markdown()}" for result in results)
+    tables = "\n".join(f"## {result.part.variation.label}\n\n{result.markdown()}" for result in results)
     (root / "table.md").write_text(tables, encoding="utf-8")
     _write_json(as_plain(results, root), root)
 
@@ -260,7 +271,7 @@ def _write_json(content: dict[str, Any], folder: Path) -> None:
     (folder / "compare.json").write_text(text + "\n", encoding="utf-8")
 
 
-def show(config: Config, result: Compared) -> None:
+def show(result: Compared) -> None:
     from rich import box
     from rich.table import Table
 
@@ -278,8 +289,7 @@ def show(config: Config, result: Compared) -> None:
             edge = f" (at the edge of the grid: {', '.join(choice.at_edge)})" if choice.at_edge else ""
             console.print(f"  {choice.method}: {rates}, accuracy {choice.score:.1%}{edge}")
     cells = comparison_table(result.comparison)
-    varied = f" ({result.variation.label})" if result.variation.settings else ""
-    title = f"{config.name}{varied}: {description_of([config])}"
+    title = f"{result.part.title}: {description_of([result.part.config], result.part.names)}"
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
     for i, heading in enumerate(cells.heading):
         table.add_column(heading, justify="left" if i == 0 else "right")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Generator, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager, suppress
@@ -20,6 +21,8 @@ from fedlalr.config.loading import check
 from fedlalr.config.run_dir import RunDirectory, Summary
 from fedlalr.config.schema import Config
 from fedlalr.federation import RoundFailed
+from fedlalr.federation.fingerprint import differences, flat
+from fedlalr.federation.run import RepliesRefused
 from fedlalr.federation.rundir import METRICS_FILE
 from fedlalr.training.machine import usable_cores
 
@@ -73,6 +76,18 @@ def same_problem(config: dict[str, Any], folder: Path) -> bool:
         return RunDirectory(folder).config().problem() == check(config).problem()
     except ConfigError:  # there is none, or one that this version cannot read
         return False
+
+
+def changes(job: Job, ignored: Collection[str] = ()) -> list[str]:
+    """How the run that lies in a job's folder differs from the job; nothing where there is none, or the same one."""
+    if not job.directory.holds_run:
+        return []
+    try:
+        before = job.directory.config().problem()
+    except ConfigError:
+        return ["is a run whose settings cannot be read"]
+    tables = (flat(before), flat(check(job.config.model_dump()).problem()))
+    return differences(*({key: value for key, value in table.items() if key not in ignored} for table in tables))
 
 
 def run_jobs(
@@ -198,7 +213,8 @@ def _settle(arrivals: Synchronized[int], workers: int) -> None:
 def _work(config: dict[str, Any], folder: str) -> None:
     """Go on with the run in the folder if it is the same one, else start it anew."""
     resume = same_problem(config, Path(folder)) and RunDirectory(folder).holds_run
-    with suppress(RoundFailed):  # the summary says why
+    with suppress(RoundFailed), warnings.catch_warnings():  # the summary says why, and counts refused replies
+        warnings.simplefilter("ignore", RepliesRefused)
         execute(check(config), folder, resume=resume, overwrite=not resume)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
 
-from fedlalr.config import Config, ConfigError, load, presets
+from fedlalr.config import Config, ConfigError, load, presets, with_method
 from fedlalr.config.overrides import SHORT
 from fedlalr.config.yaml_file import parse
 
@@ -38,29 +38,37 @@ def command_for(config: Config) -> str | None:
     return shlex.join(["fedlalr", "run", config.name, *overrides])
 
 
-def description_of(configs: Iterable[Config]) -> str:
+def description_of(configs: Iterable[Config], methods: Sequence[str] = ()) -> str:
     """What runs are about: their descriptions, and how far they are from the presets that these were written for.
+
+    With `methods`, what each of these has in its table counts too.
 
     >>> description_of([load("quickstart", ["algorithm=fedavg", "rounds=5"]), load("quickstart", ["seed=1"])])
     'digits on 100 clients in seconds, no download; changed: rounds=5'
     >>> description_of([load("quickstart", ["partition=shards"])])
     'digits on 100 clients in seconds, no download; changed: partition.scheme=shards'
+    >>> description_of([load("quickstart", ["methods.fedavg.lr=0.01"])], ["fedavg"])
+    'digits on 100 clients in seconds, no download; changed: methods.fedavg.lr=0.01'
     """
     changed: dict[str, dict[str, None]] = {}
     for config in configs:
-        changed.setdefault(config.description, {}).update(dict.fromkeys(_departures(config)))
+        changed.setdefault(config.description, {}).update(dict.fromkeys(_departures(config, methods)))
     return "; ".join(
         f"{description}{_in_words(list(changes))}" for description, changes in changed.items() if description
     )
 
 
-def _departures(config: Config) -> list[str]:
+def _departures(config: Config, methods: Sequence[str]) -> list[str]:
     """The settings in which a run differs from the preset that its description comes from."""
     origin = next((load(name) for name in presets() if load(name).description == config.description), None)
     if origin is None:
         return []
     changes = _changes(origin.problem(), config.problem())
-    return [change for change in changes if change.split("=")[0].split(".")[0] not in INCIDENTAL]
+    named = [change for change in changes if change.split("=")[0].split(".")[0] not in INCIDENTAL]
+    for method in methods:
+        before, now = (with_method(one, method).algorithm.options for one in (origin, config))
+        named += [f"methods.{method}.{key}={_text(now[key])}" for key in now if now[key] != before.get(key)]
+    return named
 
 
 def _in_words(changes: list[str]) -> str:
