@@ -211,9 +211,10 @@ def test_more_rounds_than_before_are_a_legal_change(tmp_path):
     ("change", "said"),
     [
         ({"algorithm": fl.FedLALR(lr=0.5)}, r"algorithm\.lr was 0\.002 and is now 0\.5"),
-        ({"algorithm": fl.FedAvg(0.1)}, r"algorithm was 'fedlalr\.algorithms\.fedlalr\.FedLALR' and is now"),
+        ({"algorithm": fl.FedAvg(0.1)}, r"algorithm was FedLALR\(lr=0\.002, .*\) and is now FedAvg\(lr=0\.1"),
         ({"seed": 7}, "seed was 0 and is now 7"),
         ({"local": fl.Steps(3)}, r"local\.count was 2 and is now 3"),
+        ({"local": fl.Epochs(3)}, r"other settings: local was Steps\(count=2\) and is now Epochs\(count=3\)\. Use"),
         ({"batch_size": 5}, "batch_size was 4 and is now 5"),
         ({"lr_decay": 1.0}, "lr_decay was 0.9 and is now 1.0"),
         ({"weight_decay": 0.1}, "weight_decay was 0.0 and is now 0.1"),

@@ -80,11 +80,20 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
     >>> differences({"seed": 0, "lr": 0.1}, {"seed": 1, "lr": 0.1})
     ['seed was 0 and is now 1']
+    >>> differences({"local": "fedlalr.Steps", "local.count": 2}, {"local": "fedlalr.Epochs", "local.count": 1})
+    ['local was Steps(count=2) and is now Epochs(count=1)']
     """
-    return [
-        f"{name} was {_shown(before, name)} and is now {_shown(now, name)}"
+    other = [
+        name
         for name in dict.fromkeys([*before, *now])
         if name not in before or name not in now or before[name] != now[name]
+    ]
+    objects = [name for name in other if _is_object(before, name) and _is_object(now, name)]
+    fields = tuple(f"{name}." for name in objects)  # of objects of different kinds: told with those
+    return [
+        f"{name} was {_shown(before, name)} and is now {_shown(now, name)}"
+        for name in other
+        if not name.startswith(fields)
     ]
 
 
@@ -178,6 +187,16 @@ def _name(thing: Any) -> str:
     return f"{getattr(thing, '__module__', '?')}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
 
 
+def _is_object(facts: Mapping[str, Any], name: str) -> bool:
+    """Whether a fact is the class of something with fields."""
+    kind = facts.get(name)
+    is_class = isinstance(kind, str) and all(part.isidentifier() for part in kind.split("."))
+    return is_class and any(key.startswith(f"{name}.") for key in facts)
+
+
 def _shown(facts: Mapping[str, Any], name: str) -> str:
+    if _is_object(facts, name):
+        fields = {key.removeprefix(f"{name}."): value for key, value in facts.items() if key.startswith(f"{name}.")}
+        return f"{facts[name].rpartition('.')[2]}({', '.join(f'{key}={value!r}' for key, value in fields.items())})"
     value: object = facts.get(name, "not set")
     return repr(value) if isinstance(value, str | Sequence) else str(value)
