@@ -116,6 +116,23 @@ def test_runs_of_other_settings_are_not_replaced() -> None:
     assert not Path("here/grid").exists()
 
 
+def test_a_grid_over_any_option_can_be_repeated() -> None:
+    grid = (
+        "--grid",
+        "--grid-seeds",
+        "1",
+        "--seeds",
+        "1",
+        "--methods",
+        "fedlalr",
+        "grid.fedlalr={lr: [0.01], eps: [0.1, 0.5]}",
+    )
+    assert compare(*grid).exit_code == 0
+    again = compare(*grid)
+    assert again.exit_code == 0, again.output
+    assert again.stdout.count("finished before") == 3
+
+
 def test_a_wider_grid_replaces_what_the_one_before_chose_and_says_so() -> None:
     def tuned(rates: str) -> Result:
         return compare(

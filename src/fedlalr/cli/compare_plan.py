@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,7 +62,7 @@ def in_words(parts: Sequence[Part], seeds: int, grid_seeds: int | None) -> str:
     factors = f"{_counted(methods, 'method')} × {_counted(seeds, 'seed')}"
     if grid_seeds is not None:
         tuning = [len(part.tuning(grid_seeds)) for part in parts]
-        total += sum(len(part.tuning(grid_seeds)) * grid_seeds for part in parts)
+        total += sum(tuning) * grid_seeds
         settings = _counted(tuning[0] // methods, "setting")
         factors = f"{_counted(methods, 'method')} × {settings} × {_counted(grid_seeds, 'seed')} to tune, then {factors}"
     each = f"for each of {len(parts)} variations " if len(parts) > 1 else ""
@@ -72,18 +72,18 @@ def in_words(parts: Sequence[Part], seeds: int, grid_seeds: int | None) -> str:
 def refuse_others(parts: Sequence[Part], seeds: int, grid_seeds: int | None) -> None:
     """Refuse folders with runs of other settings, which would be lost.
 
-    Rates that the grid chooses are known only later; what an earlier tuning chose may be replaced.
+    What the grid chooses is known only later; what an earlier tuning chose may be replaced.
     """
-    from fedlalr.config.grid import RATES
-
     for part in parts:
-        final = [job for jobs in part.runs(seeds).values() for job in jobs]
-        if grid_seeds is None:
-            _refuse(final, part.folder)
-            continue
-        _refuse([job for trial in part.tuning(grid_seeds) for job in trial.jobs], part.folder)
-        tuned = part.grid_folder.is_dir()
-        _refuse(final, part.folder, [f"algorithm.{rate}" for rate in RATES] if tuned else [])
+        chosen: dict[str, set[str]] = {}
+        if grid_seeds is not None:
+            trials = part.tuning(grid_seeds)
+            _refuse([job for trial in trials for job in trial.jobs], part.folder)
+            if part.grid_folder.is_dir():
+                for trial in trials:
+                    chosen.setdefault(trial.method, set()).update(f"algorithm.{option}" for option in trial.settings)
+        for name, jobs in part.runs(seeds).items():
+            _refuse(jobs, part.folder, chosen.get(name, ()))
 
 
 def replacing(jobs: Sequence[Job], folder: Path) -> str | None:
@@ -94,7 +94,7 @@ def replacing(jobs: Sequence[Job], folder: Path) -> str | None:
     return f"replacing {_counted(count, 'run')} with rates of an earlier tuning in {folder}" if count else None
 
 
-def _refuse(jobs: Sequence[Job], folder: Path, ignored: Sequence[str] = ()) -> None:
+def _refuse(jobs: Sequence[Job], folder: Path, ignored: Collection[str] = ()) -> None:
     from fedlalr.config import ConfigError
     from fedlalr.config.jobs import changes
 
