@@ -90,6 +90,31 @@ def test_variants_are_drawn_against_rounds_and_against_gigabytes():
     assert "1 curve was not run yet." in " ".join(figure.get_supxlabel().split())
 
 
+def test_variants_that_were_not_run_are_said_to_be_in_both_panels_and_named_in_two_columns():
+    (panel,) = variants(PAPER).panels
+    figure = variants_figure([PanelCurves(panel, {})], [])
+    assert [[text.get_text() for text in axes.texts] for axes in figure.axes] == [["not run yet"]] * 2
+    assert figure.legends[0]._ncols == 2
+
+
+def test_the_legend_of_a_choice_lies_where_its_curves_are_not():
+    panel = choices(PAPER).panels[2]
+    results = [drawn(panel, 0.8, 0.7), PanelCurves(panel, {"fedlalr": curves(np.linspace(0.6, 0.0, ROUNDS))})]
+    figure = choices_figure(results, [])
+    figure.draw_without_rendering()
+    for axes in figure.axes[:2]:
+        box = axes.get_legend().get_window_extent()
+        points = [axes.transData.transform(point) for line in axes.get_lines() for point in line.get_xydata()]
+        assert points
+        assert not any(box.contains(x, y) for x, y in points)
+
+
+def test_the_axis_says_whether_runs_are_judged_on_held_out_training_images():
+    small = Request("smoke", frozenset({"digits", "cifar10"}))
+    names = [variants_figure([drawn(variants(one).panels[0], 0.8)], []).axes[0].get_ylabel() for one in (PAPER, small)]
+    assert names == ["test accuracy", "held-out accuracy"]
+
+
 def test_curves_are_told_in_numbers_with_the_spread_of_several_seeds():
     (panel,) = variants(PAPER).panels
     (alone,) = summary([drawn(panel, 0.8)])

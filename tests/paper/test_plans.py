@@ -155,6 +155,12 @@ def test_notes_tell_the_size_of_the_problem_and_what_becomes_of_statistics():
     assert "tested" not in " ".join(PLANS["trajectory"](SMOKE).notes)
 
 
+def test_statistics_of_batchnorm_are_told_where_there_is_batchnorm_and_one_round_is_no_rounds():
+    notes = " ".join(PLANS["cifar"](Request("paper", EVERYTHING, ("model.norm=group", "rounds=1"))).notes)
+    assert "BatchNorm" not in notes
+    assert "a round, 1 round, 5 local epochs" in notes
+
+
 def test_a_method_with_other_settings_is_run_beside_the_one_as_printed():
     tuned = Beside("fedadam", (("server_lr", 0.1), ("lr", 0.03)))
     panel = PLANS["cifar"](Request("paper", EVERYTHING, beside=(tuned,))).panels[0]

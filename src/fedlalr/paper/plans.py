@@ -250,16 +250,17 @@ def described(settings: Sequence[Setting], *left_out: str) -> list[str]:
         config = setting.config
         length = next(f"{value} local {_counted(name, value)}" for name, value in config.local if value is not None)
         facts = {
-            "cohort": f"{config.clients_per_round} of {_population(config)} clients a round",
-            "rounds": f"{config.rounds} rounds",
+            "cohort": f"{config.clients_per_round or _population(config)} of {_population(config)} clients a round",
+            "rounds": f"{config.rounds} {_counted('rounds', config.rounds)}",
             "local": length,
-            "batch": f"batches of {config.batch_size}",
+            "batch": f"batches of {config.batch_size}" if config.batch_size else "all samples in one batch",
         }
         held_out = f"; tested on {config.data.validation * 100:g} % of the training images, held out"
-        norm = "; BatchNorm statistics averaged" if config.buffers == "average" else "; BatchNorm statistics taken anew"
+        norm = f"; BatchNorm statistics {'averaged' if config.buffers == 'average' else 'taken anew'}"
+        batch_norm = config.model.name == "convmixer" and config.model.options.get("norm", "batch") == "batch"
         sentences.append(
             f"{setting.title}: {', '.join(fact for name, fact in facts.items() if name not in left_out)}"
-            f"{norm if config.model.name == 'convmixer' and 'norm' not in left_out else ''}"
+            f"{norm if batch_norm and 'norm' not in left_out else ''}"
             f"{held_out if config.data.validation and 'test' not in left_out else ''}."
         )
     return sentences

@@ -60,7 +60,7 @@ def accuracy_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Fig
         _accuracy_panel(axes, result)
     for axes in panels.flat[len(results) :]:
         axes.set_visible(False)
-    _label(panels, "round", "test accuracy")
+    _label(panels, "round", _judged(results, "accuracy"))
     _methods_legend(figure, results)
     return _with_notes(figure, results, notes)
 
@@ -73,8 +73,8 @@ def shakespeare_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> 
         _accuracy_panel(panels[0, column], result)
         _draw_lines(panels[1, column], result, method_looks(result), lambda curves: curves.loss)
         _frame_losses(panels[1, column], [curves.loss for curves in result.lines.values()])
-    _label(panels[:1], "", "test accuracy")
-    _label(panels[1:], "round", "test loss")
+    _label(panels[:1], "", _judged(results, "accuracy"))
+    _label(panels[1:], "round", _judged(results, "loss"))
     _methods_legend(figure, results)
     return _with_notes(figure, results, notes)
 
@@ -92,8 +92,8 @@ def scalability_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> 
         for axes, result in zip(panels[row], six, strict=True):
             _accuracy_panel(axes, result)
         _cohorts_panel(finals[0, row], group, sorted(mine, key=_cohort))
-    _label(panels, "round", "test accuracy")
-    _label(finals, "passes over the data", "test accuracy")
+    _label(panels, "round", _judged(results, "accuracy"))
+    _label(finals, "passes over the data", _judged(results, "accuracy"))
     _methods_legend(above, results)
     return _with_notes(figure, results, notes)
 
@@ -108,7 +108,7 @@ def interval_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Fig
         panels[0, column].yaxis.set_major_formatter(_percent)
         _draw_lines(panels[1, column], result, INTERVAL_LOOKS, lambda curves: curves.loss)
         _draw_lines(panels[2, column], result, INTERVAL_LOOKS, lambda curves: curves.train_loss)
-    for row, name in enumerate(("test accuracy", "test loss", "training loss")):
+    for row, name in enumerate((_judged(results, "accuracy"), _judged(results, "loss"), "training loss")):
         _label(panels[row : row + 1], "round" if row == 2 else "", name)
     _legend(figure, INTERVAL_LOOKS, list(INTERVALS.values()), "local steps in round t")
     return _with_notes(figure, results, notes)
@@ -125,7 +125,7 @@ def choices_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Figu
         _legend_inside(axes, result)
     for axes in panels.flat[len(results) :]:
         axes.set_visible(False)
-    _label(panels, "round", "test accuracy")
+    _label(panels, "round", _judged(results, "accuracy"))
     return _with_notes(figure, results, notes)
 
 
@@ -138,6 +138,8 @@ def variants_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Fig
         most = max((float(np.nanmax(curves.uploaded)) for curves in result.lines.values()), default=0.0)
         name, unit = ("GB", 1e9) if most > 1e9 else ("MB", 1e6)
         _draw_lines(row[0], result, looks, lambda curves: curves.accuracy)
+        if not result.lines:
+            _say_not_run(row[1])
         for key, curves in result.lines.items():
             _draw_curve(row[1], curves, curves.accuracy, looks[key], curves.uploaded.mean(axis=0) / unit)
         row[0].yaxis.set_major_formatter(_percent)
@@ -145,7 +147,7 @@ def variants_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Fig
         row[0].set_xlabel("round")
         row[1].set_xlabel(f"{name} sent by the clients")
         row[1].set_xlim(left=0)
-        row[0].set_ylabel("test accuracy")
+        row[0].set_ylabel(_judged([result], "accuracy"))
     lines = results[0].panel.lines if results else ()
     _legend(figure, _looks_in_order(results[0]), [line.label for line in lines], "momentum, second moment")
     return _with_notes(figure, results, notes)
@@ -192,11 +194,11 @@ def _looks_in_order(result: PanelCurves) -> dict[str, Look]:
 
 
 def _legend_inside(axes: Axes, result: PanelCurves) -> None:
-    """Name the lines of a panel within it."""
+    """Name the lines of a panel within it, where they are not."""
     axes.yaxis.set_major_formatter(_percent)
     looks = _looks_in_order(result)
     handles = [Line2D([], [], label=line.label, **looks[line.key]) for line in result.panel.lines]
-    axes.legend(handles=handles, loc="lower right", frameon=False, fontsize=6.5, handlelength=1.8)
+    axes.legend(handles=handles, loc="best", frameon=False, fontsize=6.5, handlelength=1.8)
 
 
 def _figure(height: float) -> Figure:
@@ -232,13 +234,23 @@ def _cohorts_panel(axes: Axes, group: str, results: Sequence[PanelCurves]) -> No
 
 def _draw_lines(axes: Axes, result: PanelCurves, looks: Mapping[str, Look], pick: Callable[[Curves], Array]) -> None:
     if not result.lines:
-        axes.text(0.5, 0.5, "not run yet", transform=axes.transAxes, ha="center", color="0.5")
+        _say_not_run(axes)
         axes.set_xlim(right=result.panel.lines[0].config.rounds if result.panel.lines else 1)
     for key, look in looks.items():
         if key in result.lines:
             curves = result.lines[key]
             _draw_curve(axes, curves, pick(curves), look, np.arange(1, curves.rounds + 1))
     axes.set_xlim(left=0)
+
+
+def _say_not_run(axes: Axes) -> None:
+    axes.text(0.5, 0.5, "not run yet", transform=axes.transAxes, ha="center", color="0.5")
+
+
+def _judged(results: Sequence[PanelCurves], measure: str) -> str:
+    """The name of an axis by what the runs are evaluated on; without it where that is not the same for all."""
+    held_out = {line.config.data.validation > 0 for result in results for line in result.panel.lines}
+    return measure if len(held_out) > 1 else f"{'held-out' if True in held_out else 'test'} {measure}"
 
 
 def _draw_curve(axes: Axes, curves: Curves, values: Array, look: Look, x: NDArray[Any]) -> None:
@@ -291,7 +303,7 @@ def _label(panels: Any, x: str, y: str) -> None:
 
 def _legend(figure: Figure | SubFigure, looks: Mapping[str, Look], labels: Sequence[str], title: str = "") -> None:
     handles = [Line2D([], [], label=label, **look) for look, label in zip(looks.values(), labels, strict=True)]
-    columns = 3 if max(map(len, labels), default=0) < 16 else 2
+    columns = 2 if len(labels) == 4 or max(map(len, labels), default=0) >= 16 else 3
     legend = figure.legend(
         handles=handles, loc="outside upper center", ncols=columns, frameon=False, title=title, handlelength=2.6
     )
