@@ -78,6 +78,7 @@ def test_choices_are_drawn_in_panels_that_name_their_lines():
     assert [axes.get_title() for axes in shown] == [result.panel.short for result in results]
     assert [text.get_text() for text in shown[2].get_legend().get_texts()] == ["none", "norm 10"]
     assert len(shown[2].get_lines()) == 2
+    assert [axes.get_xlabel() for axes in shown] == ["", "", "", "round", "round"]
 
 
 def test_variants_are_drawn_against_rounds_and_against_gigabytes():

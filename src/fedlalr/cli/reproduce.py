@@ -139,7 +139,7 @@ def reproduce(
     console = progress_console(as_json)
     silent = quiet or (as_json and not console.is_terminal)
     fetching = scale is ScaleName.paper and not (offline or draw_only)
-    for sentence in left_out if not silent else ():
+    for sentence in left_out:
         console.print(sentence)
     here = find_data(names, fetching, console, silent)
     where = [f"device={device}"] if device != "auto" else []

@@ -295,8 +295,10 @@ def _frame_losses(axes: Axes, losses: Sequence[Array]) -> None:
 
 def _label(panels: Any, x: str, y: str) -> None:
     """Name the axes at the rim of a grid of panels."""
-    for axes in panels[-1]:
-        axes.set_xlabel(x)
+    for column in panels.T:
+        shown = [axes for axes in column if axes.get_visible()]
+        if shown:
+            shown[-1].set_xlabel(x)
     for axes in panels[:, 0]:
         axes.set_ylabel(y)
 
