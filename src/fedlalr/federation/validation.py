@@ -153,7 +153,6 @@ def _check_loss(training: Training, outputs: Any, targets: Tensor) -> None:
     shapes = f"the model's outputs, {_kind(outputs)}, and client 0's targets, {_kind(targets)}"
     try:
         with (
-            torch.no_grad(),
             torch.autocast(training.device.type, training.compute, enabled=training.compute is not None),
             warnings.catch_warnings(),
         ):
