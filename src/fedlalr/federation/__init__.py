@@ -7,7 +7,7 @@ from fedlalr.federation.metrics import Record
 from fedlalr.federation.observers import Observer, RunInfo
 from fedlalr.federation.payload import Expected, Reply
 from fedlalr.federation.robust import Bounded, Max, Mean, Median, Trimmed
-from fedlalr.federation.run import Result, run
+from fedlalr.federation.run import RepliesRefused, Result, run
 from fedlalr.federation.rundir import RunDirectoryError
 from fedlalr.federation.screening import Rejection, screen, screen_reply
 from fedlalr.federation.server import RoundFailed
@@ -25,6 +25,7 @@ __all__ = [
     "Observer",
     "Record",
     "Rejection",
+    "RepliesRefused",
     "Reply",
     "Result",
     "RoundFailed",
