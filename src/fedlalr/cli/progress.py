@@ -74,7 +74,7 @@ class RunProgress(Observer):
         if not self.records:
             self._sent = self._sent_before(record.round)
         self.records.append(record)
-        self._sent += _sent_in(record)
+        self._sent += record.sent_up + record.sent_down
         if self.live:
             self._progress.update(self._progress.task_ids[0], completed=record.round, facts=self._facts(record))
         elif not self.quiet and self._is_due(record.round):
@@ -86,7 +86,8 @@ class RunProgress(Observer):
         """What the rounds before one sent, where the run goes on."""
         if self.folder is None or round == 1 or self.quiet:
             return 0
-        return sum(_sent_in(record) for record in RunDirectory(self.folder).records() if record.round < round)
+        before = (record for record in RunDirectory(self.folder).records() if record.round < round)
+        return sum(record.sent_up + record.sent_down for record in before)
 
     def _facts(self, record: Record) -> str:
         accuracy = "" if record.accuracy is None else f"accuracy {record.accuracy:6.1%}  "
@@ -101,10 +102,6 @@ class RunProgress(Observer):
         first, rounds = (self.info.first_round, self.info.rounds) if self.info else (1, round)
         done = round - first + 1
         return duration((time.monotonic() - self._began) / done * (rounds - round))
-
-
-def _sent_in(record: Record) -> int:
-    return record.bytes_up + record.bytes_down + record.buffer_bytes_up + record.buffer_bytes_down
 
 
 @contextmanager

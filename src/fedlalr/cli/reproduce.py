@@ -220,9 +220,10 @@ class Making:
 
         from fedlalr.paper.figures import draw_speedup, measure_speedup
         from fedlalr.paper.speedup import SCALES
+        from fedlalr.paper.speedup_results import Speedup
 
         if self.draw_only:
-            return draw_speedup(self.folder)
+            return draw_speedup(Speedup.read(self.folder), self.folder)
         shown = self.console.is_terminal and not self.quiet
         if not shown and not self.quiet:
             self.console.print("speed-up: measuring on a synthetic problem")
@@ -261,7 +262,7 @@ def folder_name(scale: str, overrides: Sequence[str]) -> str:
     >>> folder_name("paper", ["buffers=recalibrate", "engine=stacked"])
     'paper,buffers=recalibrate'
     """
-    from fedlalr.paper.asked import PLACE, key_of
+    from fedlalr.paper.plans import PLACE, key_of
 
     about = sorted(text for text in overrides if key_of(text) not in PLACE)
     name = re.sub(r"[^\w.,=+-]+", "_", ",".join([scale, *about]))

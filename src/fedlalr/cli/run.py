@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -88,12 +87,10 @@ def run_shown(
 ) -> None:
     """Run with progress, then show the summary, also of a run that was interrupted."""
     from fedlalr.cli.progress import RunProgress
-    from fedlalr.federation.run import RepliesRefused
 
     silent = quiet or (as_json and not console.is_terminal)
     try:
-        with warnings.catch_warnings(), RunProgress(console, silent, folder) as progress:
-            warnings.simplefilter("ignore", RepliesRefused)  # progress and summary count them
+        with RunProgress(console, silent, folder) as progress:
             execute(progress)
     except KeyboardInterrupt:
         if show(folder, as_json):

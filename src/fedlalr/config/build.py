@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +21,7 @@ from fedlalr.config.schema import MODELS, Config, LocalConfig, ModelConfig
 from fedlalr.data import Population
 from fedlalr.data.population import Samples
 from fedlalr.data.sources import DataCorrupt
-from fedlalr.federation import Observer, Result, RoundFailed, RunInfo, run
+from fedlalr.federation import Observer, RepliesRefused, Result, RoundFailed, RunInfo, run
 from fedlalr.federation.rundir import RunDirectoryError
 from fedlalr.federation.trajectory import TRAJECTORY_FILE, Trajectory
 from fedlalr.training import Epochs, Interval, LogInterval, Steps
@@ -141,7 +142,9 @@ def execute(
     files = _RunFiles(config, directory)
     try:
         watching = (files, *_recorders(config, run_dir), *observers)
-        result = run(**prepared, observers=watching, run_dir=run_dir, resume=resume, debug=debug)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RepliesRefused)  # records, progress and summary count them
+            result = run(**prepared, observers=watching, run_dir=run_dir, resume=resume, debug=debug)
     except BaseException as error:
         if files.info is None and isinstance(error, ValueError | TypeError | RunDirectoryError):
             raise ConfigError(str(error)) from error  # before anything ran: the settings do not fit together

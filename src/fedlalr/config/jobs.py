@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import warnings
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -22,7 +21,6 @@ from fedlalr.config.run_dir import RunDirectory, Summary
 from fedlalr.config.schema import Config
 from fedlalr.federation import RoundFailed
 from fedlalr.federation.fingerprint import differences, flat
-from fedlalr.federation.run import RepliesRefused
 from fedlalr.federation.rundir import METRICS_FILE
 from fedlalr.training.machine import usable_cores
 
@@ -213,8 +211,7 @@ def _settle(arrivals: Synchronized[int], workers: int) -> None:
 def _work(config: dict[str, Any], folder: str) -> None:
     """Go on with the run in the folder if it is the same one, else start it anew."""
     resume = same_problem(config, Path(folder)) and RunDirectory(folder).holds_run
-    with suppress(RoundFailed), warnings.catch_warnings():  # the summary says why, and counts refused replies
-        warnings.simplefilter("ignore", RepliesRefused)
+    with suppress(RoundFailed):  # the summary says why
         execute(check(config), folder, resume=resume, overwrite=not resume)
 
 

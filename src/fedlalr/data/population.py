@@ -187,6 +187,8 @@ def as_clients(clients: object) -> Clients:
         _check_not_empty(datasets.sizes)
         return datasets
     odd = next(i for i, pair in enumerate(pairs) if not _is_pair(pair) and not isinstance(pair, Dataset))
+    if isinstance(pairs[odd], tuple | list) and any(isinstance(part, np.ndarray) for part in pairs[odd]):
+        raise TypeError(f"client {odd} is made of NumPy arrays; make them tensors by torch.from_numpy(array)")
     raise TypeError(
         f"client {odd} is a {type(clients[odd]).__name__}; every client must be a pair of tensors (inputs, targets), "
         f"or every client a torch Dataset with a length"

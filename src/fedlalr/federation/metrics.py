@@ -37,6 +37,16 @@ class Record:
     timing: Mapping[str, float] = field(default_factory=dict)
     """Seconds spent in each part of the round."""
 
+    @property
+    def sent_up(self) -> int:
+        """Bytes from the clients, buffers included."""
+        return self.bytes_up + self.buffer_bytes_up
+
+    @property
+    def sent_down(self) -> int:
+        """Bytes to the clients, buffers included."""
+        return self.bytes_down + self.buffer_bytes_down
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values; numbers that are not finite become None, as JSON has no other word for them."""
         plain = asdict(self)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -84,15 +83,6 @@ def check_rounds(rounds: int, done: int) -> None:
     """Refuse to stop before where a resumed run already is."""
     if rounds < done:
         raise ValueError(f"rounds is {rounds}, but {done} rounds of the run are done; ask for at least {done}")
-
-
-def check_tensors(clients: object) -> None:
-    """Refuse clients of NumPy arrays, and say how they become tensors."""
-    if not isinstance(clients, Sequence):
-        return
-    for i, client in enumerate(clients):
-        if isinstance(client, tuple | list) and any(isinstance(part, np.ndarray) for part in client):
-            raise TypeError(f"client {i} is made of NumPy arrays; make them tensors by torch.from_numpy(array)")
 
 
 def check_problem(training: Training, test: tuple[Samples, Tensor] | None) -> None:

@@ -10,7 +10,7 @@ from fedlalr.config import ConfigError
 from fedlalr.config.errors import hint, listed
 from fedlalr.config.overrides import parse_overrides
 from fedlalr.config.schema import check_method
-from fedlalr.paper.plans import METHODS, Beside
+from fedlalr.paper.plans import METHODS, PLACE, Beside, key_of
 
 _DEALT = ("data.name", "partition.scheme", "partition.alpha")
 SETS: Mapping[str, tuple[str, ...]] = {
@@ -31,8 +31,6 @@ COMPARES: Mapping[str, tuple[str, ...]] = {
 """Settings in which the lines of a figure differ, so that a common value would make its labels wrong."""
 TAKES: Mapping[str, tuple[str, ...]] = {"heterogeneity": ("data", "partition", "seed"), "speedup": ()}
 """All that matters to figures that train nothing; the others take every setting."""
-PLACE = ("device", "engine")
-"""Where a run is computed, which is no part of what it is about."""
 
 FEDLALR_ALONE = ("interval", "trajectory", "choices", "variants")
 SIX_METHODS = ("cifar", "shakespeare", "scalability")
@@ -126,10 +124,6 @@ def split_device(overrides: Sequence[str], option: str) -> tuple[str, tuple[str,
     if len(devices) > 1:
         raise ConfigError(f"two devices are given, {' and '.join(devices)}; give one")
     return (devices or ["auto"])[0], tuple(text for text in overrides if text not in given)
-
-
-def key_of(override: str) -> str:
-    return override.partition("=")[0].strip()
 
 
 def _keys(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:

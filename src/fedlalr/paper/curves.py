@@ -17,7 +17,7 @@ from fedlalr.config.jobs import Job
 from fedlalr.data.sources import SOURCES
 from fedlalr.federation import Record
 from fedlalr.federation.trajectory import TRAJECTORY_FILE, Point, read_trajectory
-from fedlalr.paper.plans import Line, Panel, Plan
+from fedlalr.paper.plans import PLACE, Line, Panel, Plan
 
 Array = NDArray[np.float64]
 
@@ -33,7 +33,7 @@ class Curves:
     """On the test set."""
     train_loss: Array
     uploaded: Array
-    """Bytes that all clients have sent so far."""
+    """Bytes that all clients have sent so far, buffers included."""
     failures: tuple[str | None, ...] = ()
     """Why a run broke off, for each seed."""
     passes: float = math.nan
@@ -152,7 +152,7 @@ def _curves(line: Line, jobs: Sequence[Job]) -> Curves:
         accuracy=stack([[_accuracy(record) for record in run] for run in records], rounds),
         loss=stack([[record.loss for record in run] for run in records], rounds),
         train_loss=stack([[record.train_loss for record in run] for run in records], rounds),
-        uploaded=stack([list(accumulate(record.bytes_up for record in run)) for run in records], rounds),
+        uploaded=stack([list(accumulate(record.sent_up for record in run)) for run in records], rounds),
         failures=tuple((job.directory.summary() or {}).get("failure") for job in jobs),
         passes=passes_per_round(line.config),
         trajectories=tuple(tuple(read_trajectory(job.folder / TRAJECTORY_FILE)) for job in jobs),
@@ -161,7 +161,7 @@ def _curves(line: Line, jobs: Sequence[Job]) -> Curves:
 
 def _what(config: Config) -> dict[str, object]:
     """What a run is about, wherever it was computed."""
-    return {name: value for name, value in config.problem().items() if name not in ("device", "engine")}
+    return {name: value for name, value in config.problem().items() if name not in PLACE}
 
 
 def _accuracy(record: Record) -> float:

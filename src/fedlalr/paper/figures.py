@@ -99,13 +99,12 @@ def draw_heterogeneity(request: Request, folder: Path, seeds: int) -> Drawn:
 
 def measure_speedup(scale: str, folder: Path, repeats: int, advance: Callable[[int], None]) -> Drawn:
     """Measure the speed-up as far as its file does not have it yet, and draw it."""
-    speedup.measure(replace(speedup.SCALES[scale], repeats=repeats), folder=folder, advance=advance).write(folder)
-    return draw_speedup(folder)
+    wanted = replace(speedup.SCALES[scale], repeats=repeats)
+    return draw_speedup(speedup.measure(wanted, folder=folder, advance=advance), folder)
 
 
-def draw_speedup(folder: Path) -> Drawn:
+def draw_speedup(result: Speedup, folder: Path) -> Drawn:
     """Draw and judge what was measured of the speed-up."""
-    result = Speedup.read(folder)
     judged = tuple(claims_measured.speedup_claims(result))
     if not result.points:
         return Drawn("speedup", (), judged, (), lacks="runs")

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from fedlalr.paper.plans import Beside, Line, Panel, Plan, Request, described, method_line, panel_of, with_alpha
+from fedlalr.paper.plans import (
+    INTERVALS,
+    LOCAL,
+    Beside,
+    Line,
+    Panel,
+    Plan,
+    Request,
+    described,
+    method_line,
+    panel_of,
+    with_alpha,
+)
 from fedlalr.paper.settings import Setting
 
 AS_IT_IS = "fedlalr"
 """The key of FedLALR's run in the figure of six methods, which these figures use again."""
-GROWING = {"start": 3, "base": 4.0}
+VARIANTS = {
+    "restart, mean": (("momentum", "restart"),),
+    "average, max": (("second_moment", "max"),),
+    "restart, max": (("momentum", "restart"), ("second_moment", "max")),
+}
+"""What the variants change of `average, mean`."""
 
 
 def choices(request: Request) -> Plan:
@@ -25,48 +43,41 @@ def variants(request: Request) -> Plan:
     settings, notes = request.settings(("cifar10",))
     panels = []
     for setting in (with_alpha(setting, 0.6) for setting in settings):
-        restart, largest = ("momentum", "restart"), ("second_moment", "max")
-        lines = [
-            Line(AS_IT_IS, "average, mean", method_line(setting.config, "fedlalr").config),
-            *(
-                Line(Beside("fedlalr", changed).key, label, Beside("fedlalr", changed).line(setting.config).config)
-                for changed, label in (
-                    ((restart,), "restart, mean"),
-                    ((largest,), "average, max"),
-                    ((restart, largest), "restart, max"),
-                )
-            ),
+        others = [
+            replace(Beside("fedlalr", changed).line(setting.config), label=label) for label, changed in VARIANTS.items()
         ]
-        panels.append(panel_of(setting, "momentum, second moment", lines))
+        panels.append(
+            panel_of(setting, "momentum, second moment", [_line(setting, AS_IT_IS, "average, mean"), *others])
+        )
     return Plan("variants", tuple(panels), (*request.scope, *described(settings), *notes))
 
 
 def _panels(setting: Setting) -> list[Panel]:
-    normalised = setting.config.model.name == "convmixer"  # digits have a perceptron
     uneven = Setting(setting.data, setting.changed(partition={"scheme": "dirichlet-classes"}), setting.stands_for)
+    normalisation = (
+        [
+            panel_of(
+                setting,
+                "statistics of BatchNorm",
+                [
+                    _line(setting, AS_IT_IS, "averaged"),
+                    _line(setting, "fedlalr-recalibrated", "taken anew", buffers="recalibrate"),
+                ],
+            ),
+            panel_of(
+                setting,
+                "normalisation",
+                [
+                    _line(setting, AS_IT_IS, "BatchNorm"),
+                    _line(setting, "fedlalr-group-norm", "GroupNorm", model={"norm": "group"}),
+                ],
+            ),
+        ]
+        if setting.config.model.name == "convmixer"
+        else []
+    )  # digits have a perceptron
     return [
-        *(
-            [
-                panel_of(
-                    setting,
-                    "statistics of BatchNorm",
-                    [
-                        _line(setting, AS_IT_IS, "averaged"),
-                        _line(setting, "fedlalr-recalibrated", "taken anew", buffers="recalibrate"),
-                    ],
-                ),
-                panel_of(
-                    setting,
-                    "normalisation",
-                    [
-                        _line(setting, AS_IT_IS, "BatchNorm"),
-                        _line(setting, "fedlalr-group-norm", "GroupNorm", model={"norm": "group"}),
-                    ],
-                ),
-            ]
-            if normalised
-            else []
-        ),
+        *normalisation,
         panel_of(
             setting,
             "clipping of gradients",
@@ -74,10 +85,10 @@ def _panels(setting: Setting) -> list[Panel]:
         ),
         panel_of(
             setting,
-            "3 + ⌊log₄ t⌋ local",
+            f"{INTERVALS['log-3-4']} local",
             [
-                _line(setting, "log-3-4", "steps", local=GROWING),
-                _line(setting, "log-3-4-epochs", "epochs", local={**GROWING, "unit": "epochs"}),
+                _line(setting, "log-3-4", "steps", local=LOCAL["log-3-4"]),
+                _line(setting, "log-3-4-epochs", "epochs", local={**LOCAL["log-3-4"], "unit": "epochs"}),
             ],
         ),
         panel_of(
@@ -92,5 +103,4 @@ def _panels(setting: Setting) -> list[Panel]:
 
 
 def _line(setting: Setting, key: str, label: str, **changes: Any) -> Line:
-    changed = Setting(setting.data, setting.changed(**changes), setting.stands_for)
-    return Line(key, label, method_line(changed.config, "fedlalr").config)
+    return Line(key, label, method_line(setting.changed(**changes), "fedlalr").config)

@@ -16,7 +16,15 @@ from fedlalr.report.tables import name_of
 METHODS = ("fedlalr", "fedavg", "fedadam", "fedamsv1", "fedamsv2", "lafedopt")
 """The paper's six."""
 CIFAR = ("cifar10", "cifar100")
+PLACE = ("device", "engine")
+"""Where a run is computed, which is no part of what it is about."""
 INTERVALS = {"steps-10": "K = 10", "log-3-4": "3 + ⌊log₄ t⌋", "log-4-2": "4 + ⌊log₂ t⌋"}
+"""The numbers of local steps that the paper compares, as they are drawn; and as settings:"""
+LOCAL: dict[str, dict[str, Any]] = {
+    "steps-10": {"steps": 10},
+    "log-3-4": {"start": 3, "base": 4.0},
+    "log-4-2": {"start": 4, "base": 2.0},
+}
 
 
 @dataclass(frozen=True)
@@ -122,7 +130,7 @@ class Request:
     @property
     def changed(self) -> list[str]:
         """Settings that are not the scale's own; where a run is computed is none."""
-        return [text for text in self.overrides if text.partition("=")[0] not in ("device", "engine")]
+        return [text for text in self.overrides if key_of(text) not in PLACE]
 
     def setting(self, data: str, small: Sequence[str] = ()) -> Setting | None:
         return find_setting(data, self.scale, self.here, self.overrides, small)
@@ -184,14 +192,9 @@ def scalability(request: Request) -> Plan:
 def interval(request: Request) -> Plan:
     """FedLALR with a fixed and with two growing numbers of local steps."""
     settings, notes = request.settings(CIFAR)
-    local = {
-        "steps-10": {"steps": 10},
-        "log-3-4": {"start": 3, "base": 4.0},
-        "log-4-2": {"start": 4, "base": 2.0},
-    }
     panels = []
     for setting in (with_alpha(setting, 0.6) for setting in settings):
-        lines = [Line(key, INTERVALS[key], setting.changed(local=local[key])) for key in INTERVALS]
+        lines = [Line(key, label, setting.changed(local=LOCAL[key])) for key, label in INTERVALS.items()]
         panels.append(panel_of(setting, "Dirichlet 0.6", lines))
     return Plan("interval", tuple(panels), (*request.scope, *described(settings, "local"), *notes))
 
@@ -214,6 +217,11 @@ PLANS = {
     "interval": interval,
     "trajectory": trajectory,
 }
+
+
+def key_of(override: str) -> str:
+    """The setting that a text such as `rounds=3` changes."""
+    return override.partition("=")[0].strip()
 
 
 def _six(request: Request, setting: Setting, short: str) -> Panel:

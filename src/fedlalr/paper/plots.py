@@ -7,7 +7,7 @@ seeds, bands go from the lowest seed to the highest, a cross is where a run brok
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -53,14 +53,7 @@ def method_looks(result: PanelCurves) -> dict[str, Look]:
 
 def accuracy_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Figure:
     """Test accuracy against rounds, two panels in a row."""
-    rows = -(-len(results) // 2)
-    figure = _figure(1.55 * rows + 0.75)
-    panels = figure.subplots(rows, 2, squeeze=False, sharey="row")
-    for axes, result in zip(panels.flat, results, strict=False):
-        _accuracy_panel(axes, result)
-    for axes in panels.flat[len(results) :]:
-        axes.set_visible(False)
-    _label(panels, "round", _judged(results, "accuracy"))
+    figure = _in_pairs(results, 0.75, "row", _accuracy_panel)
     _methods_legend(figure, results)
     return _with_notes(figure, results, notes)
 
@@ -116,16 +109,7 @@ def interval_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Fig
 
 def choices_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Figure:
     """Test accuracy against rounds with one thing done in two ways, two panels in a row."""
-    rows = -(-len(results) // 2)
-    figure = _figure(1.55 * rows + 0.5)
-    panels = figure.subplots(rows, 2, squeeze=False, sharey=True)
-    for axes, result in zip(panels.flat, results, strict=False):
-        axes.set_title(result.panel.short)
-        _draw_lines(axes, result, _looks_in_order(result), lambda curves: curves.accuracy)
-        _legend_inside(axes, result)
-    for axes in panels.flat[len(results) :]:
-        axes.set_visible(False)
-    _label(panels, "round", _judged(results, "accuracy"))
+    figure = _in_pairs(results, 0.5, "all", _choice_panel)
     return _with_notes(figure, results, notes)
 
 
@@ -193,10 +177,30 @@ def _looks_in_order(result: PanelCurves) -> dict[str, Look]:
     }
 
 
-def _legend_inside(axes: Axes, result: PanelCurves) -> None:
-    """Name the lines of a panel within it, where they are not."""
-    axes.yaxis.set_major_formatter(_percent)
+def _in_pairs(
+    results: Sequence[PanelCurves],
+    more: float,
+    shared: Literal["row", "all"],
+    draw: Callable[[Axes, PanelCurves], None],
+) -> Figure:
+    """Accuracy against rounds, two panels in a row, `more` inches above what these take."""
+    rows = -(-len(results) // 2)
+    figure = _figure(1.55 * rows + more)
+    panels = figure.subplots(rows, 2, squeeze=False, sharey=shared)
+    for axes, result in zip(panels.flat, results, strict=False):
+        draw(axes, result)
+    for axes in panels.flat[len(results) :]:
+        axes.set_visible(False)
+    _label(panels, "round", _judged(results, "accuracy"))
+    return figure
+
+
+def _choice_panel(axes: Axes, result: PanelCurves) -> None:
+    """One thing done in two ways, which are named where the lines are not."""
     looks = _looks_in_order(result)
+    axes.set_title(result.panel.short)
+    _draw_lines(axes, result, looks, lambda curves: curves.accuracy)
+    axes.yaxis.set_major_formatter(_percent)
     handles = [Line2D([], [], label=line.label, **looks[line.key]) for line in result.panel.lines]
     axes.legend(handles=handles, loc="best", frameon=False, fontsize=6.5, handlelength=1.8)
 

@@ -88,11 +88,7 @@ class Curve:
 
     def megabytes(self) -> list[float]:
         """Sent until the end of each round, up and down, buffers included."""
-        total, sums = 0, []
-        for record in self.records:
-            total += record.bytes_up + record.bytes_down + record.buffer_bytes_up + record.buffer_bytes_down
-            sums.append(total / MEGABYTE)
-        return sums
+        return [total / MEGABYTE for total in accumulate(record.sent_up + record.sent_down for record in self.records)]
 
     def seconds(self) -> list[float]:
         """Passed until the end of each round."""
