@@ -109,8 +109,11 @@ def _configuration(groups: Sequence[Group]) -> str:
         if (config := group.runs[0].config) is not None:
             seed = f"{group.label}, seed {config.seed}" if len(groups) > 1 or len(group.runs) > 1 else "this run"
             parts.append(_folded(f"config.yaml of {seed}", f"<pre tabindex='0'>{escape(dump(config))}</pre>"))
-        else:
-            parts.append("<p>This run was started from Python; the table is what its checkpoint recorded.</p>")
+    from_python = [group.label for group in groups if group.runs[0].config is None]
+    if from_python:
+        which = ", ".join(from_python) if len(groups) > 1 else "This run"
+        told = f"{which}: started from Python; the table is what the checkpoint recorded."
+        parts.append(f"<p>{escape(told)}</p>")
     return "".join(parts)
 
 
