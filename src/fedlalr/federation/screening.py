@@ -2,7 +2,7 @@
 
 `screen` looks at a whole cohort's replies, stacked; `screen_reply` at one reply as it came in from a remote client, and
 turns it into a stack of one. Both apply the same rules to the numbers. A reply is refused as a whole, with its client
-and the reason, and the server's state never sees it.
+and the reason, and the server's state never sees it. Where nobody is to be refused, a `glance` mostly says so.
 
 The bound on a slot's change is relative to the cohort: a multiple of the median, over the replies, of the norm of the
 change from the broadcast. It is never taken per coordinate, where honest clients differ by orders of magnitude. A slot
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots, SlotTable
+from fedlalr.federation.glance import plainly_sound
 from fedlalr.federation.payload import Expected, Refused, Reply, unpack
 from fedlalr.federation.robust import change_norms, changes
 from fedlalr.training.ranks import Spread
@@ -54,7 +55,7 @@ def screen(
 ) -> tuple[Replies, tuple[Rejection, ...]]:
     """The replies that may be reduced, and the refused ones with their reasons, both in client order."""
     rejected = [Rejection(client, reason) for client, reason in replies.failures.items()]
-    if not len(replies.clients):
+    if not len(replies.clients) or plainly_sound(replies, broadcast, table, max_norm_ratio):
         return replies, tuple(sorted(rejected))
     measured = Measured.of(replies, broadcast, table, buffers or {})
     reasons = measured.reasons(max_norm_ratio)
