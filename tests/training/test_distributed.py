@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedlalr as fl
 from fedlalr.training.distributed import shard
-from fedlalr.training.ranks import ProcessRanks, Ranks, Spread
+from fedlalr.training.ranks import Ranks, Spread
 from training import rank_scenarios as scenarios
 
 TOLERANCE = 1e-12
@@ -145,6 +145,38 @@ def test_torchrun_runs_the_command_line_and_the_first_process_alone_shows(tmp_pa
     assert [json.loads(line)["round"] for line in (folder / "metrics.jsonl").open()] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("second_moment", ["mean", "max"])
+def test_two_nodes_share_a_cohort_as_one_process_has_it(device: str, second_moment: str, tmp_path: Path):
+    """Between GPUs through NCCL: it refuses a GPU that two processes of a machine share, but not one of two nodes."""
+    alone, shared = tmp_path / "alone", tmp_path / "shared"
+    job = ["run", "quickstart", "rounds=3", f"device={device}", f"algorithm.second_moment={second_moment}"]
+    subprocess.run([sys.executable, "-m", "fedlalr", *job, "--run-dir", str(alone)], check=True, capture_output=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    launcher += ["--master-addr", "127.0.0.1", "--master-port", port]
+    nodes = [
+        subprocess.Popen(
+            [*launcher, "--node-rank", str(node), "-m", "fedlalr", *job, "--run-dir", str(shared)],
+            env=os.environ | {"NCCL_HOSTID": f"node-{node}", "NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for node in range(2)
+    ]
+    said = [node.communicate(timeout=240)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], "\n".join(said)
+    assert "engine distributed (2 processes, each training" in said[0]
+    assert "after 3 rounds" not in said[1]
+    mine, right = ([json.loads(line) for line in (folder / "metrics.jsonl").open()] for folder in (shared, alone))
+    for ours, theirs in zip(mine, right, strict=True):
+        for name in ("train_loss", "loss", "accuracy"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-4)
+
+
 def test_alone_it_is_the_engine_inside():
     result, _ = scenarios.job("distributed")
     wanted, _ = scenarios.job("reference")
@@ -188,26 +220,3 @@ def test_rows_of_a_spread_stack_are_found_where_they_lie(counts, data):
 def test_a_wrong_engine_or_option_is_refused(name):
     with pytest.raises(ValueError, match="engine"):
         fl.run(scenarios.make_model(), scenarios.make_clients(), fl.FedAvg(), engine=name)
-
-
-@pytest.mark.gpu
-def test_gpus_exchange_what_a_round_needs_through_nccl() -> None:
-    """One rank is as many as a single GPU can have; it goes through the same calls as several."""
-    device = torch.device("cuda", 0)
-    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        ranks = ProcessRanks(device)
-        for dtype in (torch.float32, torch.float64, torch.int64, torch.uint8):
-            rows = torch.arange(6, device=device).view(3, 2).to(dtype)
-            assert ranks.gather(rows, [3]).equal(rows)
-            for reduced in (ranks.sum({"x": rows, "m": 2 * rows}), ranks.max({"x": rows, "m": 2 * rows})):
-                assert reduced["x"].equal(rows)
-                assert reduced["m"].equal(2 * rows)
-        model = torch.nn.BatchNorm1d(3).to(device)
-        ranks.prepare(model, {"rounds": 2})
-        assert model.weight.device == device
-        with ranks.watched():
-            assert ranks.first({"x": model.weight})["x"] is model.weight
-            assert ranks.gather_values("here") == ["here"]
-    finally:
-        dist.destroy_process_group()

@@ -92,6 +92,25 @@ def test_kernels_on_maps_agree_with_the_plain_operations(
     assert all(torch.equal(a, b) for a, b in zip(mine, again, strict=True))
 
 
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_row_need_not_fit_into_registers(pooled: bool, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedlalr.training.kernels import maps
+
+    torch.manual_seed(0)
+    y = torch.randn(CLIENTS, 2, 11, 8, 8, device=DEVICE).bfloat16()
+    mask = mask_of(CLIENTS, 11, DEVICE) if padded else None
+    bias, weight, shift, mean, variance = torch.rand(5, CLIENTS, 2, device=DEVICE)
+
+    def run(held: int) -> plain.Normed:
+        monkeypatch.setattr(maps, "NORM_FORWARD", {**maps.NORM_FORWARD, "TILE": 256, "HELD": held})
+        return maps.gelu_norm(y, bias, Norm(weight, shift, mean, variance, 0.1, 1e-5), mask, pooled)
+
+    whole = run(3)
+    for held in (1, 2):
+        assert max(relative(part, all_of_it) for part, all_of_it in zip(run(held), whole, strict=True)) < 1e-3
+
+
 @pytest.mark.parametrize(("size", "batch", "steps"), SEQUENCES)
 def test_the_lstm_kernels_agree_with_the_plain_recurrence(size: int, batch: int, steps: int) -> None:
     from fedlalr.training.kernels import recurrence

@@ -34,8 +34,8 @@ __all__ = [
 
 # Tiles and launch options, as measured on an H200: images in a tile of a pass over a row and in the tiles of its rest,
 # tiles whose loads are under way at once; image rows in a block of the convolution, blocks in one product and products
-# of one program; images of one program.
-NORM_FORWARD = {"TILE": 8, "TAIL": 2, "STAGES": 1, "num_warps": 8}
+# of one program; images of one program. Forward a norm has pixels in a tile, so that registers hold as much of any map.
+NORM_FORWARD = {"TILE": 1024, "HELD": 16, "num_warps": 8, "maxnreg": 64}
 NORM_BACKWARD = {"TILE": 8, "TAIL": 2, "STAGES": 1, "num_warps": 8, "maxnreg": 40}
 DEPTHWISE_FORWARD = {"TILE": 8, "TAIL": 2, "STAGES": 3, "ROWS": 4, "WINDOWS": 64, "num_warps": 4, "num_stages": 1}
 DEPTHWISE_BACKWARD = {"ROWS": 2, "WINDOWS": 64, "num_warps": 4, "num_stages": 1}
@@ -65,10 +65,13 @@ class _GeluNorm(torch.autograd.Function):
         clients, channels, images = y.shape[:3]
         out = torch.empty(y.shape[:3], device=y.device) if pooled else torch.empty_like(y)
         mean, rstd, new_mean, new_var = torch.empty(4, clients, channels, device=y.device).unbind()
+        pixels = y[0, 0, 0].numel()
+        tile = NORM_FORWARD["TILE"] // pixels
+        held = min(NORM_FORWARD["HELD"], triton.cdiv(images, tile))
         norm_forward[(clients * channels,)](
             y, bias, weight, shift, norm.running_mean, norm.running_var, mask, out, mean, rstd, new_mean, new_var,
             bias.stride(0), weight.stride(0), shift.stride(0), channels, images, norm.momentum, norm.eps,
-            PIXELS=y[0, 0, 0].numel(), MASKED=mask is not None, POOLED=pooled, **NORM_FORWARD,
+            PIXELS=pixels, MASKED=mask is not None, POOLED=pooled, **{**NORM_FORWARD, "TILE": tile, "HELD": held},
         )  # fmt: skip
         ctx.save_for_backward(y, bias, weight, mean, rstd, mask)
         ctx.pooled = pooled

@@ -3,9 +3,10 @@
 
 Maps lie as `[C, D, B, H, W]`: everything one BatchNorm channel of one client averages over is one contiguous row, so
 one program owns it, no sum crosses programs and the result does not depend on their order. A program goes over its row
-twice, once for the sums and once with them, the second time backwards, from what the cache still has. It works on tiles
-of whole images: `TILE` of them at a time, which needs no bounds, with the loads of `STAGES` tiles under way, and `TAIL`
-at a time what is left. Maps are bfloat16, arithmetic is float32.
+twice, once for the sums and once with them, in tiles of `TILE` whole images. Forward, the GELUs of `HELD` tiles stay in
+registers in between. Backward there are too many numbers for that: the second time goes backwards, from what the cache
+still has, with the loads of `STAGES` tiles under way; tiles need no bounds there, and what is left comes `TAIL` images at
+a time. Maps are bfloat16, arithmetic is float32.
 """
 
 from __future__ import annotations
@@ -74,15 +75,47 @@ def load_kept(mask, image, images):
 
 
 @triton.jit
-def tile_statistics(y, b, mask, image, images, PIXELS: tl.constexpr, MASKED: tl.constexpr, BOUNDED: tl.constexpr):
-    """What some images of a row add to Σ g and Σ g²."""
-    g = gelu(load_tile(y, image, images, PIXELS, BOUNDED) + b)
-    weighted = g
+def hold(row_start, images, PIXELS: tl.constexpr, TILE: tl.constexpr, HELD: tl.constexpr):
+    """The first `HELD` tiles of a row as they are stored; only the last may reach beyond the row."""
+    tiles = ()
+    for tile in tl.static_range(HELD):
+        image = tile * TILE + tl.arange(0, TILE)
+        place = image[:, None] * PIXELS + tl.arange(0, PIXELS)[None, :]
+        if tile == HELD - 1:
+            tiles += (tl.load(row_start + place, mask=(image < images)[:, None], other=0.0),)
+        else:
+            tiles += (tl.load(row_start + place),)
+    return tiles
+
+
+@triton.jit
+def add_pairs(a, b, more_a, more_b):
+    return a + more_a, b + more_b
+
+
+@triton.jit
+def sum_both(a, b):
+    """Σ a and Σ b of two tiles, in one go between the threads."""
+    return tl.reduce((tl.ravel(a), tl.ravel(b)), 0, add_pairs)
+
+
+@triton.jit
+def weigh(g, mask, image, images, MASKED: tl.constexpr, BOUNDED: tl.constexpr):
+    """g of images that count, zero of others."""
     if MASKED:
-        weighted = g * load_kept(mask, image, images)
+        g *= load_kept(mask, image, images)
     elif BOUNDED:
-        weighted = tl.where((image < images)[:, None], g, 0.0)
-    return weighted, weighted * g
+        g = tl.where((image < images)[:, None], g, 0.0)
+    return g
+
+
+@triton.jit
+def write_output(out, x, image, images, PIXELS: tl.constexpr, POOLED: tl.constexpr, BOUNDED: tl.constexpr):
+    """Writes some images, or their mean over the pixels."""
+    if POOLED:
+        tl.store(out + image, tl.sum(x, axis=1) * (1.0 / PIXELS), mask=image < images)
+    else:
+        store_tile(out, image, images, x, PIXELS, BOUNDED)
 
 
 @triton.jit
@@ -91,10 +124,7 @@ def tile_output(
 ):
     """Writes scale · gelu(y + b) + shift of some images, or its mean over the pixels."""
     x = gelu(load_tile(y, image, images, PIXELS, BOUNDED) + b) * scale + shift
-    if POOLED:
-        tl.store(out + image, tl.sum(x, axis=1) * (1.0 / PIXELS), mask=image < images)
-    else:
-        store_tile(out, image, images, x, PIXELS, BOUNDED)
+    write_output(out, x, image, images, PIXELS, POOLED, BOUNDED)
 
 
 @triton.jit
@@ -102,7 +132,7 @@ def norm_forward(
     y, bias, gamma, beta, running_mean, running_var, mask, out, mean_out, rstd_out, new_mean, new_var,
     bias_stride, gamma_stride, beta_stride, channels, images, momentum, eps,
     PIXELS: tl.constexpr, MASKED: tl.constexpr, POOLED: tl.constexpr,
-    TILE: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
+    TILE: tl.constexpr, HELD: tl.constexpr,
 ):  # fmt: skip
     """out = BN(gelu(y + bias)), or its mean over the pixels."""
     row = tl.program_id(0)
@@ -116,21 +146,24 @@ def norm_forward(
     if MASKED:
         mask += client * images
     count = row_count(mask, images, PIXELS, MASKED)
-    whole = images // TILE * TILE
 
+    held = hold(y, images, PIXELS, TILE, HELD)
+    gelus = ()
     sums = tl.zeros([TILE, PIXELS], tl.float32)
     squares = tl.zeros([TILE, PIXELS], tl.float32)
-    for start in tl.range(0, whole, TILE, num_stages=STAGES):
+    for tile in tl.static_range(HELD):
+        g = gelu(held[tile].to(tl.float32) + b)
+        gelus += (g,)
+        weighted = weigh(g, mask, tile * TILE + tl.arange(0, TILE), images, MASKED, tile == HELD - 1)
+        sums += weighted
+        squares += weighted * g
+    for start in range(HELD * TILE, images, TILE):
         image = start + tl.arange(0, TILE)
-        more, more_squares = tile_statistics(y, b, mask, image, images, PIXELS, MASKED, False)
-        sums += more
-        squares += more_squares
-    total, total_squares = tl.sum(sums), tl.sum(squares)
-    for start in range(whole, images, TAIL):
-        rest = start + tl.arange(0, TAIL)
-        last, last_squares = tile_statistics(y, b, mask, rest, images, PIXELS, MASKED, True)
-        total += tl.sum(last)
-        total_squares += tl.sum(last_squares)
+        g = gelu(load_tile(y, image, images, PIXELS, True) + b)
+        weighted = weigh(g, mask, image, images, MASKED, True)
+        sums += weighted
+        squares += weighted * g
+    total, total_squares = sum_both(sums, squares)
 
     mean, rstd = finish_statistics(
         total,
@@ -148,12 +181,11 @@ def norm_forward(
     )
     scale *= rstd
     shift -= mean * scale
-    for start in range(whole, images, TAIL):
-        rest = start + tl.arange(0, TAIL)
-        tile_output(y, b, scale, shift, out, rest, images, PIXELS, POOLED, True)
-    for done in tl.range(0, whole, TILE, num_stages=STAGES):
-        image = whole - TILE - done + tl.arange(0, TILE)
-        tile_output(y, b, scale, shift, out, image, images, PIXELS, POOLED, False)
+    for tile in tl.static_range(HELD):
+        image = tile * TILE + tl.arange(0, TILE)
+        write_output(out, gelus[tile] * scale + shift, image, images, PIXELS, POOLED, tile == HELD - 1)
+    for start in range(HELD * TILE, images, TILE):
+        tile_output(y, b, scale, shift, out, start + tl.arange(0, TILE), images, PIXELS, POOLED, True)
 
 
 @triton.jit
