@@ -5,8 +5,8 @@ Maps lie as `[C, D, B, H, W]`: everything one BatchNorm channel of one client av
 one program owns it, no sum crosses programs and the result does not depend on their order. A program goes over its row
 twice, once for the sums and once with them, in tiles of `TILE` whole images. Forward, the GELUs of `HELD` tiles stay in
 registers in between. Backward there are too many numbers for that: the second time goes backwards, from what the cache
-still has, with the loads of `STAGES` tiles under way; tiles need no bounds there, and what is left comes `TAIL` images at
-a time. Maps are bfloat16, arithmetic is float32.
+still has, with the loads of `STAGES` tiles under way; tiles need no bounds there, and `TAIL` images at a time are what is
+left. Maps are bfloat16, arithmetic is float32.
 """
 
 from __future__ import annotations
