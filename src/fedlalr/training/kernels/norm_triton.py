@@ -1,12 +1,12 @@
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc,assignment"
 """Triton kernels of GELU followed by BatchNorm, forward and backward.
 
 Maps lie as `[C, D, B, H, W]`: everything one BatchNorm channel of one client averages over is one contiguous row, so
 one program owns it, no sum crosses programs and the result does not depend on their order. A program goes over its row
 twice, once for the sums and once with them, in tiles of `TILE` whole images. Forward, the GELUs of `HELD` tiles stay in
 registers in between. Backward there are too many numbers for that: the second time goes backwards, from what the cache
-still has, with the loads of `STAGES` tiles under way; tiles need no bounds there, and `TAIL` images at a time are what is
-left. Maps are bfloat16, arithmetic is float32.
+still has, with the loads of `STAGES` tiles under way. Tiles need no bounds there; what is left comes `TAIL` images at a
+time. Maps are bfloat16, arithmetic is float32.
 """
 
 from __future__ import annotations
