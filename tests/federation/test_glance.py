@@ -40,7 +40,7 @@ def cohort(scale: float = 1.0, change: float = 0.3, dtype: torch.dtype = torch.f
 
 
 def stacked(uploads: Slots) -> Replies:
-    ids = torch.arange(len(uploads.x))
+    ids = torch.arange(len(next(iter(uploads.values()))))
     return Replies(ids, ids + 1, ids + 1, torch.ones(len(ids)), uploads, {}, Slots())
 
 
@@ -73,6 +73,19 @@ def test_a_whole_cohort_of_such_numbers_is_never_cleared(monkeypatch, cache, val
     broadcast, uploads = cohort()
     for slot in uploads:
         assert not is_cleared(broadcast, uploads.replace(**{slot: torch.full((ROWS, SIZE), value)}))
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize(("value", "cleared"), [(1.0, True), (math.nan, False), (math.inf, False), (1e6, False)])
+def test_a_slot_that_was_not_broadcast_is_looked_at_as_a_change(monkeypatch, cache, value, cleared):
+    monkeypatch.setattr(glance, "NUMBERS_IN_CACHE", cache)
+    delta = cohort()[1].m
+    delta[2, 7] = value
+    table = fl.FedAdam().slots
+    replies = stacked(Slots(**dict.fromkeys(table.up, delta)))
+    assert set(table.up).isdisjoint(table.down)
+    assert plainly_sound(replies, Slots(x=cohort()[0].x), table, MAX_NORM_RATIO) is cleared
+    assert (screen(replies, Slots(x=cohort()[0].x), table)[1] == ()) is cleared
 
 
 @pytest.mark.parametrize("cache", CACHES)

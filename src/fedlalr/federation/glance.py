@@ -5,8 +5,8 @@ bound they set is far off, and to see that nobody comes near it a pass that only
 
     |‖u‖ − ‖b‖| ≤ ‖c‖ ≤ ‖u‖ + ‖b‖.
 
-A stack that fits into a processor's cache is measured as it is. A cohort that is not plainly sound is not refused for
-that: all of it is then measured.
+A stack that fits into a processor's cache, or that holds changes already, is measured as it is. A cohort that is not
+plainly sound is not refused for that: all of it is then measured.
 """
 
 from __future__ import annotations
@@ -29,29 +29,36 @@ SUMMED = 1 << 18
 
 
 def plainly_sound(replies: Replies, broadcast: Slots, table: SlotTable, max_norm_ratio: float | None) -> bool:
-    """Whether every reply would surely pass. Knows only slots that were broadcast, on the CPU of one process."""
+    """Whether every reply would surely pass. Knows nothing but slots, on the CPU of one process."""
     if max_norm_ratio is None or replies.buffers or replies.kept or not replies.spread.is_whole:
         return False
     ratio = (1 - ROUGH) * max_norm_ratio
     for name, values in replies.slots.items():
-        reference = broadcast.get(name)
-        if reference is None or not values.is_cpu or values.dtype not in PRECISE or values.shape[1] > SUMMED:
+        if not values.is_cpu or values.dtype not in PRECISE or values.shape[1] > SUMMED:
             return False
-        is_sound = _small_is_sound if values.numel() <= NUMBERS_IN_CACHE else _large_is_sound
-        if not is_sound(values, reference, name in table.grows, ratio):
+        reference, grows = broadcast.get(name), name in table.grows
+        if reference is None or values.numel() <= NUMBERS_IN_CACHE:
+            sound = _changes_are_sound(values, reference, grows, ratio)
+        else:
+            sound = _lengths_are_sound(values, reference, grows, ratio)
+        if not sound:
             return False
     return True
 
 
-def _small_is_sound(values: Tensor, reference: Tensor, grows: bool, ratio: float) -> bool:
-    change = values - reference
+def _changes_are_sound(values: Tensor, reference: Tensor | None, grows: bool, ratio: float) -> bool:
+    """Of a slot that is itself a change, or so small that its change costs nothing."""
+    change = values if reference is None else values - reference
     if grows and change.amin().item() < 0:
         return False
     norms = _norms(change)
-    return _are_within(norms, ratio, median_low(norms)) or (grows and _are_within(norms, ratio, _norm(reference)))
+    if _are_within(norms, ratio, median_low(norms)):
+        return True
+    return grows and reference is not None and _are_within(norms, ratio, _norm(reference))
 
 
-def _large_is_sound(values: Tensor, reference: Tensor, grows: bool, ratio: float) -> bool:
+def _lengths_are_sound(values: Tensor, reference: Tensor, grows: bool, ratio: float) -> bool:
+    """Of any slot that was broadcast, by the inequality above."""
     if grows and _is_below(values, reference):
         return False
     norms, length = _norms(values), _norm(reference)
