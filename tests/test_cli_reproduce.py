@@ -42,7 +42,7 @@ def test_a_figure_comes_with_its_data_and_verdicts_and_its_runs_are_used_again_o
         assert (INTERVAL / f"interval.{kind}").stat().st_size > 0
     made = json.loads((INTERVAL / "interval.json").read_text())
     assert [run["status"] for run in made["runs"]] == ["finished"] * 3
-    assert made["command"].startswith("fedlalr")
+    assert made["commands"][0].startswith("fedlalr")
     assert all("torch" in run["versions"] and run["hardware"] for run in made["runs"])
     verdicts = (INTERVAL / "verdicts.md").read_text()
     assert "| 4 | Local steps" in verdicts
@@ -107,21 +107,24 @@ def test_drawing_alone_keeps_what_is_known_of_the_running() -> None:
     reproduce("variants", *TINY)
     path = FOLDER / "variants.json"
     ran = json.loads(path.read_text())
-    assert ran["command"] == ran["drawn"]["command"]
+    assert ran["commands"] == [ran["drawn"]["command"]]
+    assert ran["hardware"] == ran["runs"][0]["hardware"]
     assert ran["run_seconds"] == pytest.approx(sum(run["seconds"] for run in ran["runs"]))
-    path.write_text(json.dumps({**ran, "command": "fedlalr first", "hardware": "another machine"}))
+    path.write_text(json.dumps({**ran, "commands": ["fedlalr first"], "hardware": "another machine"}))
     (FOLDER / "variants.png").unlink()
     result = reproduce("variants", *TINY, "--draw-only")
     assert result.exit_code == 0, result.output
     assert "4 of 4 runs are there" in result.stdout
     assert (FOLDER / "variants.png").exists()
     kept = json.loads(path.read_text())
-    assert (kept["command"], kept["hardware"]) == ("fedlalr first", "another machine")
+    assert (kept["commands"], kept["hardware"]) == (["fedlalr first"], "another machine")
     assert kept["drawn"] == ran["drawn"]
+    reproduce("variants", *TINY)
+    assert json.loads(path.read_text())["commands"] == ["fedlalr first", *ran["commands"]]
     path.unlink()
     reproduce("variants", *TINY, "--draw-only")
     unknown = json.loads(path.read_text())
-    assert unknown["command"] is unknown["hardware"] is unknown["versions"] is None
+    assert unknown["commands"] is unknown["hardware"] is unknown["versions"] is None
     assert unknown["drawn"]["hardware"]
 
 

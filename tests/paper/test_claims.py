@@ -81,6 +81,17 @@ def test_fedlalr_with_other_settings_is_no_rival_of_itself():
     assert (len(claim.checks), claim.verdict) == (3, "holds")
 
 
+def test_fedlalr_with_other_settings_meets_the_others_with_theirs():
+    mine, theirs = Beside("fedlalr", (("lr", 0.1),)), Beside("fedadam", (("server_lr", 0.1),))
+    lines = six() | {
+        mine.key: curves(rising(0.9), label=mine.label),
+        theirs.key: curves(rising(0.8), label=theirs.label),
+    }
+    claim = cifar_claims([panel(lines, beside=[mine, theirs])])[0]
+    assert outcome(claim, "FedLALR: final accuracy above that of FedAdam, server_lr 0.1") is False
+    assert outcome(claim, "FedLALR, lr 0.1: final accuracy above that of FedAdam, server_lr 0.1") is True
+
+
 def test_the_mean_over_seeds_decides_and_the_seeds_that_agree_are_told():
     ahead, behind = rising(0.60), rising(0.50)
     lines = {key: curves(rising(0.54), rising(0.54), rising(0.54)) for key in six()}

@@ -91,9 +91,11 @@ def above_all(
     result: PanelCurves, measure: Measure, key: str, rivals: Sequence[str], word: str, lower: bool = False
 ) -> Check:
     """Whether one curve's measure is above (or below) that of every rival."""
-    names = " and ".join(f"that of {_name(result, rival)}" for rival in rivals)
-    whom = "every other method's" if rivals == OTHERS else names
-    statement = f"{_NAMES[key]}: {word} {'below' if lower else 'above'} {whom}"
+    whom = " and ".join(f"that of {_name(result, rival)}" for rival in rivals)
+    if len(rivals) > 2:
+        whom = "every other method's" + (" with other settings" if rivals != OTHERS else "")
+    mine = _name(result, key)
+    statement = f"{mine}: {word} {'below' if lower else 'above'} {whom}"
     gaps = _gaps(result, measure, key, rivals)
     if isinstance(gaps, str):
         return Check(statement, result.panel.title, gaps, None)
@@ -102,20 +104,19 @@ def above_all(
     return Check(
         statement,
         result.panel.title,
-        _told(key, _name(result, closest), gaps[closest], word, lower),
+        _told(mine, _name(result, closest), gaps[closest], word, lower),
         all(sign * one.mean > 0 for one in gaps.values()),
         gaps[closest].seeds,
     )
 
 
 def _above_those_beside(result: PanelCurves, measure: Measure, word: str) -> list[Check]:
-    """The same against other methods with other settings than the paper's, where some were asked for."""
-    beside = [
-        line.key
-        for line in result.panel.lines
-        if line.key not in METHODS and line.config.algorithm.name in OTHERS and line.key in result.lines
-    ]
-    return [above_all(result, measure, "fedlalr", beside, word)] if beside else []
+    """The same against other methods with other settings than the paper's, where some were asked for: of FedLALR as
+    printed, and with other settings of its own."""
+    beside = [line for line in result.panel.lines if line.key not in METHODS and line.key in result.lines]
+    others = [line.key for line in beside if line.config.algorithm.name in OTHERS]
+    mine = ["fedlalr", *(line.key for line in beside if line.key not in others)]
+    return [above_all(result, measure, key, others, word) for key in mine] if others else []
 
 
 def _name(result: PanelCurves, key: str) -> str:
@@ -129,7 +130,7 @@ def _first_of_all(result: PanelCurves) -> list[Check]:
         like = Check(statement, result.panel.title, gaps, None)
     else:
         one = gaps["fedadam"]
-        told = _told("fedlalr", _NAMES["fedadam"], one)
+        told = _told(_NAMES["fedlalr"], _NAMES["fedadam"], one)
         like = Check(statement, result.panel.title, told, one.mean >= -EQUIVALENT, one.seeds)
     return [
         above_all(result, early_accuracy, "fedlalr", OTHERS, "early accuracy"),
@@ -186,7 +187,9 @@ def _like(result: PanelCurves, measure: Measure, key: str, other: str, word: str
     if isinstance(gaps, str):
         return Check(statement, result.panel.title, gaps, None)
     one = gaps[other]
-    return Check(statement, result.panel.title, _told(key, _NAMES[other], one), abs(one.mean) <= EQUIVALENT, one.seeds)
+    return Check(
+        statement, result.panel.title, _told(_NAMES[key], _NAMES[other], one), abs(one.mean) <= EQUIVALENT, one.seeds
+    )
 
 
 def _slightly_above(result: PanelCurves, measure: Measure, key: str, other: str, word: str) -> Check:
@@ -195,7 +198,9 @@ def _slightly_above(result: PanelCurves, measure: Measure, key: str, other: str,
     if isinstance(gaps, str):
         return Check(statement, result.panel.title, gaps, None)
     one = gaps[other]
-    return Check(statement, result.panel.title, _told(key, _NAMES[other], one), 0 < one.mean <= SLIGHTLY, one.seeds)
+    return Check(
+        statement, result.panel.title, _told(_NAMES[key], _NAMES[other], one), 0 < one.mean <= SLIGHTLY, one.seeds
+    )
 
 
 def _above_most(result: PanelCurves, key: str, measure: Measure, word: str, lower: bool = False) -> Check:
@@ -219,7 +224,7 @@ def _gaps(result: PanelCurves, measure: Measure, key: str, rivals: Sequence[str]
     gaps = {rival: gap(measure, result.lines[key], result.lines[rival]) for rival in rivals}
     apart = [rival for rival, one in gaps.items() if one is None]
     if apart:
-        return f"no seed with both {_NAMES[key]} and {', '.join(_NAMES[rival] for rival in apart)}"
+        return f"no seed with both {_name(result, key)} and {', '.join(_name(result, rival) for rival in apart)}"
     return {rival: one for rival, one in gaps.items() if one is not None}
 
 
@@ -227,12 +232,12 @@ def _missing(keys: Sequence[str]) -> str:
     return f"no finished run of {', '.join(_NAMES[key] for key in keys)}"
 
 
-def _told(key: str, other: str, one: Gap, word: str = "accuracy", lower: bool = False) -> str:
+def _told(mine: str, other: str, one: Gap, word: str = "accuracy", lower: bool = False) -> str:
     """Both numbers, their difference with its interval, and in how many seeds it has the sign."""
     scale, digits, unit, points = (1, 3, "", "") if "loss" in word else (100, 1, " %", " points")
     unit = points if word == "roughness" else unit
     first, second = (f"{value * scale:.{digits}f}{unit}" for value in (one.first, one.second))
-    text = f"{_NAMES[key]} {first}, {other} {second}: {_signed(one.mean * scale, digits)}{points}"
+    text = f"{mine} {first}, {other} {second}: {_signed(one.mean * scale, digits)}{points}"
     count = len(one.seeds)
     if count == 1:
         return text

@@ -113,18 +113,27 @@ def draw_speedup(result: Speedup, folder: Path) -> Drawn:
 
 
 def write_provenance(drawn: Drawn, folder: Path, scale: str, command: str, draw_only: bool) -> Path:
-    """What a figure was made of: the command that ran its runs, these with their times, engines, hardware and versions,
+    """What a figure was made of: the commands that ran its runs, these with times, engines, hardware and versions,
     and by what it was drawn.
 
     Who only draws does not change what is known of the running; what nobody wrote down is null.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{drawn.figure}.json"
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     here = {"command": command, "hardware": hardware("cpu"), "versions": versions()}
+    ran = {name: known.get(name) for name in ("commands", "hardware", "versions")}
+    if not draw_only:
+        names = dict.fromkeys(run["hardware"] for run in drawn.runs if run["hardware"])
+        ran = {
+            "commands": list(dict.fromkeys([*(ran["commands"] or []), command])),
+            "hardware": ", ".join(names) or here["hardware"],
+            "versions": here["versions"],
+        }
     plain = {
         "figure": drawn.figure,
         "scale": scale,
-        **(_ran_by(path) if draw_only else here),
+        **ran,
         "drawn": here,
         "notes": drawn.notes,
         "run_seconds": sum(run.get("seconds") or 0.0 for run in drawn.runs),
@@ -132,14 +141,6 @@ def write_provenance(drawn: Drawn, folder: Path, scale: str, command: str, draw_
     }
     path.write_text(json.dumps(plain, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return path
-
-
-def _ran_by(path: Path) -> dict[str, Any]:
-    """The command, hardware and versions of the running in a file of `write_provenance`, null where it has none."""
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if "--draw-only" in (known.get("command") or ""):  # a file of an earlier form, which names the drawing there
-        known = {}
-    return {name: known.get(name) for name in ("command", "hardware", "versions")}
 
 
 def _facts(job: Job, runs: Path, ready: bool) -> dict[str, Any]:
