@@ -6,12 +6,11 @@ import pytest
 from matplotlib.colors import to_hex
 
 from fedlalr.federation.trajectory import QUANTILES, V_HAT_SQUARED, Point, rate_name
+from fedlalr.paper.lines import METHOD_LOOKS, method_looks
 from fedlalr.paper.plans import INTERVALS, METHODS, Beside
 from fedlalr.paper.plots import (
-    METHOD_LOOKS,
     accuracy_figure,
     interval_figure,
-    method_looks,
     scalability_figure,
     shakespeare_figure,
     trajectory_figure,
@@ -106,6 +105,24 @@ def test_shakespeare_has_accuracy_above_loss_for_both_settings():
     figure = shakespeare_figure([panel(six(), "roles", "non-IID"), panel(six(), "pooled", "IID")], [])
     assert [axes.get_title() for axes in figure.axes] == ["roles", "pooled", "", ""]
     assert [figure.axes[i].get_ylabel() for i in (0, 2)] == ["test accuracy", "test loss"]
+
+
+def test_many_methods_with_other_settings_have_panels_of_their_own():
+    tuned = [Beside(method, (("lr", 0.1),)) for method in METHODS]
+    lines = six() | {one.key: curves(rising(0.3 + 0.1 * i)) for i, one in enumerate(tuned)}
+    both = [panel(lines, "roles", "non-IID", beside=tuned), panel(lines, "pooled", "IID", beside=tuned)]
+    figure = shakespeare_figure(both, [])
+    titles = ["roles", "pooled", "non-IID, other settings", "IID, other settings"]
+    assert [axes.get_title() for axes in figure.axes] == 2 * titles
+    printed, others = lines_of(figure.axes[0]), lines_of(figure.axes[2])
+    assert set(printed) == set(others)
+    assert all(printed[colour].get_linestyle() == others[colour].get_linestyle() for colour in printed)
+    assert others[METHOD_LOOKS["lafedopt"]["color"].upper()].get_ydata() == pytest.approx(rising(0.8))
+    assert figure.legends[0].get_texts()[0].get_text() == "FedLALR"
+    assert len(figure.legends[0].get_texts()) == len(METHODS)
+    assert "Other settings: FedLALR lr 0.1; FedAvg lr 0.1" in foot(figure)
+    figure = accuracy_figure(both[:1], [])
+    assert [axes.get_title() for axes in figure.axes] == ["roles", "non-IID, other settings"]
 
 
 def test_a_loss_that_explodes_does_not_flatten_the_others():
