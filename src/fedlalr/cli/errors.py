@@ -1,7 +1,7 @@
 """Errors as people should see them, and the exit code of each.
 
 0    done
-1    a run failed: too few usable replies, a state that is no longer finite, a disk that is full
+1    a run failed: too few usable replies, a state that is no longer finite, a disk that is full, a process that died
 2    the command, a setting or a file cannot be used
 3    a data set is not there, or damaged
 130  interrupted with Ctrl-C
@@ -43,6 +43,7 @@ class Commands(TyperGroup):
 def exit_code(error: Exception) -> int | None:
     """The exit code that an error of the library stands for; None for what should not have happened."""
     from fedlalr.config import ConfigError
+    from fedlalr.config.jobs import ProcessDied
     from fedlalr.data.sources import DataCorrupt, DataNotFound
     from fedlalr.federation import RoundFailed
     from fedlalr.federation.rundir import RunDirectoryError
@@ -53,7 +54,7 @@ def exit_code(error: Exception) -> int | None:
         return NO_DATA
     if isinstance(error, ConfigError):
         return USAGE
-    if isinstance(error, RoundFailed | RunDirectoryError | RankFailed | WorkerDied):
+    if isinstance(error, RoundFailed | RunDirectoryError | RankFailed | WorkerDied | ProcessDied):
         return FAILED
     return None
 

@@ -60,6 +60,10 @@ Step = tuple[int | None, Sequence[int], Exception | None]
 """The number of the job that is over, or None every moment; the jobs under way; the error that ended the one over."""
 
 
+class ProcessDied(RuntimeError):
+    """A process that runs were trained in ended without a word."""
+
+
 def finished(job: Job) -> Summary | None:
     """The summary of a run of the same settings that the folder already holds, be it one that failed in a round."""
     summary = job.directory.summary()
@@ -109,7 +113,7 @@ def run_jobs(
     with closing(_in_turn(jobs, todo) if several < 2 else _at_once(jobs, todo, several)) as started:
         for over, running, error in started:
             if error is not None and not keep_going:
-                raise error
+                raise _died(jobs[over]) if isinstance(error, BrokenProcessPool) and over is not None else error
             if over is not None:
                 summaries[over] = _summary(jobs[over]) if error is None else _broken(jobs[over], error)
             on_event(
@@ -213,6 +217,13 @@ def _work(config: dict[str, Any], folder: str) -> None:
     resume = same_problem(config, Path(folder)) and RunDirectory(folder).holds_run
     with suppress(RoundFailed):  # the summary says why
         execute(check(config), folder, resume=resume, overwrite=not resume)
+
+
+def _died(job: Job) -> ProcessDied:
+    return ProcessDied(
+        f"the process of {job.folder} died, or one beside it: it was killed, was out of memory or crashed in a library. "
+        "What is finished is kept, so the same command goes on from there"
+    )
 
 
 def _broken(job: Job, error: Exception) -> Summary:
