@@ -221,7 +221,7 @@ def _work(config: dict[str, Any], folder: str) -> None:
 
 def _died(job: Job) -> ProcessDied:
     return ProcessDied(
-        f"the process of {job.folder} died, or one beside it: it was killed, was out of memory or crashed in a library. "
+        f"the process of {job.folder} died, or one beside it: it was killed, out of memory or crashed in a library. "
         "What is finished is kept, so the same command goes on from there"
     )
 
