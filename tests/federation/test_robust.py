@@ -181,3 +181,9 @@ def test_rough_norms_are_right_at_any_scale(scale):
     assert torch.allclose(norms.double(), (values.double() - values[0].double()).norm(dim=1), rtol=1e-3, atol=0)
     assert fell.tolist() == [False, False, False]
     assert changes(values[:2], values[2])[1].tolist() == [scale > 0] * 2
+
+
+def test_rough_norms_are_right_at_any_length():
+    values = torch.full((1, 10_000_000), 2.0**-13)
+    values[0, 0] = 1.0  # in float32 the others are lost on it, one by one
+    assert float(change_norms(values, rough=True)) == pytest.approx(float(values.double().norm()), rel=1e-3)

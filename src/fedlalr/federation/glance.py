@@ -18,14 +18,12 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots, SlotTable
-from fedlalr.federation.robust import NUMBERS_IN_CACHE, SAFE_NORMS
+from fedlalr.federation.robust import NUMBERS_IN_CACHE, SAFE_NORMS, SUMMED
 from fedlalr.training.work import Replies
 
 PRECISE = (torch.float32, torch.float64)
 ROUGH = 1e-3
-"""Norms are taken in the numbers' own precision here, and trusted to three digits,"""
-SUMMED = 1 << 18
-"""which a sum of so many squares in float32 has even where every rounding goes the same way."""
+"""Norms are taken in the numbers' own precision here, and trusted to three digits."""
 
 
 def plainly_sound(replies: Replies, broadcast: Slots, table: SlotTable, max_norm_ratio: float | None) -> bool:
