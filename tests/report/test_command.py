@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 
 from fedlalr import config
+from fedlalr.cli.options import split_arguments
 from fedlalr.config import Config
-from fedlalr.report.command import command_for, description_of
+from fedlalr.report.command import command_for, description_of, stored_command
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,36 @@ def test_a_text_that_reads_like_a_number_is_quoted() -> None:
 def test_a_configuration_of_ones_own_has_no_command() -> None:
     plain = config.load("quickstart").model_dump()
     assert command_for(Config.model_validate(plain | {"name": "mine"})) is None
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """Of a file that builds on a preset, with an override, from a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("preset: quickstart\nrounds: 2\n")
+    return config.load("mine.yaml", ["algorithm=fedavg", "seed=5"])
+
+
+@pytest.mark.parametrize(
+    "folder", ["two", "of mine/it's", "alpha=0.1/seed-0", "all/alpha=0.1/seed-0", "-dashed", ".", "../beside"]
+)
+def test_the_configuration_that_a_run_stored_is_a_command(mine: Config, folder: str) -> None:
+    config.RunDirectory(folder).write_config(mine)
+    command = stored_command(mine, Path(folder))
+    assert command is not None
+    program, verb, file, option, again = shlex.split(command)
+    assert (program, verb, option) == ("fedlalr", "run", "--run-dir")
+    source, overrides = split_arguments([file])
+    assert config.load(source, overrides).problem() == mine.problem()
+    assert not Path(again).exists()
+    assert Path(again).name.endswith("-again")
+    assert not again.startswith("-")
+
+
+def test_a_directory_that_holds_another_configuration_or_none_is_no_command(mine: Config) -> None:
+    assert stored_command(mine, Path("empty")) is None
+    config.RunDirectory("other").write_config(config.load("mine.yaml"))
+    assert stored_command(mine, Path("other")) is None
 
 
 def test_a_preset_that_an_override_cannot_reach_has_no_command() -> None:

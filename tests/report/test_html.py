@@ -1,5 +1,6 @@
 import json
 import re
+import shlex
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,6 +15,8 @@ from fedlalr.config import Config
 from fedlalr.federation import Rejection
 from fedlalr.report.html import page, write_report
 from fedlalr.report.runs import ReportedRun, find_runs, read_run
+from report.run_folders import SMALL
+from settings import replaced
 
 VOID = {"meta", "link", "input", "br"}
 
@@ -147,13 +150,35 @@ def test_a_run_without_a_round_is_reported(comparison_folder: Path) -> None:
     assert "0/3" in words
 
 
-def test_a_configuration_of_ones_own_is_reproduced_from_the_page(comparison_folder: Path) -> None:
+def test_a_run_of_ones_own_file_is_made_again_by_the_command_on_its_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("two.yaml").write_text("preset: quickstart\n")
+    for folder, *changes in (("all/seed=0", "algorithm=fedavg"), ("all/my own", "seed=3")):
+        made = ["run", "two.yaml", *replaced(SMALL, changes), "--run-dir", folder]
+        assert CliRunner().invoke(app, made).exit_code == 0
+    page = checked(write_report(["all"], tmp_path / "page.html").read_text(encoding="utf-8"))
+    commands = [line for words in page.words for line in words.splitlines() if line.startswith("fedlalr run ")]
+    assert len(set(commands)) == 2
+    for command in commands:
+        _, *arguments = shlex.split(command)
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, result.output
+    for folder in ("all/seed=0", "all/my own"):
+        before, again = read_run(Path(folder)), read_run(Path(f"{folder}-again"))
+        assert before.config == again.config
+        assert [record.loss for record in before.records] == [record.loss for record in again.records]
+    assert Path("two.yaml").read_text() == "preset: quickstart\n"
+
+
+def test_a_run_whose_directory_lost_its_configuration_has_no_command(comparison_folder: Path) -> None:
     run = read_run(comparison_folder / "fedavg" / "seed-0")
     assert run.config is not None
     mine = Config.model_validate(run.config.model_dump() | {"name": "mine"})
-    words = " ".join(checked(page([ReportedRun(run.path, run.records, mine)])).words)
-    assert "fedlalr run mine.yaml seed=0" in words
-    assert "Save the configuration above" in words
+    text = page([ReportedRun(Path("gone"), run.records, mine)])
+    assert "id='commands'" not in text
+    assert "gone no longer holds the configuration" in text
 
 
 def test_the_command_writes_the_page_where_it_is_told(comparison_folder: Path, tmp_path: Path) -> None:

@@ -30,16 +30,18 @@ Json = Annotated[
 
 
 def split_arguments(arguments: list[str] | None) -> tuple[str, list[str]]:
-    """What to run, and the overrides."""
+    """What to run, and the overrides; a path may have a `=` after its first `/`, where no setting has one."""
     from fedlalr.config import ConfigError
 
-    sources = [argument for argument in arguments or [] if "=" not in argument]
+    given = arguments or []
+    overrides = [argument for argument in given if "=" in argument and "/" not in argument.partition("=")[0]]
+    sources = [argument for argument in given if argument not in overrides]
     if len(sources) > 1:
         raise ConfigError(
             f"{sources[1]!r} is neither the first argument (a preset, file or run directory) nor a setting; "
             f"settings are written key=value"
         )
-    return (sources or ["quickstart"])[0], [argument for argument in arguments or [] if "=" in argument]
+    return (sources or ["quickstart"])[0], overrides
 
 
 def progress_console(as_json: bool) -> Console:

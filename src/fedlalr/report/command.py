@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from fedlalr.config import Config, ConfigError, load, presets, with_method
+from fedlalr.config.loading import CONFIG_FILE
 from fedlalr.config.overrides import SHORT
 from fedlalr.config.yaml_file import parse
 
@@ -36,6 +38,28 @@ def command_for(config: Config) -> str | None:
     except ConfigError:  # the names alone do not make a configuration
         return None
     return shlex.join(["fedlalr", "run", config.name, *overrides])
+
+
+def stored_command(config: Config, run_dir: Path) -> str | None:
+    """`fedlalr run RUN_DIR/config.yaml --run-dir RUN_DIR-again`; None where that file means another configuration."""
+    try:
+        if load(run_dir / CONFIG_FILE).problem() != config.problem():
+            return None
+    except ConfigError:  # the file is gone or damaged
+        return None
+    named = run_dir if run_dir.name not in ("", "..") else run_dir.resolve()
+    again = named.with_name(f"{named.name}-again")
+    return shlex.join(["fedlalr", "run", _argument(run_dir / CONFIG_FILE), "--run-dir", _argument(again)])
+
+
+def _argument(path: Path) -> str:
+    """A path that the command line takes neither for an option nor for a setting.
+
+    >>> _argument(Path("alpha=1/run")), _argument(Path("runs/alpha=1/run"))
+    ('./alpha=1/run', 'runs/alpha=1/run')
+    """
+    first = path.parts[0]
+    return f"./{path}" if first.startswith("-") or "=" in first else str(path)
 
 
 def description_of(configs: Iterable[Config], methods: Sequence[str] = ()) -> str:

@@ -13,7 +13,7 @@ from string import Template
 from typing import Any
 
 from fedlalr.config import dump
-from fedlalr.report.command import command_for, description_of
+from fedlalr.report.command import command_for, description_of, stored_command
 from fedlalr.report.groups import Group, curves_of, group_runs
 from fedlalr.report.partitions import PartitionView, view_partitions
 from fedlalr.report.runs import ReportedRun, find_runs, read_run
@@ -31,6 +31,11 @@ from fedlalr.report.trajectories import trajectories_of
 PERCENT = "\N{NO-BREAK SPACE}%"
 MOST_DRAWN_CLIENTS = 200
 """Columns of the map of a partition; more would be narrower than a pixel on a phone."""
+FROM_PYTHON = "A run that was started from Python is made again by its program."
+ELSEWHERE = (
+    "Where that directory is not at hand, save the configuration of the run, above, as a new file, and run the file "
+    "with the run's seed: fedlalr run NEW.yaml seed=N."
+)
 
 
 def write_report(places: Iterable[str | Path], output: Path) -> Path:
@@ -130,22 +135,21 @@ def _rejections(groups: Sequence[Group]) -> str:
 
 
 def _reproduction(groups: Sequence[Group]) -> str:
-    runs = [run for group in groups for run in group.runs]
-    commands, by_file = [], False
-    for run in runs:
-        command = command_for(run.config) if run.config else None
-        if command is None and run.config is not None:
-            command, by_file = f"fedlalr run {run.config.name}.yaml seed={run.config.seed}", True
-        if command is not None:
+    commands: list[str] = []
+    notes: dict[str, None] = {}
+    for run in (run for group in groups for run in group.runs):
+        if run.config is None:
+            notes[FROM_PYTHON] = None
+        elif (command := command_for(run.config)) is not None:
             commands.append(command)
-    parts = [f"<pre tabindex='0' id='commands'>{escape(chr(10).join(commands))}</pre>"] if commands else []
-    if by_file:
-        parts.append("<p>Save the configuration above under the name that the command has.</p>")
-    if any(run.config is None for run in runs):
-        parts.append("<p>A run that was started from Python is made again by its program.</p>")
-    machines = dict.fromkeys(_machine(run) for run in runs)
-    parts += [f"<p>{escape(machine)}</p>" for machine in machines if machine]
-    return "".join(parts)
+        elif (command := stored_command(run.config, run.path)) is not None:
+            commands.append(command)
+            notes[ELSEWHERE] = None
+        else:
+            notes[f"{run.path} no longer holds the configuration of its run. {ELSEWHERE}"] = None
+    notes |= {machine: None for group in groups for run in group.runs if (machine := _machine(run))}
+    shown = f"<pre tabindex='0' id='commands'>{escape(chr(10).join(commands))}</pre>" if commands else ""
+    return shown + "".join(f"<p>{escape(note)}</p>" for note in notes)
 
 
 def _machine(run: ReportedRun) -> str:
