@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fedlalr.report.html import write_report
+from fedlalr import config
+from fedlalr.report.html import page, write_report
+from fedlalr.report.runs import ReportedRun
+from fedlalr.report.tables import NAMES
 from report.browser import Browser, chromium
+from report.curves import curve
 
 pytestmark = pytest.mark.browser
 
@@ -43,6 +47,22 @@ def test_it_opens_offline_without_a_complaint(opened: Browser) -> None:
     assert opened.run("return document.querySelector('h1').textContent") == "quickstart"
     assert opened.run("return performance.getEntriesByType('resource').length") == 0
     assert len(opened.run(LINES.format("curves"))) == 2
+    assert opened.complaints() == []
+
+
+def test_ten_methods_are_ten_looks_of_lines(opened: Browser, tmp_path: Path) -> None:
+    runs = [
+        ReportedRun(Path(name), curve([0.1 * i, 0.2]).records, config.load("quickstart", [f"algorithm={name}"]))
+        for i, name in enumerate(list(NAMES)[:10])
+    ]
+    file = tmp_path / "ten.html"
+    file.write_text(page(runs), encoding="utf-8")
+    opened.open(file)
+    opened.run(SETTLED)
+    look = "line.getAttribute('stroke') + ' ' + line.getAttribute('stroke-dasharray')"
+    for lines in ("#curves-chart > svg > .line", "#curves-chart .legend .line"):
+        looks = opened.run(f"return [...document.querySelectorAll('{lines}')].map(line => {look})")
+        assert len(set(looks)) == 10
     assert opened.complaints() == []
 
 

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlalr.report.comparison import Curve
+from fedlalr.report.looks import looks_of
 from fedlalr.report.tables import name_of
 
-# Okabe and Ito's palette; line styles tell apart what colours may not.
+# Okabe and Ito's palette, for figures of a few lines; line styles tell apart what colours may not.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C00")
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 1)), (0, (3, 3)))
 
@@ -25,11 +26,12 @@ def accuracy_figure(
 
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     by_rounds, by_megabytes = figure.subplots(1, 2, sharey=True)
-    for i, (method, curves) in enumerate(runs.items()):
+    looks = looks_of([name_of(method) for method in runs])
+    for (method, curves), kind in zip(runs.items(), looks, strict=True):
         rounds, megabytes, accuracy = _stacked(curves)
         if not len(rounds):
             continue
-        look = {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i % len(DASHES)], "linewidth": 1.8}
+        look = {**kind.matplotlib, "linewidth": 1.8}
         for axes, x in ((by_rounds, rounds), (by_megabytes, megabytes)):
             label = name_of(method) if axes is by_rounds else None
             axes.plot(x, accuracy.mean(axis=0), label=label, zorder=3, **look)
@@ -48,7 +50,7 @@ def accuracy_figure(
     by_rounds.set_ylim(0, 1)
     by_rounds.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     figure.suptitle(title)
-    figure.legend(loc="outside lower center", ncols=min(6, len(runs)), frameon=False)
+    figure.legend(loc="outside lower center", ncols=min(6, len(runs)), frameon=False, handlelength=3.2)
     return save(figure, path)
 
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from fedlalr.config import dump
 from fedlalr.report.command import command_for, description_of, stored_command
-from fedlalr.report.groups import Group, curves_of, group_runs
+from fedlalr.report.groups import Group, curves_of, group_runs, method_of
+from fedlalr.report.looks import dash_arrays, looks_of
 from fedlalr.report.partitions import PartitionView, view_partitions
 from fedlalr.report.runs import ReportedRun, find_runs, read_run
 from fedlalr.report.sections import (
@@ -31,6 +32,8 @@ from fedlalr.report.trajectories import trajectories_of
 PERCENT = "\N{NO-BREAK SPACE}%"
 MOST_DRAWN_CLIENTS = 200
 """Columns of the map of a partition; more would be narrower than a pixel on a phone."""
+LINE_WIDTH = 2
+"""As `page.css` has it."""
 FROM_PYTHON = "A run that was started from Python is made again by its program."
 ELSEWHERE = (
     "Where that directory is not at hand, save the configuration of the run, above, as a new file, and run the file "
@@ -76,8 +79,14 @@ def _drawn(groups: Sequence[Group], partitions: Sequence[PartitionView]) -> dict
         for group in groups
         for run in group.runs
     ]
+    looks = looks_of([method_of(group.runs[0]) for group in groups])
     return {
-        "curves": [curves for group in groups if (curves := curves_of(group)) is not None],
+        "dashes": dash_arrays(LINE_WIDTH),
+        "curves": [
+            {"look": look, **curves}
+            for group, look in zip(groups, looks, strict=True)
+            if (curves := curves_of(group)) is not None
+        ],
         "trajectories": [found for found in trajectories if found is not None],
         "partitions": [
             {"label": view.label, "clients": len(view.counts), "counts": view.counts[:MOST_DRAWN_CLIENTS].tolist()}

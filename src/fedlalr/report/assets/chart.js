@@ -1,7 +1,6 @@
 "use strict";
 // Line charts and maps as SVG, drawn to the width they are given. No dependency.
 
-const DASHES = ["", "7 4", "2 3", "9 3 2 3", "12 4", "4 2 1 2 1 2", "1 2", "5 5"];
 const NAMESPACE = "http://www.w3.org/2000/svg";
 
 function make(name, attributes = {}, ...children) {
@@ -12,7 +11,13 @@ function make(name, attributes = {}, ...children) {
 }
 make.svg = new Set(["g", "path", "line", "text", "rect", "title"]);
 
-const colour = (i) => `var(--c${i % 8})`;
+const COLOURS = 8;
+
+// What a line looks like: as its series says ([colour, dashes]), or by its place, with the next dashes when colours are used up.
+function lookOf(series, i, dashes) {
+  const [hue, dash] = series.look || [i % COLOURS, (i + Math.floor(i / COLOURS)) % dashes.length];
+  return { colour: `var(--c${hue})`, dash: dashes[dash] || undefined };
+}
 
 function number(value) {
   if (value === null || value === undefined) return "–";
@@ -98,7 +103,7 @@ function drawnToWidth(container, draw) {
 }
 
 // A chart that keeps its own state: which lines are hidden, where the cursor is.
-// series: [{label, x, y, low?, high?, breaks?}], the same colour for the same place in the list.
+// series: [{label, x, y, low?, high?, breaks?, look?}]; dashes: SVG's stroke-dasharray for each kind of dashes.
 function lineChart(container, describe) {
   const hidden = new Set();
   let cursor = null;
@@ -106,8 +111,9 @@ function lineChart(container, describe) {
   function draw() {
     const view = describe();
     const width = Math.max(280, container.clientWidth), height = Math.round(Math.min(380, Math.max(240, width * 0.5)));
-    const shown = view.series.map((s, i) => ({ ...s, i })).filter((s) => !hidden.has(s.label));
-    const drawn = shown.length ? shown : view.series.map((s, i) => ({ ...s, i }));
+    const all = view.series.map((s, i) => ({ ...s, ...lookOf(s, i, view.dashes) }));
+    const shown = all.filter((s) => !hidden.has(s.label));
+    const drawn = shown.length ? shown : all;
     const box = { left: 54, right: width - 12, top: 22, bottom: height - 40 };
     const y = scaleOf(drawn.flatMap((s) => [...s.y, ...(s.low || []), ...(s.high || [])]), box.bottom, box.top, { widen: true });
     const x = scaleOf(drawn.flatMap((s) => s.x), box.left, box.right, { zero: view.zero !== false, whole: view.whole, wanted: width < 500 ? 4 : 8 });
@@ -116,17 +122,17 @@ function lineChart(container, describe) {
     for (const s of shown) {
       for (const part of s.low ? parts(s) : []) {
         const outline = [...part.map((k) => [x.place(s.x[k]), y.place(s.high[k])]), ...part.reverse().map((k) => [x.place(s.x[k]), y.place(s.low[k])])];
-        svg.append(make("path", { class: "band", d: path(outline) + "Z", fill: colour(s.i) }));
+        svg.append(make("path", { class: "band", d: path(outline) + "Z", fill: s.colour }));
       }
     }
     for (const s of shown) {
       const points = s.x.flatMap((v, k) => [...(s.breaks && s.breaks.has(k) ? [[0, null]] : []), [x.place(v), s.y[k] === null ? null : y.place(s.y[k])]]);
-      svg.append(make("path", { class: "line", d: path(points), stroke: colour(s.i), "stroke-dasharray": DASHES[s.i % DASHES.length] || undefined }));
+      svg.append(make("path", { class: "line", d: path(points), stroke: s.colour, "stroke-dasharray": s.dash }));
     }
     const line = make("line", { class: "cursor", y1: box.top, y2: box.bottom, visibility: "hidden" });
     svg.append(line);
     const where = make("p", { class: "where", "aria-live": "polite" });
-    const list = legend(view, () => draw());
+    const list = legend(view, all, () => draw());
     container.replaceChildren(svg, where, list.element);
     const xs = [...new Set(shown.flatMap((s) => s.x))].sort((a, b) => a - b);
     function point(value) {
@@ -154,11 +160,11 @@ function lineChart(container, describe) {
     point(null);
   }
 
-  function legend(view, redraw) {
+  function legend(view, all, redraw) {
     const element = make("ul", { class: "legend" });
-    const values = view.series.map((s, i) => {
+    const values = all.map((s, i) => {
       const value = make("b");
-      const swatch = make("svg", { viewBox: "0 0 28 8", height: "8", "aria-hidden": "true" }, make("path", { class: "line", d: "M0 4H28", stroke: colour(i), "stroke-dasharray": DASHES[i % DASHES.length] || undefined }));
+      const swatch = make("svg", { viewBox: "0 0 36 8", height: "8", "aria-hidden": "true" }, make("path", { class: "line", d: "M0 4H36", stroke: s.colour, "stroke-dasharray": s.dash }));
       const button = make("button", { type: "button", "aria-pressed": String(!hidden.has(s.label)), title: "Show or hide" }, swatch, make("span", {}, s.label), value);
       button.addEventListener("click", () => {
         if (!hidden.delete(s.label)) hidden.add(s.label);

@@ -31,7 +31,8 @@ function curves() {
   const label = (name) => there.find(([n]) => n === name)[1];
   const several = data.curves.some((c) => c.seeds > 1);
   const draw = lineChart(find("curves-chart"), () => ({
-    series: data.curves.filter((c) => c.y[y]).map((c) => ({ label: c.label, x: c.x[x], y: c.y[y].mean, low: c.y[y].low, high: c.y[y].high })),
+    dashes: data.dashes,
+    series: data.curves.filter((c) => c.y[y]).map((c) => ({ label: c.label, look: c.look, x: c.x[x], y: c.y[y].mean, low: c.y[y].low, high: c.y[y].high })),
     xLabel: AXIS_LABELS[x],
     yLabel: label(y) + (several ? ", mean and range over seeds" : ""),
     whole: x === "round",
@@ -52,6 +53,7 @@ function trajectories() {
   }
   let run = data.trajectories[0], name = run.quantities[0].name;
   const draw = lineChart(find("trajectories-chart"), () => ({
+    dashes: data.dashes,
     series: run.clients.map((c) => ({
       label: `client ${c.client}`, x: c.x, ...c.values[name],
       breaks: new Set(c.round.flatMap((r, k) => (k && r !== c.round[k - 1] ? [k] : []))),
