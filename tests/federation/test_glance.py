@@ -130,6 +130,18 @@ def test_a_cohort_that_is_not_cleared_is_measured_and_passes(monkeypatch, cache)
     assert screen(stacked(uploads), broadcast, TABLE, max_norm_ratio=None)[1] == ()
 
 
+@pytest.mark.parametrize("lie", ["uploads", "broadcast"])
+def test_numbers_that_lie_apart_are_not_looked_at_roughly(monkeypatch, lie):
+    monkeypatch.setattr(glance, "NUMBERS_IN_CACHE", 0)
+    broadcast, uploads = cohort()
+    assert is_cleared(broadcast, uploads)
+    if lie == "uploads":
+        uploads = uploads.map(lambda slot: slot.t().contiguous().t())
+    else:
+        broadcast = broadcast.map(lambda slot: slot[:, None].repeat(1, 2)[:, 0])
+    assert not is_cleared(broadcast, uploads)
+
+
 def test_norms_in_float32_have_three_digits_where_they_are_trusted():
     for values in (torch.full((1, glance.SUMMED), 0.1), torch.full((1, glance.SUMMED), 2.0**-13)):
         values[0, 0] = 1.0

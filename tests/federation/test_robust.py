@@ -183,6 +183,12 @@ def test_rough_norms_are_right_at_any_scale(scale):
     assert changes(values[:2], values[2])[1].tolist() == [scale > 0] * 2
 
 
+def test_rounding_does_not_trim_one_reply_more():
+    values = torch.arange(100.0)[:, None] ** 3
+    mean = fl.Trimmed(0.07).reduce(values, None, torch.full((100,), 0.01))
+    assert mean.item() == pytest.approx(values[7:93].mean().item())
+
+
 def test_rough_norms_are_right_at_any_length():
     values = torch.full((1, 10_000_000), 2.0**-13)
     values[0, 0] = 1.0  # in float32 the others are lost on it, one by one

@@ -8,7 +8,6 @@ from torch import nn
 import fedlalr as fl
 from conftest import make_clients, make_model
 from fedlalr.algorithms import Context, Slots
-from fedlalr.federation import RoundFailed
 from fedlalr.federation.trajectory import (
     QUANTILES,
     V_HAT_SQUARED,
@@ -87,7 +86,7 @@ def test_a_new_run_forgets_the_trajectory_of_another(tmp_path):
 
 
 def test_a_method_without_second_moments_is_named():
-    with pytest.raises(RoundFailed, match="follows v̂, and the clients of this method have only x"):
+    with pytest.raises(TypeError, match="follows v̂, and the clients of FedAvg have only x"):
         fl.run(
             make_model(),
             make_clients(),
@@ -97,6 +96,11 @@ def test_a_method_without_second_moments_is_named():
             engine="reference",
             observers=[Trajectory([0])],
         )
+
+
+def test_a_round_that_never_comes_is_refused():
+    with pytest.raises(ValueError, match="asked for in round 5, but the run has 2 rounds"):
+        fl.run(make_model(), make_clients(), fl.FedLALR(), rounds=2, observers=[Trajectory([0], [5])])
 
 
 @pytest.mark.parametrize(("clients", "rounds"), [([], None), ([-1], None), ([0], []), ([0], [0])])

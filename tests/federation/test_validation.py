@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Dataset, IterableDataset
 
 import fedlalr as fl
 from fedlalr.federation.run import RepliesRefused
 
 PAIR = (torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64))
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+
+class Triples(Dataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, i):
+        return torch.zeros(4), 0, "more"
 
 
 def run(model=None, clients=None, algorithm=None, **options):
@@ -67,18 +82,59 @@ def test_bad_values_are_refused_with_a_sentence(options, message):
         ({"algorithm": fl.FedLALR}, "pass an instance, such as FedLALR()"),
         ({"algorithm": "fedavg"}, "algorithm must be one of fedlalr's"),
         ({"model": "resnet"}, "model must be a torch.nn.Module, not 'resnet'"),
-        ({"seed": 1.5}, "seed must be a whole number, not 1.5"),
+        ({"seed": 1.5}, "seed must be a whole number from 0 on, not 1.5"),
         ({"test": PAIR[0]}, r"test must be a pair \(inputs, targets\), not Tensor"),
         ({"local": 5}, "local must be fl.Steps"),
         ({"clients": {1: PAIR}}, "clients must be a sequence"),
         ({"clients": [PAIR, "two"]}, "client 1 is a str"),
         ({"clients": [PAIR, (PAIR[0].numpy(), PAIR[1].numpy())]}, r"client 1 is made of NumPy.*torch.from_numpy"),
         ({"test": (PAIR[0].numpy(), PAIR[1])}, "the test set is made of NumPy.*torch.from_numpy"),
+        ({"seed": -1}, "seed must be a whole number from 0 on, not -1"),
+        ({"observers": fl.Observer()}, r"observers must be a list, such as \[Observer\(…\)\]"),
+        ({"observers": [fl.Observer]}, r"observers has the class Observer; pass an instance, such as Observer\(\)"),
+        ({"observers": [print]}, "must be an instance of a subclass of fl.Observer"),
+        ({"clients": [PAIR, Endless()]}, "client 1 is a Endless; .* a torch Dataset with a length"),
     ],
 )
 def test_wrong_kinds_are_refused_with_a_sentence(options, message):
     with pytest.raises(TypeError, match=message):
         run(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"test": (torch.zeros(5, 3), torch.zeros(5).long())}, r"cannot run on the test set's inputs, \(2, 3\)"),
+        (
+            {"test": (torch.zeros(5, 4).double(), torch.zeros(5).long())},
+            r"the test set's .* so use inputs.to\(torch.float32\)",
+        ),
+        ({"dtype": torch.float64}, r"client 0's inputs.*the model is torch.float64, so use inputs.to\(torch.float64\)"),
+        ({"dtype": torch.int32}, "dtype"),
+        (
+            {"clients": [Triples(), Triples()]},
+            r"client 0's data set must give \(input, target\) for a sample, not 3 things",
+        ),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_before_the_first_round(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        run(run_dir=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_population_refuses_what_does_not_fit():
+    inputs, targets = torch.zeros(50, 4), torch.zeros(50).long()
+    sixty = fl.data.partition(np.arange(60) % 3, clients=6, scheme="iid")
+    with pytest.raises(ValueError, match="indices from 0 to 59, but there are 50 samples, 0 to 49"):
+        fl.data.Population(inputs, targets, sixty)
+    with pytest.raises(TypeError, match="partition must be what fl"):
+        fl.data.Population(inputs, targets, [[0, 1], [2, 3]])
+    with pytest.raises(TypeError, match="NumPy arrays; make them tensors"):
+        fl.data.Population(inputs.numpy(), targets, sixty)
+    fifty = fl.data.partition(np.arange(50) % 3, clients=5, scheme="iid")
+    with pytest.raises(TypeError, match="transform must have draws, train and test"):
+        fl.data.Population(inputs, targets, fifty, transform=lambda batch: batch)
 
 
 def test_a_model_with_nothing_to_train_is_refused():

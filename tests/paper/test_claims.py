@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from fedlalr.paper.claims import cifar_claims, interval_claims, scalability_claims, shakespeare_claims
+from fedlalr.paper.claims import above_all, cifar_claims, interval_claims, scalability_claims, shakespeare_claims
 from fedlalr.paper.claims_measured import heterogeneity_claims, speedup_claims, trajectory_claims
+from fedlalr.paper.measures import final_accuracy
 from fedlalr.paper.plans import Beside
 from fedlalr.paper.speedup_results import Point as Measured
 from fedlalr.paper.speedup_results import Speedup
@@ -90,6 +91,23 @@ def test_fedlalr_with_other_settings_meets_the_others_with_theirs():
     claim = cifar_claims([panel(lines, beside=[mine, theirs])])[0]
     assert outcome(claim, "FedLALR: final accuracy above that of FedAdam, server_lr 0.1") is False
     assert outcome(claim, "FedLALR, lr 0.1: final accuracy above that of FedAdam, server_lr 0.1") is True
+
+
+def test_a_missing_run_with_other_settings_is_named():
+    tuned = [Beside(method, (("lr", 0.1),)) for method in ("fedavg", "fedadam", "lafedopt")]
+    lines = six() | {one.key: curves(rising(0.3), label=one.label) for one in tuned[1:]}
+    claim = cifar_claims([panel(lines, beside=tuned)])[0]
+    assert outcome(claim, "final accuracy above every other method's with other settings") is None
+    assert any(check.measured == "no finished run of FedAvg, lr 0.1" for check in claim.checks)
+
+
+def test_a_tie_agrees_with_nobody():
+    flat = curves(rising(0.5), rising(0.5), rising(0.5))
+    check = above_all(
+        panel({"fedlalr": flat, "fedavg": flat}), final_accuracy, "fedlalr", ("fedavg",), "accuracy", True
+    )
+    assert check.holds is False
+    assert "below in 0 of 3 seeds" in check.measured
 
 
 def test_the_mean_over_seeds_decides_and_the_seeds_that_agree_are_told():

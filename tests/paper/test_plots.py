@@ -101,6 +101,18 @@ def test_a_method_with_other_settings_has_its_colour_and_a_line_style_of_its_own
     assert len([line for line in figure.axes[0].get_lines() if len(line.get_xdata()) > 1]) == 7
 
 
+def test_several_settings_of_a_method_are_told_apart():
+    tuned = [Beside("lafedopt", (("lr", lr),)) for lr in (0.1, 0.2, 0.3)] + [Beside("fedavg", (("lr", 0.1),))]
+    result = panel(six() | {one.key: curves(rising(0.5)) for one in tuned}, beside=tuned)
+    looks = {
+        key: (look["color"], str(look["linestyle"]), look["linewidth"]) for key, look in method_looks(result).items()
+    }
+    assert len(set(looks.values())) == len(METHODS) + 4
+    figure = accuracy_figure([result], [])
+    assert len([axes for axes in figure.axes if axes.get_visible()]) == 1
+    assert len(figure.legends[0].get_texts()) == len(METHODS) + 4
+
+
 def test_shakespeare_has_accuracy_above_loss_for_both_settings():
     figure = shakespeare_figure([panel(six(), "roles", "non-IID"), panel(six(), "pooled", "IID")], [])
     assert [axes.get_title() for axes in figure.axes] == ["roles", "pooled", "", ""]

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import fedlalr as fl
 from fedlalr.data.population import DatasetClients
 from fedlalr.federation.run import initial_state
 from fedlalr.federation.server import Outcome, Rules, play_round
@@ -82,6 +83,42 @@ def test_every_kind_of_job_gives_the_references_result(engine, options):
 def test_every_server_rule_gives_the_references_result(engine, rules):
     training = make_training()
     assert_same_outcomes(federate(engine, training, **rules), federate("reference", training, **rules))
+
+
+@engines
+@pytest.mark.parametrize(("sizes", "batch_size"), [((3,), 2), ((9, 9, 9), 4), ((5, 5), 1)])
+def test_batches_of_one_image_give_the_references_result(engine, sizes, batch_size):
+    torch.manual_seed(0)
+    model = fl.models.ConvMixer(classes=4, dim=6, depth=2, kernel=3, patch=2).double()
+    clients = [(torch.randn(n, 3, 8, 8).double(), torch.arange(n) % 4) for n in sizes]
+
+    def trained(engine: str) -> torch.Tensor:
+        options = {"rounds": 2, "batch_size": batch_size, "local": fl.Epochs(1), "device": "cpu"}
+        result = fl.run(model, clients, fl.FedAvg(lr=0.1), engine=engine, **options)
+        return torch.cat([value.flatten() for value in result.state["x"].values()])
+
+    assert torch.allclose(trained(engine), trained("reference"), rtol=0, atol=1e-12)
+
+
+@engines
+@pytest.mark.parametrize("sizes", [(8, 5), (5, 5)])
+def test_a_last_sample_alone_is_left_out_of_recalibrated_statistics(engine, sizes):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)).double()
+    clients = [(torch.randn(n, 6).double(), torch.arange(n) % 3) for n in sizes]
+
+    def buffers(engine: str, clients: list) -> dict:
+        options = {"rounds": 1, "batch_size": 4, "local": fl.Steps(1), "buffers": "recalibrate", "lr_decay": 1.0}
+        result = fl.run(model, clients, fl.FedAvg(lr=0.0 + 1e-300), engine=engine, device="cpu", **options)
+        assert result.metrics[0].rejected == ()
+        return dict(result.model.named_buffers())
+
+    mine = buffers(engine, clients)
+    right = buffers(
+        "reference",
+        [(inputs[: n - n % 4], targets[: n - n % 4]) for n, (inputs, targets) in zip(sizes, clients, strict=True)],
+    )
+    assert all(torch.allclose(mine[name], right[name], atol=1e-12) for name in right)
 
 
 @engines

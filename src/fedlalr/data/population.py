@@ -70,8 +70,25 @@ class Population:
         classes: int | None = None,
         name: str = "",
     ) -> None:
+        if isinstance(inputs, np.ndarray) or isinstance(targets, np.ndarray):
+            raise TypeError("the samples are NumPy arrays; make them tensors by torch.from_numpy(array)")
         if len(inputs) != len(targets):
             raise ValueError(f"there are {len(inputs)} inputs but {len(targets)} targets; they must pair up")
+        if not isinstance(partition, Partition):
+            raise TypeError(
+                f"partition must be what fl.data.partition(labels, …) gives, not a {type(partition).__name__}"
+            )
+        indices = partition.indices
+        if len(indices) and not 0 <= indices.min() <= indices.max() < len(targets):
+            raise ValueError(
+                f"the partition has indices from {indices.min()} to {indices.max()}, but there are {len(targets)} "
+                f"samples, 0 to {len(targets) - 1}; partition the labels of these samples"
+            )
+        if transform is not None and not all(hasattr(transform, name) for name in ("draws", "train", "test")):
+            raise TypeError(
+                f"transform must have draws, train and test, as fl.data.FlipCrop has; "
+                f"a {type(transform).__name__} has not"
+            )
         self.inputs, self.targets, self.partition = inputs, targets, partition
         self.transform, self.test, self.classes, self.name = transform, test, classes, name
         self._sizes = torch.as_tensor(partition.sizes)
@@ -157,7 +174,12 @@ class DatasetClients:
 
     def batch(self, client: int, positions: Tensor) -> tuple[Tensor, Tensor]:
         dataset = self.datasets[client]
-        inputs, targets = default_collate([dataset[int(position)] for position in positions])
+        samples = [dataset[int(position)] for position in positions]
+        if not isinstance(samples[0], tuple | list) or len(samples[0]) != 2:
+            raise ValueError(
+                f"client {client}'s data set must give (input, target) for a sample, not {_told(samples[0])}"
+            )
+        inputs, targets = default_collate(samples)
         return inputs.to(self.device), torch.as_tensor(targets).to(self.device)
 
     def training_batch(self, client: int, positions: Tensor, seed: int, round: int, step: int) -> tuple[Tensor, Tensor]:
@@ -182,17 +204,25 @@ def as_clients(clients: object) -> Clients:
     pairs: list[Any] = [client.tensors if isinstance(client, TensorDataset) else client for client in clients]
     if all(_is_pair(pair) for pair in pairs):
         return _pool(pairs)
-    if all(isinstance(client, Dataset) and hasattr(client, "__len__") for client in clients):
+    if all(map(_is_dataset, clients)):
         datasets = DatasetClients(clients)
         _check_not_empty(datasets.sizes)
         return datasets
-    odd = next(i for i, pair in enumerate(pairs) if not _is_pair(pair) and not isinstance(pair, Dataset))
+    odd = next(i for i, pair in enumerate(pairs) if not _is_pair(pair) and not _is_dataset(pair))
     if isinstance(pairs[odd], tuple | list) and any(isinstance(part, np.ndarray) for part in pairs[odd]):
         raise TypeError(f"client {odd} is made of NumPy arrays; make them tensors by torch.from_numpy(array)")
     raise TypeError(
         f"client {odd} is a {type(clients[odd]).__name__}; every client must be a pair of tensors (inputs, targets), "
         f"or every client a torch Dataset with a length"
     )
+
+
+def _told(sample: object) -> str:
+    return f"{len(sample)} things" if isinstance(sample, tuple | list) else f"a {type(sample).__name__}"
+
+
+def _is_dataset(client: object) -> bool:
+    return isinstance(client, Dataset) and hasattr(client, "__len__")
 
 
 def _is_pair(client: object) -> bool:

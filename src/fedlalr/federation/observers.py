@@ -28,6 +28,8 @@ class RunInfo:
     population: int
     clients_per_round: int
     parameters: int
+    slots: tuple[str, ...] = ()
+    """What a client has in its local steps; nothing where that happens elsewhere."""
 
 
 class Observer:

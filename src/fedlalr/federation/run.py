@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedlalr.algorithms.slots import Algorithm
+from fedlalr.algorithms.slots import Algorithm, Slots
 from fedlalr.data.population import Clients, Population, Samples, as_clients
 from fedlalr.data.transforms import Transform
 from fedlalr.federation.debug import Debugger
@@ -129,6 +129,8 @@ def run(
         run_dir=run_dir,
         checkpoint_every=checkpoint_every,
         seed=seed,
+        dtype=dtype,
+        observers=observers,
     )
     population = as_clients(clients)
     cohort_size = check_cohort(clients_per_round, len(population), min_clients)
@@ -225,8 +227,15 @@ def _choose(
         population=len(training.clients),
         clients_per_round=cohort,
         parameters=training.layout.size,
+        slots=tuple(_local_slots(training.algorithm, state.slots)),
     )
     return chosen, info
+
+
+def _local_slots(algorithm: Algorithm, slots: Slots) -> Slots:
+    """What a client has when it starts its local steps."""
+    nothing = torch.zeros_like(slots.x)
+    return algorithm.start(slots.only(*algorithm.slots.down), Slots(**dict.fromkeys(algorithm.slots.kept, nothing)))
 
 
 @contextmanager
@@ -287,7 +296,10 @@ def with_included(cohort: Tensor, observers: Sequence[Observer], round: int, pop
     if not wanted:
         return cohort
     if len(wanted) > len(cohort) or wanted[-1] >= population or wanted[0] < 0:
-        raise ValueError(f"clients {wanted} cannot all be put into a cohort of {len(cohort)} of {population} clients")
+        raise ValueError(
+            f"clients {wanted} cannot all be put into a cohort of {len(cohort)} of {population} clients, "
+            f"which have the numbers 0 to {population - 1}"
+        )
     others = [client for client in cohort.tolist() if client not in wanted]
     return torch.tensor(sorted(wanted + others[: len(cohort) - len(wanted)]))
 

@@ -51,11 +51,6 @@ class MomentProbe:
     clients: frozenset[int]
 
     def measure(self, state: Slots, context: Context) -> dict[str, float]:
-        if "v_hat" not in state:
-            raise TypeError(
-                f"a trajectory follows v̂, and the clients of this method have only {', '.join(state)}; "
-                f"record one of FedLALR"
-            )
         v_hat = state.v_hat
         ascending = v_hat.sort().values  # torch.quantile refuses more than 16 million coordinates
         # the rate falls with v̂, so that its quantile q is the rate at v̂'s quantile 1 − q
@@ -85,7 +80,16 @@ class Trajectory(Observer):
         self.points: list[Point] = []
 
     def on_start(self, info: RunInfo) -> None:
-        """Keep what was recorded of the rounds that a resumed run does not play again."""
+        """Refuse what cannot be followed; keep what was recorded of rounds that a resumed run does not play again."""
+        if "v_hat" not in info.slots:
+            raise TypeError(
+                f"a trajectory follows v̂, and the clients of {info.algorithm} have only {', '.join(info.slots)}; "
+                f"record one of FedLALR"
+            )
+        if self.rounds is not None and max(self.rounds) > info.rounds:
+            raise ValueError(
+                f"a trajectory was asked for in round {max(self.rounds)}, but the run has {info.rounds} rounds"
+            )
         known = read_trajectory(self.path) if self.path is not None else self.points
         self.points = [point for point in known if point.round < info.first_round]
         if self.path is not None and (self.points or self.path.exists()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from fedlalr.algorithms.checks import check_choice, check_not_negative, check_po
 from fedlalr.algorithms.slots import Algorithm
 from fedlalr.data.population import Population, Samples
 from fedlalr.federation.evaluation import is_class_target
+from fedlalr.federation.observers import Observer
 from fedlalr.training.work import Training
 
 IGNORED_LABEL = -100
@@ -52,10 +54,25 @@ def check_options(**options: Any) -> None:
     if options["max_norm_ratio"] is not None:
         check_positive("max_norm_ratio", options["max_norm_ratio"])
     check_count("checkpoint_every", options["checkpoint_every"])
-    if isinstance(options["seed"], bool) or not isinstance(options["seed"], int):
-        raise TypeError(f"seed must be a whole number, not {options['seed']!r}")
+    if isinstance(options["seed"], bool) or not isinstance(options["seed"], int) or options["seed"] < 0:
+        raise TypeError(f"seed must be a whole number from 0 on, not {options['seed']!r}")
+    check_choice("dtype", options["dtype"], (None, torch.float32, torch.float64, torch.bfloat16, torch.float16))
+    check_observers(options["observers"])
     if options["resume"] and options["run_dir"] is None:
         raise ValueError("resume=True needs run_dir, the directory of the run to go on with")
+
+
+def check_observers(observers: object) -> None:
+    """Refuse what is no sequence of observers."""
+    if not isinstance(observers, Sequence):
+        raise TypeError(f"observers must be a list, such as [{type(observers).__name__}(…)], not {observers!r}")
+    for observer in observers:
+        if isinstance(observer, type):
+            raise TypeError(
+                f"observers has the class {observer.__name__}; pass an instance, such as {observer.__name__}()"
+            )
+        if not isinstance(observer, Observer):
+            raise TypeError(f"an observer must be an instance of a subclass of fl.Observer, not {observer!r}")
 
 
 def check_count(name: str, value: object, also: str = "") -> None:
@@ -91,6 +108,18 @@ def check_problem(training: Training, test: tuple[Samples, Tensor] | None) -> No
         check_test(test)
     first = torch.arange(min(2, int(training.clients.sizes[0])))
     inputs, targets = training.clients.batch(0, first)
+    outputs = _outputs(training, inputs, "client 0's")
+    if test is not None:
+        some = test[0][torch.arange(min(2, len(test[1])), device=test[0].device)].to(training.device)
+        transform = training.clients.transform if isinstance(training.clients, Population) else None
+        _outputs(training, some if transform is None else transform.test(some), "the test set's")
+    if training.loss is nn.functional.cross_entropy and isinstance(outputs, Tensor):
+        _check_classes(training, outputs, targets, test)
+    _check_loss(training, outputs, targets)
+
+
+def _outputs(training: Training, inputs: Tensor, whose: str) -> Any:
+    """What the module makes of some inputs in evaluation mode."""
     was_training = {module: module.training for module in training.model.modules()}
     training.model.eval()
     try:
@@ -98,18 +127,18 @@ def check_problem(training: Training, test: tuple[Samples, Tensor] | None) -> No
             torch.no_grad(),
             torch.autocast(training.device.type, training.compute, enabled=training.compute is not None),
         ):
-            outputs = training.model(inputs)
+            return training.model(inputs)
     except Exception as error:
+        mine = training.layout.dtype
+        other = inputs.is_floating_point() and inputs.dtype != mine
+        hint = f"; the model is {mine}, so use inputs.to({mine})" if other else ""
         raise ValueError(
-            f"the model cannot run on client 0's inputs, {tuple(inputs.shape)} {inputs.dtype}: "
-            f"{type(error).__name__}: {error}"
+            f"the model cannot run on {whose} inputs, {tuple(inputs.shape)} {inputs.dtype}: "
+            f"{type(error).__name__}: {error}{hint}"
         ) from error
     finally:
         for module, flag in was_training.items():
             module.training = flag
-    if training.loss is nn.functional.cross_entropy and isinstance(outputs, Tensor):
-        _check_classes(training, outputs, targets, test)
-    _check_loss(training, outputs, targets)
 
 
 def _check_classes(training: Training, outputs: Tensor, targets: Tensor, test: tuple[Samples, Tensor] | None) -> None:

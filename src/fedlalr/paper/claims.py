@@ -113,14 +113,14 @@ def above_all(
 def _above_those_beside(result: PanelCurves, measure: Measure, word: str) -> list[Check]:
     """The same against other methods with other settings than the paper's, where some were asked for: of FedLALR as
     printed, and with other settings of its own."""
-    beside = [line for line in result.panel.lines if line.key not in METHODS and line.key in result.lines]
+    beside = [line for line in result.panel.lines if line.key not in METHODS]
     others = [line.key for line in beside if line.config.algorithm.name in OTHERS]
     mine = ["fedlalr", *(line.key for line in beside if line.key not in others)]
     return [above_all(result, measure, key, others, word) for key in mine] if others else []
 
 
 def _name(result: PanelCurves, key: str) -> str:
-    return _NAMES[key] if key in _NAMES else result.lines[key].label
+    return _NAMES[key] if key in _NAMES else next(line.label for line in result.panel.lines if line.key == key)
 
 
 def _first_of_all(result: PanelCurves) -> list[Check]:
@@ -145,7 +145,7 @@ def _drop(result: PanelCurves, key: str, wanted: bool) -> Check:
     statement = f"{_NAMES[key]}: {'a' if wanted else 'no'} marked drop"
     curves = result.lines.get(key)
     if curves is None:
-        return Check(statement, result.panel.title, _missing([key]), None)
+        return Check(statement, result.panel.title, _missing(result, [key]), None)
     drops = largest_drop(curves)
     mean = float(drops.mean())
     each = f" (from {drops.min() * 100:.1f} to {drops.max() * 100:.1f})" if len(drops) > 1 else ""
@@ -220,7 +220,7 @@ def _gaps(result: PanelCurves, measure: Measure, key: str, rivals: Sequence[str]
     """The difference to every rival, or why there is none."""
     absent = [name for name in (key, *rivals) if name not in result.lines]
     if absent:
-        return _missing(absent)
+        return _missing(result, absent)
     gaps = {rival: gap(measure, result.lines[key], result.lines[rival]) for rival in rivals}
     apart = [rival for rival, one in gaps.items() if one is None]
     if apart:
@@ -228,8 +228,8 @@ def _gaps(result: PanelCurves, measure: Measure, key: str, rivals: Sequence[str]
     return {rival: one for rival, one in gaps.items() if one is not None}
 
 
-def _missing(keys: Sequence[str]) -> str:
-    return f"no finished run of {', '.join(_NAMES[key] for key in keys)}"
+def _missing(result: PanelCurves, keys: Sequence[str]) -> str:
+    return f"no finished run of {', '.join(_name(result, key) for key in keys)}"
 
 
 def _told(mine: str, other: str, one: Gap, word: str = "accuracy", lower: bool = False) -> str:
@@ -244,7 +244,7 @@ def _told(mine: str, other: str, one: Gap, word: str = "accuracy", lower: bool =
     low, high = one.interval.low, one.interval.high
     ends = [_signed(end * scale, digits) for end in (low, high) if end is not None]
     between = f" [{', '.join(ends)}]" if ends else ""
-    agreeing = count - one.positive if lower else one.positive
+    agreeing = one.negative if lower else one.positive
     return f"{text}{between}, {'below' if lower else 'above'} in {agreeing} of {count} seeds"
 
 

@@ -113,8 +113,8 @@ def draw_speedup(result: Speedup, folder: Path) -> Drawn:
 
 
 def write_provenance(drawn: Drawn, folder: Path, scale: str, command: str, draw_only: bool) -> Path:
-    """What a figure was made of: the commands that ran its runs, these with times, engines, hardware and versions,
-    and by what it was drawn.
+    """What a figure was made of: the commands that asked for its runs, these with times, engines, hardware and
+    versions, and by what it was drawn.
 
     Who only draws does not change what is known of the running; what nobody wrote down is null.
     """
@@ -125,10 +125,11 @@ def write_provenance(drawn: Drawn, folder: Path, scale: str, command: str, draw_
     ran = {name: known.get(name) for name in ("commands", "hardware", "versions")}
     if not draw_only:
         names = dict.fromkeys(run["hardware"] for run in drawn.runs if run["hardware"])
+        with_versions = [run["versions"] for run in drawn.runs if run["versions"]]
         ran = {
             "commands": list(dict.fromkeys([*(ran["commands"] or []), command])),
             "hardware": ", ".join(names) or here["hardware"],
-            "versions": here["versions"],
+            "versions": with_versions[-1] if with_versions else here["versions"],
         }
     plain = {
         "figure": drawn.figure,

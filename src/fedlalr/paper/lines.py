@@ -6,6 +6,7 @@ seeds, bands go from the lowest seed to the highest, a cross is where a run brok
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -35,20 +36,23 @@ METHOD_LOOKS: Mapping[str, Look] = {
 
 def method_looks(result: PanelCurves) -> dict[str, Look]:
     """Methods as printed, and those beside them: in the colour of their method, thin and dotted if it is there too."""
-    beside = [line for line in _beside(result) if line.config.algorithm.name in METHOD_LOOKS]
-    there = {line.key for line in result.panel.lines}
     looks = {**METHOD_LOOKS}
-    for i, line in enumerate(beside):
-        mine = METHOD_LOOKS[line.config.algorithm.name]
-        apart = {"linestyle": DASHES[6 + i % 2], "linewidth": 1.0} if line.config.algorithm.name in there else {}
-        looks[line.key] = {**mine, **apart}
+    there = Counter(line.key for line in result.panel.lines if line.key in METHODS)
+    for line in _beside(result):
+        method = line.config.algorithm.name
+        if method in METHOD_LOOKS:
+            before = there[method]
+            apart = {"linestyle": DASHES[6 + before % 2], "linewidth": 1.0 if before < 3 else 0.6} if before else {}
+            looks[line.key] = {**METHOD_LOOKS[method], **apart}
+            there[method] += 1
     return looks
 
 
 def layers(results: Sequence[PanelCurves]) -> list[list[PanelCurves]]:
-    """What is drawn over each other: all lines of a panel, or where many are beside the methods as printed, these and
-    those apart."""
-    if all(len(_beside(result)) <= 2 for result in results):
+    """What is drawn over each other: all lines of a panel, or where many are beside the methods as printed, one of each
+    method, these and those apart."""
+    methods = [[line.config.algorithm.name for line in _beside(result)] for result in results]
+    if all(len(names) <= 2 for names in methods) or any(len(set(names)) < len(names) for names in methods):
         return [list(results)]
     return [
         [_only(result, set(METHODS), result.panel.title) for result in results],

@@ -111,6 +111,7 @@ class Gap:
     seeds: tuple[int, ...]
     positive: int
     """Seeds in which the difference is above zero."""
+    negative: int
 
     @property
     def mean(self) -> float:
@@ -125,13 +126,14 @@ def gap(measure: Measure, first: Curves, second: Curves) -> Gap | None:
     mine = measure(first)[[first.seeds.index(seed) for seed in seeds]]
     theirs = measure(second)[[second.seeds.index(seed) for seed in seeds]]
     with np.errstate(invalid="ignore"):  # two infinite losses have no difference
-        positive = int(np.sum(mine - theirs > 0))
-    interval = (
-        paired_difference(mine.tolist(), theirs.tolist())
-        if np.isfinite(mine).all() and np.isfinite(theirs).all()
-        else Interval(float(mine.mean() - theirs.mean()), None, None)
-    )
-    return Gap(float(mine.mean()), float(theirs.mean()), interval, seeds, positive)
+        difference = mine - theirs
+        interval = (
+            paired_difference(mine.tolist(), theirs.tolist())
+            if np.isfinite(mine).all() and np.isfinite(theirs).all()
+            else Interval(float(mine.mean() - theirs.mean()), None, None)
+        )
+    positive, negative = int(np.sum(difference > 0)), int(np.sum(difference < 0))
+    return Gap(float(mine.mean()), float(theirs.mean()), interval, seeds, positive, negative)
 
 
 def _accuracy(curves: Curves) -> Array:

@@ -46,7 +46,8 @@ class MaskedBatchNorm(_BatchNorm):
         places = input[0, 0].numel()
         self.over_samples_alone |= places == 1
         cumulative = self.training and self.track_running_stats and self.momentum is None
-        if self.mask is None and not cumulative:
+        # of one sample with the channels innermost in memory torch's gradient is wrong on a CPU
+        if self.mask is None and not cumulative and len(input) > 1:
             return super().forward(input)
         self._check(input)
         if places == len(input) == 1:

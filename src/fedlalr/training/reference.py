@@ -110,8 +110,9 @@ class ReferenceEngine:
             for layer in layers:
                 layer.momentum = None  # a cumulative average instead of an exponential one
                 layer.reset_running_stats()
-            every = torch.arange(int(training.clients.sizes[client]))
-            for positions in torch.split(every, training.batch_size or 1000):
+            batch_size = training.batch_size or 1000
+            every = torch.arange(int(without_a_single(training.clients.sizes[client], batch_size)))
+            for positions in torch.split(every, batch_size):
                 model(training.clients.batch(client, positions)[0])
         finally:
             for layer, momentum in zip(layers, momenta, strict=True):
@@ -121,6 +122,12 @@ class ReferenceEngine:
 
     def close(self) -> None:
         """Nothing to give back."""
+
+
+def without_a_single(sizes: Tensor, batch_size: int) -> Tensor:
+    """Samples of clients to take statistics of: a last batch of one sample is left out, for it has no variance."""
+    alone = (sizes > 1) & (sizes % batch_size == 1)
+    return sizes - alone.to(sizes.dtype)
 
 
 class Collector:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedlalr.data.population import Population
 from fedlalr.training.layout import Layout
+from fedlalr.training.reference import without_a_single
 from fedlalr.training.vmap_forward import VmapForward
 from fedlalr.training.work import Buffers
 
@@ -21,7 +22,7 @@ def stacked_statistics(
     batch_size: int,
 ) -> Buffers:
     """The buffers `[C, …]` after one pass over each client's samples in order, averaged over its batches."""
-    sizes = pool.sizes[clients]
+    sizes = without_a_single(pool.sizes[clients], batch_size)
     batches = (sizes + batch_size - 1) // batch_size
     order = batches.argsort(descending=True, stable=True)
     clients, sizes, batches = clients[order], sizes[order], batches[order]
