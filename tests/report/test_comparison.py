@@ -93,6 +93,14 @@ def test_methods_that_seeds_cannot_tell_apart_are_named() -> None:
     assert "Not told apart from FedLALR by 2 seeds: FedAvg." in notes
 
 
+def test_methods_with_the_same_difference_in_every_seed_are_not_told_apart() -> None:
+    level = {"fedavg": [curve([0.877]), curve([0.777])], "fedlalr": [curve([0.9]), curve([0.8])]}
+    table = comparison_table(compare(level, SETTINGS))
+    assert table.rows[1][2] == "-2.3"
+    assert "Not told apart from FedLALR by 2 seeds: FedAvg." in table.notes
+    assert any("leaves no spread for an interval: FedAvg." in note for note in table.notes)
+
+
 def test_one_seed_is_said_to_be_too_few() -> None:
     table = comparison_table(compare({"fedavg": [curve([0.8])], "fedlalr": [curve([0.9])]}, SETTINGS, target=0.95))
     assert table.rows[0][:6] == ("FedLALR", "90.0", "–", "not reached", "not reached", "not reached")

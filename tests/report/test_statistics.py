@@ -25,6 +25,24 @@ def test_one_pair_has_no_interval() -> None:
     assert spread([0.5]).deviation is None
 
 
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("difference", [-0.023, 0.0, 0.1])
+def test_equal_differences_have_no_interval(count: int, difference: float) -> None:
+    values = [0.1 * (i + 1) for i in range(count)]
+    level = paired_difference([value + difference for value in values], values)
+    assert level.mean == pytest.approx(difference, abs=1e-12)
+    assert (level.low, level.high) == (None, None)
+    assert not level.excludes_zero
+
+
+def test_differences_that_are_nearly_equal_have_a_narrow_interval() -> None:
+    near = paired_difference([0.9, 0.8001], [0.8, 0.7])
+    assert near.low is not None
+    assert near.high is not None
+    assert 0 < near.high - near.low < 0.002
+    assert near.excludes_zero
+
+
 @settings(deadline=None, max_examples=50)
 @given(numbers)
 def test_what_both_sides_share_does_not_matter(values: list[float]) -> None:

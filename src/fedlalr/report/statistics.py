@@ -6,6 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+ROUNDING = 1e-12
+"""Deviations below this share of the values come from their last bits."""
+
 
 class Spread(NamedTuple):
     """A mean and the sample standard deviation around it; None where there is one value."""
@@ -15,7 +18,7 @@ class Spread(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """A mean with its confidence interval; the ends are None where there is one value."""
+    """A mean with its confidence interval; the ends are None where there is one value, or values without spread."""
 
     mean: float
     low: float | None
@@ -40,17 +43,22 @@ def spread(values: Sequence[float]) -> Spread:
 def paired_difference(first: Sequence[float], second: Sequence[float], confidence: float = 0.95) -> Interval:
     """The mean of first − second over pairs (runs of one seed share data, start and cohorts), with Student's interval.
 
-    With three seeds Student's factor is 4.3, so the interval is wide: that is what three seeds can tell.
+    With three seeds Student's factor is 4.3, so the interval is wide: that is what three seeds can tell. Differences
+    that are all equal, up to rounding, have no interval: they met by chance or for want of digits, and the spread from
+    seed to seed, which the interval is made of, cannot be told from them.
 
     >>> [round(end, 3) for end in paired_difference([0.90, 0.92, 0.91], [0.88, 0.89, 0.90])]
     [0.02, -0.005, 0.045]
+    >>> paired_difference([0.75, 0.5], [0.5, 0.25])
+    Interval(mean=0.25, low=None, high=None)
     """
     if len(first) != len(second) or not first:
         raise ValueError(
             f"pairs need equally many values on both sides, at least one, not {len(first)} and {len(second)}"
         )
     mean, deviation = spread([a - b for a, b in zip(first, second, strict=True)])
-    if deviation is None:
+    largest = max(abs(value) for value in (*first, *second))
+    if deviation is None or deviation <= ROUNDING * largest:
         return Interval(mean, None, None)
     from scipy.stats import t  # a slow import that only this function needs
 

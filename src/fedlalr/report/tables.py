@@ -91,6 +91,9 @@ def _notes(comparison: Comparison) -> Iterable[str]:
         ties = [name_of(o.method) for o in comparison.outcomes if o.to_best is not None and not o.to_best.excludes_zero]
         if ties:
             yield f"Not told apart from {name_of(comparison.best.method)} by {seeds} seeds: {', '.join(ties)}."
+        level = [name_of(o.method) for o in comparison.outcomes if o.to_best is not None and o.to_best.low is None]
+        if level:
+            yield f"The same difference in all seeds, which leaves no spread for an interval: {', '.join(level)}."
     else:
         yield "One seed: there is no spread to judge a difference by; use --seeds."
     if any(0 < o.reached < seeds for o in comparison.outcomes):
