@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 import fedlalr as fl
+from conftest import make_clients, make_model
 from fedlalr.federation.run import RepliesRefused
 from fedlalr.federation.sampling import sample
 from fedlalr.federation.server import too_few
@@ -310,3 +311,46 @@ def test_a_probe_sees_every_local_step_of_its_clients_and_include_puts_them_in(m
     assert [(t[0], t[1], t[2]) for t in watch.traces] == [(2, c, k) for c in (1, 3) for k in (1, 2, 3, 4)]
     values = [t[3]["v_hat"] for t in watch.traces[:4]]
     assert values == sorted(values)
+
+
+class StopAt(fl.Observer):
+    """Ends a run after a round, and keeps the models that it was shown."""
+
+    def __init__(self, round: int) -> None:
+        self.round, self.models, self.rounds, self.ended = round, [], [], 0
+
+    def on_model(self, round, model):
+        self.models.append(model())
+
+    def on_round(self, record):
+        self.rounds.append(record.round)
+        if record.round == self.round:
+            raise fl.Stop
+
+    def on_end(self, result):
+        self.ended += 1
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_an_observer_ends_a_run_which_goes_on_later(tmp_path, every):
+    def run(rounds, observers, **options):
+        return fl.run(make_model(), make_clients(), fl.FedLALR(), rounds=rounds, observers=observers, **options)
+
+    files = {"run_dir": tmp_path / "run", "checkpoint_every": every}
+    first, second = StopAt(3), StopAt(9)
+    ended = run(6, [first, second], **files)
+    assert [record.round for record in ended.metrics] == first.rounds == second.rounds == [1, 2, 3]
+    assert first.ended == second.ended == 1
+    whole = run(6, [])
+    on = run(6, [], resume=True, **files)
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(on.model.state_dict()[name], value)
+
+
+def test_an_observer_is_shown_the_model_of_every_round():
+    watcher = StopAt(2)
+    result = fl.run(make_model(), make_clients(), fl.FedLALR(), rounds=4, observers=[watcher])
+    shown = [model.state_dict() for model in watcher.models]
+    assert len(shown) == 2
+    assert all(torch.equal(shown[1][name], value) for name, value in result.model.state_dict().items())
+    assert any(not torch.equal(shown[0][name], value) for name, value in result.model.state_dict().items())

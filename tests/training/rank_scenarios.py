@@ -120,6 +120,16 @@ class Stumble(fl.Observer):
             raise OSError("the disk of the first rank is full")
 
 
+class Halt(fl.Observer):
+    def on_round(self, record):
+        if record.round == 2:
+            raise fl.Stop
+
+
+def first_rank_stops(folder: Path) -> int:
+    return len(job("distributed", observers=[Halt()])[0].metrics)
+
+
 def first_rank_fails(folder: Path) -> None:
     job("distributed", observers=[Stumble()])
 

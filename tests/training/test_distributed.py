@@ -21,7 +21,8 @@ from fedlalr.training.ranks import Ranks, Spread
 from training import rank_scenarios as scenarios
 
 TOLERANCE = 1e-12
-SHARED = ["same_results", "other_weights", "files", "other_settings", "another_engine", "first_rank_fails"]
+SHARED = ["same_results", "other_weights", "files", "first_rank_stops", "other_settings", "another_engine"]
+SHARED += ["first_rank_fails"]
 
 
 def start_ranks(count: int, folder: Path, names: list[str]) -> list[dict[str, object]]:
@@ -109,6 +110,10 @@ def test_ranks_that_were_given_different_runs_refuse(two, three):
 
 def test_an_engine_that_would_run_everything_in_every_process_is_refused(two):
     assert all("ValueError: torchrun started several processes" in rank["another_engine"] for rank in two)
+
+
+def test_an_observer_of_the_first_rank_ends_the_run_on_all(two, three):
+    assert [rank["first_rank_stops"] for rank in (*two, *three)] == [2] * 5
 
 
 def test_a_failing_rank_fails_the_run_on_all_with_its_message(two, three):

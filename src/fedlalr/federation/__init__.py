@@ -4,7 +4,7 @@ from fedlalr.federation.checkpoint import CheckpointError
 from fedlalr.federation.gradient_norms import GradientNorms
 from fedlalr.federation.inbox import Inbox
 from fedlalr.federation.metrics import Record
-from fedlalr.federation.observers import Observer, RunInfo
+from fedlalr.federation.observers import Observer, RunInfo, Stop
 from fedlalr.federation.payload import Expected, Reply
 from fedlalr.federation.robust import Bounded, Max, Mean, Median, Trimmed
 from fedlalr.federation.run import RepliesRefused, Result, run
@@ -31,6 +31,7 @@ __all__ = [
     "RoundFailed",
     "RunDirectoryError",
     "RunInfo",
+    "Stop",
     "Trajectory",
     "Trimmed",
     "run",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from torch import nn
 
 from fedlalr.training.work import Probe, Trace
 
@@ -32,6 +34,10 @@ class RunInfo:
     """What a client has in its local steps; nothing where that happens elsewhere."""
 
 
+class Stop(Exception):
+    """Raised by an observer after a round: the run ends there, with everything written and its result given."""
+
+
 class Observer:
     """Does nothing; override what you want to see."""
 
@@ -49,8 +55,23 @@ class Observer:
     def on_traces(self, round: int, lr: float, traces: Sequence[Trace]) -> None:
         """What the probe of a round measured."""
 
+    def on_model(self, round: int, model: Callable[[], nn.Module]) -> None:
+        """After every round: `model()` gives a copy of the module as it is now, made when it is asked for."""
+
     def on_round(self, record: Record) -> None:
-        """After every round."""
+        """After every round. Raise `Stop` to end the run there."""
 
     def on_end(self, result: Result) -> None:
         """After the last round."""
+
+
+def show_round(observers: Sequence[Observer], record: Record, model: Callable[[], nn.Module]) -> bool:
+    """Show a round to all observers, and say whether one of them wants the run to end there."""
+    stopped = False
+    for observer in observers:
+        try:
+            observer.on_model(record.round, model)
+            observer.on_round(record)
+        except Stop:
+            stopped = True
+    return stopped

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +22,7 @@ from fedlalr.federation.debug import Debugger
 from fedlalr.federation.evaluation import Evaluation, evaluate
 from fedlalr.federation.fingerprint import facts_of
 from fedlalr.federation.metrics import Record
-from fedlalr.federation.observers import Observer, RunInfo
+from fedlalr.federation.observers import Observer, RunInfo, show_round
 from fedlalr.federation.robust import SlotReduction, as_reductions
 from fedlalr.federation.rundir import Journal
 from fedlalr.federation.sampling import sample
@@ -187,13 +188,14 @@ def run(
                 outcome.timing["evaluate"] = time.perf_counter() - evaluating
                 record = make_record(outcome, evaluation, lr, len(cohort), training, time.perf_counter() - began)
                 record = journal.add(state, record, last=t == rounds)
-                for observer in watching:
-                    if outcome.traces:
-                        observer.on_traces(t, lr, outcome.traces)
-                    observer.on_round(record)
+                for observer in watching if outcome.traces else ():
+                    observer.on_traces(t, lr, outcome.traces)
+                stopped = show_round(watching, record, partial(trained_model, model, state, training))
                 if record.rejected and not told and ranks.is_first:
                     warnings.warn(_refusal(record), RepliesRefused, stacklevel=2)
                     told = True
+                if ranks.first(stopped):
+                    break
     result = Result(journal.records, named_state(state, training), trained_model(model, state, training), info)
     for observer in watching:
         observer.on_end(result)

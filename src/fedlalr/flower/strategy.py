@@ -6,6 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from fedlalr.algorithms.slots import Algorithm
 from fedlalr.data.population import Population, Samples
 from fedlalr.federation.fingerprint import facts_of
 from fedlalr.federation.metrics import Record
-from fedlalr.federation.observers import Observer, RunInfo
+from fedlalr.federation.observers import Observer, RunInfo, show_round
 from fedlalr.federation.run import (
     Result,
     evaluate_state,
@@ -140,8 +141,9 @@ class FederatedStrategy(Strategy):
                     record = self._play(grid, train_config or ConfigRecord(), journal, rounds)
                     found.train_metrics_clientapp[record.round] = self._metrics(record)
                     self._evaluate_with(evaluate_fn, found)
-                    for observer in self.observers:
-                        observer.on_round(record)
+                    model = partial(trained_model, self.model, self._server.state, self.training)
+                    if show_round(self.observers, record, model):
+                        break
         found.arrays = self._arrays()
         state = self._server.state
         trained = trained_model(self.model, state, self.training)
