@@ -67,8 +67,7 @@ def test_the_configuration_that_a_run_stored_is_a_command(mine: Config, folder: 
     source, overrides = split_arguments([file])
     assert config.load(source, overrides).problem() == mine.problem()
     assert not Path(again).exists()
-    assert Path(again).name.endswith("-again")
-    assert not again.startswith("-")
+    assert again.startswith("again/")
 
 
 def test_a_directory_that_holds_another_configuration_or_none_is_no_command(mine: Config) -> None:

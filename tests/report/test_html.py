@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 import fedlalr as fl
 from fedlalr.cli import app
-from fedlalr.config import Config
+from fedlalr.config import Config, load
 from fedlalr.federation import Rejection
 from fedlalr.report.html import page, write_report
 from fedlalr.report.runs import ReportedRun, find_runs, read_run
-from report.run_folders import SMALL
+from report.run_folders import SMALL, make_run
 from settings import replaced
 
 VOID = {"meta", "link", "input", "br"}
@@ -166,10 +166,33 @@ def test_a_run_of_ones_own_file_is_made_again_by_the_command_on_its_page(
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 0, result.output
     for folder in ("all/seed=0", "all/my own"):
-        before, again = read_run(Path(folder)), read_run(Path(f"{folder}-again"))
+        before, again = read_run(Path(folder)), read_run(Path("again", folder))
         assert before.config == again.config
         assert [record.loss for record in before.records] == [record.loss for record in again.records]
     assert Path("two.yaml").read_text() == "preset: quickstart\n"
+
+
+def test_variations_are_told_apart_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for count in (9, 10, 12):
+        for method in ("fedlalr", "fedavg"):
+            make_run(
+                tmp_path / f"clients_per_round={count}" / method, f"algorithm={method}", f"clients_per_round={count}"
+            )
+    words = checked(page([read_run(path) for path in find_runs([tmp_path])])).words
+    rows = [word for word in words if word.startswith("FedLALR, ")]
+    assert rows[:3] == [f"FedLALR, clients_per_round {count}" for count in (9, 10, 12)]
+    (subtitle,) = [word for word in words if word.startswith("digits on 100 clients")]
+    assert subtitle.endswith("; FedLALR · FedAvg in 6 variants; 6 runs")
+
+
+def test_many_methods_are_counted_under_the_title(comparison_folder: Path) -> None:
+    run = read_run(comparison_folder / "fedavg" / "seed-0")
+    runs = [
+        replace(run, config=load("quickstart", [f"algorithm={name}"]), path=Path(name))
+        for name in ("fedavg", "fedlalr", "fedadam", "fedyogi")
+    ]
+    assert "FedLALR · FedAvg · FedAdam; 3 runs</p>" in page(runs[:3])
+    assert "; 4 methods; 4 runs</p>" in page(runs)
 
 
 def test_a_run_whose_directory_lost_its_configuration_has_no_command(comparison_folder: Path) -> None:

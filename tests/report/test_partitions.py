@@ -23,6 +23,31 @@ def test_runs_of_one_partition_are_viewed_once() -> None:
     assert (second.counts != first.counts).any()
 
 
+@pytest.mark.parametrize(
+    ("scheme", "option", "values"),
+    [
+        ("shards", "partition.classes_per_client", (1, 2)),
+        ("lognormal", "partition.sigma", (0.5, 1.5)),
+        ("dirichlet-classes", "partition.min_size", (0, 2)),
+        ("iid", "partition.clients", (10, 20)),
+        ("iid", "data.validation", (0.1, 0.2)),
+    ],
+)
+def test_partitions_are_told_apart_by_what_they_were_dealt_with(
+    scheme: str, option: str, values: tuple[float, float]
+) -> None:
+    runs = [reported("quickstart", f"partition={scheme}", "partition.alpha=1", f"{option}={one}") for one in values]
+    labels = [view.label for view in view_partitions(runs)]
+    skew = " 1" if scheme.startswith("dirichlet") else ""
+    name = option.removeprefix("partition.")
+    assert labels == [f"digits, {scheme}{skew}, {name} {one}, seed 0" for one in values]
+
+
+def test_a_setting_that_a_scheme_does_not_read_makes_no_other_partition() -> None:
+    runs = [reported("quickstart", "partition=iid", f"partition.alpha={alpha}") for alpha in (1, 2)]
+    assert [view.label for view in view_partitions(runs)] == ["digits, iid, seed 0"]
+
+
 def test_data_that_is_not_here_is_said_and_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDLALR_DATA", str(tmp_path))
     (view,) = view_partitions([reported("cifar100")])

@@ -23,6 +23,22 @@ def test_a_run_named_twice_is_read_once(comparison_folder: Path) -> None:
     assert find_runs([one, comparison_folder / "fedavg"]) == [one, comparison_folder / "fedavg" / "seed-1"]
 
 
+def test_runs_are_found_in_the_order_of_the_numbers_in_their_names(tmp_path: Path) -> None:
+    names = [
+        "alpha=0.05",
+        "alpha=0.1",
+        "alpha=2",
+        "alpha=10",
+        "clients=5/seed-2",
+        "clients=5/seed-10",
+        "clients=15/seed-1",
+    ]
+    for name in reversed(names):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "metrics.jsonl").touch()
+    assert [run.relative_to(tmp_path).as_posix() for run in find_runs([tmp_path])] == names
+
+
 def test_a_place_without_a_run_is_refused_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nothing holds no run.*metrics\.jsonl"):
         find_runs([tmp_path / "nothing"])

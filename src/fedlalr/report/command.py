@@ -41,25 +41,27 @@ def command_for(config: Config) -> str | None:
 
 
 def stored_command(config: Config, run_dir: Path) -> str | None:
-    """`fedlalr run RUN_DIR/config.yaml --run-dir RUN_DIR-again`; None where that file means another configuration."""
+    """`fedlalr run RUN_DIR/config.yaml --run-dir again/RUN_DIR`; None where that file means another configuration."""
+    stored = run_dir / CONFIG_FILE
     try:
-        if load(run_dir / CONFIG_FILE).problem() != config.problem():
+        if load(stored).problem() != config.problem():
             return None
     except ConfigError:  # the file is gone or damaged
         return None
-    named = run_dir if run_dir.name not in ("", "..") else run_dir.resolve()
-    again = named.with_name(f"{named.name}-again")
-    return shlex.join(["fedlalr", "run", _argument(run_dir / CONFIG_FILE), "--run-dir", _argument(again)])
+    first = stored.parts[0]
+    # with ./ before them, names that begin like an option or a setting are neither
+    source = f"./{stored}" if first.startswith("-") or "=" in first else str(stored)
+    return shlex.join(["fedlalr", "run", source, "--run-dir", str(_again(run_dir))])
 
 
-def _argument(path: Path) -> str:
-    """A path that the command line takes neither for an option nor for a setting.
+def _again(run_dir: Path) -> Path:
+    """A directory for the same run, apart from the first, so that no report takes it for one more seed.
 
-    >>> _argument(Path("alpha=1/run")), _argument(Path("runs/alpha=1/run"))
-    ('./alpha=1/run', 'runs/alpha=1/run')
+    >>> print(_again(Path("runs/mine")), _again(Path("/data/mine")), _again(Path("../mine")))
+    again/runs/mine again/data/mine again/mine
     """
-    first = path.parts[0]
-    return f"./{path}" if first.startswith("-") or "=" in first else str(path)
+    named = run_dir if run_dir.name not in ("", "..") else run_dir.resolve()
+    return Path("again", *(part for part in named.parts if part not in (named.anchor, "..")))
 
 
 def description_of(configs: Iterable[Config], methods: Sequence[str] = ()) -> str:

@@ -32,6 +32,8 @@ from fedlalr.report.trajectories import trajectories_of
 PERCENT = "\N{NO-BREAK SPACE}%"
 MOST_DRAWN_CLIENTS = 200
 """Columns of the map of a partition; more would be narrower than a pixel on a phone."""
+MOST_NAMED = 3
+"""Groups whose labels stand under the title."""
 LINE_WIDTH = 2
 """As `page.css` has it."""
 FROM_PYTHON = "A run that was started from Python is made again by its program."
@@ -103,10 +105,21 @@ def _title(groups: Sequence[Group]) -> str:
 
 def _subtitle(groups: Sequence[Group]) -> str:
     description = description_of(run.config for group in groups for run in group.runs if run.config)
-    count = sum(len(group.runs) for group in groups)
-    methods = " · ".join(group.label for group in groups) if len(groups) <= 8 else f"{len(groups)} methods"
-    words = [description, methods, f"{count} run{'s' if count > 1 else ''}"]
+    words = [description, _named(groups), _counted(sum(len(group.runs) for group in groups), "run")]
     return "; ".join(filter(None, words))
+
+
+def _named(groups: Sequence[Group]) -> str:
+    """A few groups by their labels; of many the methods, or how many they are, and the number of variants."""
+    if len(groups) <= MOST_NAMED:
+        return " · ".join(group.label for group in groups)
+    methods = list(dict.fromkeys(method_of(group.runs[0]) for group in groups))
+    named = " · ".join(methods) if len(methods) <= MOST_NAMED else _counted(len(methods), "method")
+    return named if len(methods) == len(groups) else f"{named} in {len(groups)} variants"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _comparison(groups: Sequence[Group]) -> str:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from fedlalr.config import Config, build_population
 from fedlalr.data import sources
 from fedlalr.data.heterogeneity import Counts, count_labels, summarise
+from fedlalr.report.groups import fewest
 from fedlalr.report.runs import ReportedRun
+from fedlalr.report.sections import shown
 
+OPTIONS = ("classes_per_client", "sigma", "min_size")
+"""Of schemes that have them; None where a scheme's own default holds."""
 MOST_PARTITIONS = 6
 """Each may take a second to deal again."""
 
@@ -33,11 +38,11 @@ def view_partitions(runs: Iterable[ReportedRun]) -> list[PartitionView]:
     configs: dict[str, Config] = {}
     for run in runs:
         if run.config is not None:
-            key = json.dumps(
-                [run.config.data.model_dump(), run.config.partition.model_dump(), partition_seed(run.config)]
-            )
-            configs.setdefault(key, run.config)
-    views = [_view(config) for config in list(configs.values())[:MOST_PARTITIONS]]
+            configs.setdefault(json.dumps(_settings(run.config)), run.config)
+    labels = _labels(list(configs.values()))
+    views = [
+        _view(config, label) for config, label in list(zip(configs.values(), labels, strict=True))[:MOST_PARTITIONS]
+    ]
     left = len(configs) - len(views)
     return views + ([PartitionView("…", missing=f"{left} more partitions are not drawn.")] if left else [])
 
@@ -46,10 +51,29 @@ def partition_seed(config: Config) -> int:
     return config.seed if config.partition.seed is None else config.partition.seed
 
 
-def _view(config: Config) -> PartitionView:
-    scheme = config.partition.scheme
-    skew = f" {config.partition.alpha:g}" if scheme.startswith("dirichlet") else ""
-    label = f"{config.data.name}, {scheme}{skew}, seed {partition_seed(config)}"
+def _settings(config: Config) -> dict[str, Any]:
+    """All that a partition depends on."""
+    dealt = config.partition.model_dump() | {"seed": partition_seed(config)}
+    if not config.partition.scheme.startswith("dirichlet"):
+        del dealt["alpha"]
+    return dealt | {f"data.{name}": value for name, value in config.data.model_dump().items()}
+
+
+def _labels(configs: Sequence[Config]) -> list[str]:
+    """The data set and the scheme with the options that were given for it, and what else tells partitions apart."""
+    settings = [_settings(config) for config in configs]
+    told = ["data.name", "scheme", "alpha", *OPTIONS, "seed"]
+    besides = fewest([{name: one[name] for name in one if name not in told} for one in settings])
+    labels = []
+    for one in settings:
+        skew = f" {one['alpha']:g}" if "alpha" in one else ""
+        given = [name for name in (*OPTIONS, *besides) if one[name] is not None]
+        words = [f"{one['scheme']}{skew}", *(f"{name} {shown(one[name])}" for name in given), f"seed {one['seed']}"]
+        labels.append(", ".join([one["data.name"], *words]))
+    return labels
+
+
+def _view(config: Config, label: str) -> PartitionView:
     here = {data.name: data.where for data in sources.available()}
     if config.data.folder is None and here[config.data.name] is None:
         fetch = f"fedlalr data fetch {config.data.name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from fedlalr.federation.trajectory import TRAJECTORY_FILE, Point, read_trajector
 
 TUNING = "grid"
 """The folder of a comparison that holds its tuning runs; they are not reported."""
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def find_runs(places: Iterable[str | Path]) -> list[Path]:
         if (place / METRICS_FILE).is_file():
             found[place] = None
             continue
-        below = sorted(file.parent for file in place.rglob(METRICS_FILE))
+        below = sorted((file.parent for file in place.rglob(METRICS_FILE)), key=_by_numbers)
         runs = [run for run in below if TUNING not in run.relative_to(place).parts]
         if not runs:
             raise ConfigError(
@@ -64,6 +66,16 @@ def find_runs(places: Iterable[str | Path]) -> list[Path]:
             )
         found |= dict.fromkeys(runs)
     return list(found)
+
+
+def _by_numbers(path: Path) -> list[list[str | float]]:
+    """A key that sorts the numbers in names as numbers.
+
+    >>> sorted([Path("lr=1e-2"), Path("lr=0.5"), Path("lr=15"), Path("lr=5")], key=_by_numbers)[1:]
+    [PosixPath('lr=0.5'), PosixPath('lr=5'), PosixPath('lr=15')]
+    """
+    split = [_NUMBER.split(part) for part in path.parts]  # words and numbers take turns
+    return [[float(piece) if i % 2 else piece for i, piece in enumerate(pieces)] for pieces in split]
 
 
 def read_run(path: Path) -> ReportedRun:
