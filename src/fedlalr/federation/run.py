@@ -28,7 +28,7 @@ from fedlalr.federation.rundir import Journal
 from fedlalr.federation.sampling import sample
 from fedlalr.federation.screening import MAX_NORM_RATIO
 from fedlalr.federation.server import Outcome, Rules, ServerState, play_round
-from fedlalr.federation.validation import check_cohort, check_options, check_problem, check_rounds
+from fedlalr.federation.validation import check_cohort, check_observers, check_options, check_problem, check_rounds
 from fedlalr.training import Epochs, Interval, Training, create_engine
 from fedlalr.training.distributed import join_ranks
 from fedlalr.training.layout import Layout
@@ -131,8 +131,8 @@ def run(
         checkpoint_every=checkpoint_every,
         seed=seed,
         dtype=dtype,
-        observers=observers,
     )
+    check_observers(observers)
     population = as_clients(clients)
     cohort_size = check_cohort(clients_per_round, len(population), min_clients)
     where = choose_device(device)

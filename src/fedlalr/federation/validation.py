@@ -57,7 +57,6 @@ def check_options(**options: Any) -> None:
     if isinstance(options["seed"], bool) or not isinstance(options["seed"], int) or options["seed"] < 0:
         raise TypeError(f"seed must be a whole number from 0 on, not {options['seed']!r}")
     check_choice("dtype", options["dtype"], (None, torch.float32, torch.float64, torch.bfloat16, torch.float16))
-    check_observers(options["observers"])
     if options["resume"] and options["run_dir"] is None:
         raise ValueError("resume=True needs run_dir, the directory of the run to go on with")
 
