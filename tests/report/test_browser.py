@@ -116,6 +116,18 @@ def test_trajectories_show_each_client_and_both_quantities(opened: Browser) -> N
     assert opened.complaints() == []
 
 
+def test_a_page_of_several_runs_says_whose_the_only_trajectory_is(
+    opened: Browser, comparison_folder: Path, tmp_path: Path
+) -> None:
+    told = "const note = document.getElementById('trajectories-of'); return note.hidden ? null : note.textContent"
+    assert opened.run(told) is None
+    followed, plain = comparison_folder / "fedlalr" / "seed-1", comparison_folder / "fedavg" / "seed-0"
+    opened.open(write_report([followed], tmp_path / "one.html"))
+    assert opened.run(told) is None
+    opened.open(write_report([plain, followed], tmp_path / "two.html"))
+    assert opened.run(told) == "Of FedLALR, seed 1; the other runs recorded none."
+
+
 def test_another_run_and_another_partition_can_be_chosen(opened: Browser) -> None:
     cells = "return [...document.querySelectorAll('#partition-chart .cell')].map(cell => cell.getAttribute('d')).join()"
     before = opened.run(cells), opened.run(LINES.format("trajectories"))

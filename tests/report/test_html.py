@@ -13,8 +13,10 @@ import fedlalr as fl
 from fedlalr.cli import app
 from fedlalr.config import Config, load
 from fedlalr.federation import Rejection
+from fedlalr.report.groups import group_runs
 from fedlalr.report.html import page, write_report
 from fedlalr.report.runs import ReportedRun, find_runs, read_run
+from fedlalr.report.sections import rejections_table, runs_table
 from report.run_folders import SMALL, make_run
 from settings import replaced
 
@@ -128,6 +130,7 @@ def test_a_run_from_python_is_reported_by_its_checkpoint(tmp_path: Path) -> None
     fl.run(torch.nn.Linear(3, 2), clients, fl.FedAvg(lr=0.125), rounds=2, engine="reference", run_dir=tmp_path)
     words = " ".join(checked(write_report([tmp_path], tmp_path / "page.html").read_text(encoding="utf-8")).words)
     assert "started from Python" in words
+    assert "no summary" not in words
     assert "0.125" in words
 
 
@@ -183,6 +186,18 @@ def test_variations_are_told_apart_in_the_order_of_their_numbers(tmp_path: Path)
     assert rows[:3] == [f"FedLALR, clients_per_round {count}" for count in (9, 10, 12)]
     (subtitle,) = [word for word in words if word.startswith("digits on 100 clients")]
     assert subtitle.endswith("; FedLALR · FedAvg in 6 variants; 6 runs")
+
+
+def test_refused_replies_of_a_round_that_failed_are_counted_and_named(tmp_path: Path) -> None:
+    with pytest.raises(fl.RoundFailed):
+        make_run(tmp_path, "algorithm=fedavg", "algorithm.lr=1e30")
+    run = read_run(tmp_path)
+    ((*_, refused, state),) = runs_table(group_runs([run])).rows
+    assert (refused, state) == ("4", "failed")
+    table = rejections_table(group_runs([run]))
+    assert table is not None
+    assert [row[4:] for row in table.rows] == [("1", "1")] * 4
+    assert "No reply was refused" not in page([run])
 
 
 def test_many_methods_are_counted_under_the_title(comparison_folder: Path) -> None:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,7 @@ import torch
 import fedlalr as fl
 from fedlalr.config import ConfigError
 from fedlalr.report.runs import find_runs, read_run
+from report.run_folders import make_run
 
 
 def test_a_directory_above_runs_stands_for_them_without_the_tuning_runs(comparison_folder: Path) -> None:
@@ -63,6 +65,25 @@ def test_a_run_from_python_is_known_by_its_checkpoint(tmp_path: Path) -> None:
     assert run.seed == 7
     assert run.facts["algorithm.lr"] == 0.1
     assert run.summary == {}
+    assert run.state == "started from Python"
+
+
+def test_a_run_without_a_summary_is_over_when_all_its_rounds_are_there(comparison_folder: Path) -> None:
+    run = read_run(comparison_folder / "fedavg" / "seed-0")
+    assert replace(run, summary={}).state == "finished"
+    assert replace(run, summary={}, records=run.records[:2]).state == "under way or broken off"
+    assert replace(run, summary={"status": "interrupted"}).state == "interrupted"
+
+
+def test_replies_that_made_a_round_fail_are_among_the_refused(tmp_path: Path) -> None:
+    with pytest.raises(fl.RoundFailed):
+        make_run(tmp_path, "algorithm=fedavg", "algorithm.lr=1e30")
+    run = read_run(tmp_path)
+    assert run.state == "failed"
+    assert len(run.records) == 0
+    assert [round for round, _ in run.refusals] == [1] * 4
+    assert run.summary["rejected"] == 4
+    assert "not finite" in run.refusals[0][1].reason
 
 
 def test_damaged_records_are_refused_with_the_place(tmp_path: Path) -> None:

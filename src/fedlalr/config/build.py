@@ -21,7 +21,7 @@ from fedlalr.config.schema import MODELS, Config, LocalConfig, ModelConfig
 from fedlalr.data import Population
 from fedlalr.data.population import Samples
 from fedlalr.data.sources import DataCorrupt
-from fedlalr.federation import Observer, RepliesRefused, Result, RoundFailed, RunInfo, run
+from fedlalr.federation import Observer, Rejection, RepliesRefused, Result, RoundFailed, RunInfo, run
 from fedlalr.federation.rundir import RunDirectoryError
 from fedlalr.federation.trajectory import TRAJECTORY_FILE, Trajectory
 from fedlalr.training import Epochs, Interval, LogInterval, Steps
@@ -149,7 +149,8 @@ def execute(
         if files.info is None and isinstance(error, ValueError | TypeError | RunDirectoryError):
             raise ConfigError(str(error)) from error  # before anything ran: the settings do not fit together
         with suppress(RunDirectoryError):  # the disk that stopped the run may not take its summary either
-            files.end(str(error) if isinstance(error, FAILURES) else None)
+            refused = error.rejected if isinstance(error, RoundFailed) else ()
+            files.end(str(error) if isinstance(error, FAILURES) else None, refused)
         raise
     files.end()
     return result
@@ -208,7 +209,8 @@ class _RunFiles(Observer):
         if self.directory is not None:
             self.directory.write_config(self.config)
 
-    def end(self, failure: str | None = None) -> None:
+    def end(self, failure: str | None = None, refused: Sequence[Rejection] = ()) -> None:
         """Write the summary of a run that has begun."""
         if self.directory is not None and self.info is not None:
-            self.directory.write_summary(summarise(self.config, self.info, self.directory.records(), failure))
+            records = self.directory.records()
+            self.directory.write_summary(summarise(self.config, self.info, records, failure, refused))

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedlalr.config.errors import ConfigError
 from fedlalr.config.loading import CONFIG_FILE, dump, load
 from fedlalr.config.schema import Config
-from fedlalr.federation import Record, RunInfo
+from fedlalr.federation import Record, Rejection, RunInfo
 from fedlalr.federation.rundir import CHECKPOINTS, METRICS_FILE, RunDirectoryError, clear_run, versions
 from fedlalr.federation.tensor_file import write_bytes
 from fedlalr.training.machine import hardware
@@ -95,8 +96,14 @@ class RunDirectory:
             ) from error
 
 
-def summarise(config: Config, info: RunInfo | None, records: list[Record], failure: str | None = None) -> Summary:
-    """A run in a few numbers."""
+def summarise(
+    config: Config,
+    info: RunInfo | None,
+    records: list[Record],
+    failure: str | None = None,
+    refused: Sequence[Rejection] = (),
+) -> Summary:
+    """A run in a few numbers. `refused` are the replies of a round that failed, of which there is no record."""
     accuracies = [record.accuracy for record in records if record.accuracy is not None]
     last = records[-1].as_dict() if records else {}
     return {
@@ -113,7 +120,8 @@ def summarise(config: Config, info: RunInfo | None, records: list[Record], failu
         "bytes_up": sum(record.sent_up for record in records),
         "bytes_down": sum(record.sent_down for record in records),
         "seconds": sum(record.seconds for record in records),
-        "rejected": sum(len(record.rejected) for record in records),
+        "rejected": sum(len(record.rejected) for record in records) + len(refused),
+        "refused_at_failure": [rejection._asdict() for rejection in refused],
         "engine": info.engine if info else None,
         "device": info.device if info else None,
         "hardware": hardware(info.device) if info else None,

@@ -22,6 +22,11 @@ from fedlalr.training.work import Buffers, Engine, Probe, Replies, Trace, Traini
 class RoundFailed(RuntimeError):
     """Too few usable replies, or an update that is not finite. The server's state is as it was before the round."""
 
+    def __init__(self, message: str, rejected: Sequence[Rejection] = ()) -> None:
+        super().__init__(message)
+        self.rejected = tuple(rejected)
+        """The refused replies that made it fail."""
+
 
 @dataclass(frozen=True)
 class ServerState:
@@ -97,7 +102,7 @@ def play_round(
     if rejected and on_refused is not None:
         on_refused(work, rejected)
     if len(accepted.clients) < rules.min_clients:
-        raise RoundFailed(too_few(work.round, len(accepted.clients), rules.min_clients, rejected))
+        raise RoundFailed(too_few(work.round, len(accepted.clients), rules.min_clients, rejected), rejected)
     clock.lap("screen")
 
     new = _reduce(state, work, accepted, training, rules)

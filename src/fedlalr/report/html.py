@@ -83,6 +83,7 @@ def _drawn(groups: Sequence[Group], partitions: Sequence[PartitionView]) -> dict
     ]
     looks = looks_of([method_of(group.runs[0]) for group in groups])
     return {
+        "runs": sum(len(group.runs) for group in groups),
         "dashes": dash_arrays(LINE_WIDTH),
         "curves": [
             {"look": look, **curves}

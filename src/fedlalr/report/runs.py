@@ -10,7 +10,7 @@ from typing import Any
 
 from fedlalr.config import Config, ConfigError, RunDirectory
 from fedlalr.config.loading import CONFIG_FILE
-from fedlalr.federation import Record
+from fedlalr.federation import Record, Rejection
 from fedlalr.federation.checkpoint import CheckpointError, read_description
 from fedlalr.federation.rundir import CHECKPOINTS, METRICS_FILE
 from fedlalr.federation.trajectory import TRAJECTORY_FILE, Point, read_trajectory
@@ -45,6 +45,22 @@ class ReportedRun:
     @property
     def failure(self) -> str | None:
         return self.summary.get("failure")
+
+    @property
+    def state(self) -> str:
+        """How it ended, as far as the directory tells."""
+        if "status" in self.summary:
+            return str(self.summary["status"])
+        if self.config is None:
+            return "started from Python"
+        return "finished" if len(self.records) >= self.config.rounds else "under way or broken off"
+
+    @property
+    def refusals(self) -> list[tuple[int, Rejection]]:
+        """Every refused reply with its round, also of the round that failed and has no record."""
+        recorded = [(record.round, rejection) for record in self.records for rejection in record.rejected]
+        last = [Rejection(**refusal) for refusal in self.summary.get("refused_at_failure", ())]
+        return recorded + [(len(self.records) + 1, rejection) for rejection in last]
 
 
 def find_runs(places: Iterable[str | Path]) -> list[Path]:

@@ -46,8 +46,8 @@ def _run_row(label: str, run: ReportedRun) -> tuple[str, ...]:
         f"{sum(record.sent_up for record in records) / MEGABYTE:.1f}",
         f"{sum(record.sent_down for record in records) / MEGABYTE:.1f}",
         f"{sum(record.seconds for record in records):.1f}",
-        str(sum(len(record.rejected) for record in records)),
-        run.summary.get("status", "no summary"),
+        str(len(run.refusals)),
+        run.state,
     )
 
 
@@ -91,12 +91,11 @@ def rejections_table(groups: Sequence[Group]) -> Table | None:
     reasons: dict[tuple[str, str, int], str] = {}
     for group in groups:
         for run in group.runs:
-            for record in run.records:
-                for client, reason in record.rejected:
-                    key = (group.label, "–" if run.seed is None else str(run.seed), client)
-                    refused[key] += 1
-                    rounds.setdefault(key, []).append(record.round)
-                    reasons[key] = reason
+            for round, (client, reason) in run.refusals:
+                key = (group.label, "–" if run.seed is None else str(run.seed), client)
+                refused[key] += 1
+                rounds.setdefault(key, []).append(round)
+                reasons[key] = reason
     if not refused:
         return None
     rows = tuple(

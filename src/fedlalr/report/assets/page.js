@@ -71,6 +71,10 @@ function trajectories() {
   }));
   const quantities = () => radios(find("trajectories-y"), run.quantities.map((q) => [q.name, q.name]), (value) => { name = value; draw(); });
   quantities();
+  if (data.runs > 1 && data.trajectories.length === 1) { // of several trajectories the list says which
+    find("trajectories-of").textContent = `Of ${run.label}; the other runs recorded none.`;
+    find("trajectories-of").hidden = false;
+  }
   options("trajectories-run", data.trajectories, (chosen) => { run = chosen; name = run.quantities[0].name; quantities(); draw(); });
 }
 
