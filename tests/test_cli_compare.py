@@ -183,3 +183,12 @@ def test_on_a_terminal_there_is_a_bar_and_failures_are_told(tmp_path: Path) -> N
     bad = config.load("quickstart", [*SMALL, "algorithm=fedavg", "algorithm.lr=1e30"])
     run_shown([Job(bad, tmp_path / "bad")], 1, tmp_path, console, silent=False)
     assert "bad: failed, round" in console.export_text()
+
+
+def test_a_grid_with_a_value_that_cannot_run_is_refused_before_anything_runs() -> None:
+    grid = "preset: quickstart\ngrid: {fedavg: {lr: [0.1, -0.3]}, fedlalr: {lr: [0.1, 0.2]}}\n"
+    Path("bad.yaml").write_text(grid, encoding="utf-8")
+    result = CliRunner().invoke(app, ["compare", "bad.yaml", "--grid", "--methods", "fedavg,fedlalr"])
+    assert result.exit_code == 2, result.output
+    assert result.stderr == ("error: grid.fedavg.lr cannot be -0.3: lr must be a finite number above 0, not -0.3\n")
+    assert not Path("runs").exists()

@@ -12,7 +12,7 @@ from typing import Any
 from fedlalr.algorithms import registry
 from fedlalr.config.errors import ConfigError
 from fedlalr.config.jobs import Job
-from fedlalr.config.loading import with_method
+from fedlalr.config.loading import check, with_method
 from fedlalr.config.schema import Config, Settings
 
 VALIDATION = 0.2
@@ -101,7 +101,7 @@ def _trial(config: Config, method: str, settings: Settings, seeds: int, folder: 
         tree = plain.model_dump()
         tree["data"] |= held_out
         tree["algorithm"] |= settings
-        jobs.append(Job(Config.model_validate(tree), folder / method / name / f"seed-{seed}"))
+        jobs.append(Job(check(tree), folder / method / name / f"seed-{seed}"))
     return Trial(method, settings, tuple(jobs))
 
 

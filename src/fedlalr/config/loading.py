@@ -120,7 +120,7 @@ def _explain(problem: Any, tree: Mapping[str, Any]) -> str:
         return f"{key} cannot be {given!r}; choose one of {listed(choices)}.{hint(str(given), choices)}"
     message = str(problem["msg"]).removeprefix("Value error, ").replace("Input should be", "it must be")
     if problem["type"] == "value_error" and isinstance(given, Mapping):
-        return f"{key}: {message}"
+        return message if message.startswith(f"{key}.") else f"{key}: {message}"  # a message may name the place itself
     return f"{key} cannot be {given!r}: {message}"
 
 

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_serializer, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator, model_validator
 from torch import nn
 
 from fedlalr import models
@@ -195,13 +195,20 @@ class Config(Section):
             check_engine(name)
         return name
 
-    @field_validator("methods", "grid")
+    @field_validator("methods")
     @classmethod
-    def _known_methods(cls, table: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    def _known_methods(cls, table: dict[str, Settings]) -> dict[str, Settings]:
         for method, settings in table.items():
-            candidates = settings if info.field_name == "methods" else {k: v[0] for k, v in settings.items() if v}
-            check_method(method, candidates)
+            check_method(method, settings)
         return table
+
+    @field_validator("grid")
+    @classmethod
+    def _known_grid(cls, grid: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, list[float]]]:
+        for method, axes in grid.items():
+            for option, values in axes.items():
+                _check_axis(method, option, values)
+        return grid
 
     @field_serializer("local")
     def _given_alone(self, local: LocalConfig) -> Settings:
@@ -217,6 +224,20 @@ def check_method(method: str, settings: Settings) -> Settings:
     registry.create(method, **settings)
     complete = {**registry.options(method), **settings}
     return {option: list(v) if isinstance(v, tuple) else v for option, v in complete.items()}
+
+
+def _check_axis(method: str, option: str, values: list[float]) -> None:
+    """Refuse a list of values to try of which one could not be run."""
+    key = f"grid.{method}.{option}"
+    if not values:
+        raise ValueError(f"{key} is empty; give the values to try, such as [0.01, 0.1]")
+    for value in values:
+        if values.count(value) > 1:
+            raise ValueError(f"{key} has {value:g} twice; give every value once")
+        try:
+            check_method(method, {option: value})
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{key} cannot be {value:g}: {error}") from error
 
 
 def _choice(given: str, choices: Collection[str]) -> str:
