@@ -95,6 +95,10 @@ def test_a_method_without_settings_in_the_preset_is_announced() -> None:
         (["data", "fetch", "digit"], 2, "Did you mean 'digits'?"),
         (["data", "show", "digits", "--partition", "dirichle"], 2, "dirichlet"),
         (["data", "show", "digits", "--folder", "nowhere"], 3, "nowhere does not exist"),
+        (["data", "show", "digits", "--output", "x.foo"], 2, "x.foo: a figure can be written as png, svg, pdf"),
+        (["data", "show", "digits", "--output", "/proc/q/x.png"], 2, "/proc/q/x.png cannot be written: No such file"),
+        (["data", "show", "digits", "--output", "."], 2, "--output . is a folder"),
+        (["bench", "--plot", "races"], 2, "--plot races: a figure can be written as png, svg, pdf"),
     ],
 )
 def test_exit_codes_and_messages(arguments: list[str], code: int, message: str) -> None:
@@ -242,3 +246,15 @@ def test_a_page_that_cannot_be_written_does_not_fail_the_run(tmp_path: Path):
     done = CliRunner().invoke(app, ["run", "quickstart", "rounds=1", "--run-dir", str(folder), "--quiet"])
     assert done.exit_code == 0, done.output
     assert f"write it with: fedlalr report {folder}" in done.output.replace("\n", "")
+
+
+def test_a_report_where_a_folder_has_its_name_is_refused_in_a_line() -> None:
+    cli("run", *SMALL, "--run-dir", "here", "-q")
+    Path("pages").mkdir()
+    result = cli("report", "here", "-o", "pages")
+    assert result.exit_code == 2
+    assert result.stderr == "error: --output pages is a folder; name the page in it, such as pages/report.html\n"
+    result = cli("report", "here", "-o", "/proc/q/page.html")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: /proc/q/page.html cannot be written: No such file")
+    assert result.stderr.endswith("; name another place by --output\n")

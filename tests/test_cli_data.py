@@ -50,3 +50,21 @@ def test_the_description_is_to_be_had_as_json() -> None:
     assert skewed["total_variation"] > even["total_variation"]
     assert even["samples"] == 1442
     assert Path("iid.svg").is_file()
+
+
+@pytest.mark.parametrize("command", [("run", "fashion", "rounds=1"), ("data", "fetch", "fashion")])
+def test_a_data_folder_that_cannot_be_used_is_told_in_a_line(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDLALR_DATA", "/proc/x")
+    result = CliRunner().invoke(app, [*command])
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert "/proc/x cannot be made" in result.stderr
+    assert "set FEDLALR_DATA to a folder you may write to" in result.stderr
+
+
+def test_a_folder_is_made_for_a_picture() -> None:
+    assert data("show", "digits", "--output", "new/digits.svg").exit_code == 0
+    assert Path("new/digits.svg").is_file()

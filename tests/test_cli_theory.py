@@ -61,10 +61,13 @@ def test_the_map_of_the_largest_terms_is_drawn(tmp_path: Path) -> None:
         (("--start", "3"), "belong together"),
         (("--eps", "2"), "is above G_inf"),
         (("-N", "0"), "N"),
-        (("--plot", "no/such/folder/terms.png"), "No such file"),
+        (("--plot", "/proc/q/terms.png"), "/proc/q/terms.png cannot be written: No such file"),
+        (("--plot", "terms.foo"), "--plot terms.foo: a figure can be written as png, svg, pdf"),
+        (("--plot", "/proc"), "--plot /proc is a folder; name the figure in it, such as /proc/figure.png"),
     ],
 )
 def test_what_the_theorems_do_not_allow_is_explained(arguments: tuple[str, ...], message: str) -> None:
     result = theory(*arguments)
     assert result.exit_code == 2
     assert message in result.stderr
+    assert result.stderr.count("\n") == 1

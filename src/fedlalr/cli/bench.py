@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fedlalr.cli.files import check_figure, writing
 from fedlalr.cli.options import Json, Quiet, check_device, progress_console
 
 
@@ -24,7 +25,9 @@ def bench(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")] = "cpu",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that count, of each.")] = 5,
     threads: Annotated[int, typer.Option(min=1, help="Threads of this library's process; the plain loop has one.")] = 1,
-    plot: Annotated[Path | None, typer.Option(help="Where a picture goes.", show_default="none is drawn")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Where a picture goes (.png, .svg, .pdf).", show_default="none is drawn")
+    ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -51,6 +54,8 @@ def bench(
 
     names, chosen_methods = ([name.strip() for name in given.split(",")] for given in (engines, methods))
     check_device(device)
+    if plot is not None:
+        check_figure(plot, "--plot")
     known = JOBS | GPU_JOBS
     chosen = jobs or list(JOBS if device == "cpu" else GPU_JOBS)
     try:
@@ -72,7 +77,8 @@ def bench(
             console.print(f"{job}: {known[job].title}, {', '.join(contestant.name for contestant in contestants)}")
         races[job] = race(contestants, rounds)
     if plot is not None:
-        plot_races(races, plot)
+        with writing(plot, "--plot"):
+            plot_races(races, plot)
     if as_json:
         print(json.dumps(as_dict(races, device), ensure_ascii=False))
     else:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fedlalr.cli.files import check_figure, writing
 from fedlalr.cli.options import Json, Quiet, progress_console
 
 app = typer.Typer(no_args_is_help=True, help="List, fetch and look at the data sets.")
@@ -84,6 +85,10 @@ def show(
     from fedlalr.data.heterogeneity import count_labels, draw, summarise
 
     check_name(name)
+    skew = f" {alpha:g}" if partition.startswith("dirichlet") else ""
+    picture = output or Path(f"{name}-{partition}{skew.replace(' ', '-')}.png")
+    if output is not None:
+        check_figure(output, "--output")
     with fetch_progress(progress_console(as_json), quiet or as_json) as progress:
         described = sources.describe(name, folder=folder, progress=progress)
     try:
@@ -94,10 +99,8 @@ def show(
         raise ConfigError(str(error)) from error
     counts = count_labels(population.targets.numpy(), population.partition, population.classes)
     summary = summarise(counts)
-    skew = f" {alpha:g}" if partition.startswith("dirichlet") else ""
-    picture = draw(
-        counts, output or Path(f"{name}-{partition}{skew.replace(' ', '-')}.png"), f"{name}, {partition}{skew}"
-    )
+    with writing(picture, "--output"):
+        draw(counts, picture, f"{name}, {partition}{skew}")
     if as_json:
         facts = {"name": name, "source": described.source, "partition": partition, "picture": str(picture)}
         print(json.dumps(facts | asdict(summary), ensure_ascii=False))

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fedlalr.cli.files import data_folder_told
 from fedlalr.config import RunDirectory
 from fedlalr.config.jobs import Event, Job
 from fedlalr.federation import Observer, Record, RunInfo
@@ -107,9 +108,16 @@ class RunProgress(Observer):
 @contextmanager
 def fetch_progress(console: Console, quiet: bool) -> Iterator[Callable[[str, int, int | None], None] | None]:
     """A bar for downloads; on plain output one line for each thing under way."""
-    if quiet:
-        yield None
-        return
+    with data_folder_told():
+        if quiet:
+            yield None
+            return
+        with _fetch_bars(console) as show:
+            yield show
+
+
+@contextmanager
+def _fetch_bars(console: Console) -> Iterator[Callable[[str, int, int | None], None]]:
     shown: dict[str, Any] = {}
     columns = (
         TextColumn("{task.description}"),

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from fedlalr.cli.files import check_page, writing
+
 
 def report(
     places: Annotated[
@@ -35,5 +37,8 @@ def report(
     from fedlalr.config.run_dir import REPORT_FILE
     from fedlalr.report.html import write_report
 
-    written = write_report(places, output or places[0] / REPORT_FILE)
+    page = output or places[0] / REPORT_FILE
+    check_page(page, "--output")
+    with writing(page, "--output"):
+        written = write_report(places, page)
     standard_output().print(f"written to {written}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedlalr.cli.files import check_figure, writing
 from fedlalr.cli.options import Json
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ def theory(
 
     if (start is None) != (base is None):
         raise ConfigError("--start and --base belong together: K_t = start + ⌊log_base t⌋")
+    if plot is not None:
+        check_figure(plot, "--plot")
     try:
         problem = Problem(L=L, sigma=sigma, G_inf=G_inf, d=params, gap=gap, eps=eps, beta1=beta1)
         adaptive = None if start is None or base is None else log_intervals(rounds, start=start, base=base)
@@ -73,8 +76,9 @@ def theory(
         steps = steps if adaptive is None else int(adaptive[-1])
         costs = communicate(delta, clients, steps, params, adaptive is not None)
         if plot is not None:
-            draw(problem, clients, steps, rounds, plot)
-    except (ValueError, OSError) as error:
+            with writing(plot, "--plot"):
+                draw(problem, clients, steps, rounds, plot)
+    except ValueError as error:
         raise ConfigError(str(error)) from error
     if as_json:
         print(json.dumps(as_plain(problem, bounds, costs, clients, steps), ensure_ascii=False))
