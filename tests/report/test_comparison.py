@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,12 @@ def test_the_figure_is_drawn_twice_and_the_same_each_time(tmp_path: Path) -> Non
     svg = first[1].read_text(encoding="utf-8")
     for words in ("FedLALR", "FedAvg", "FedAdam", "round", "megabytes sent", "test accuracy"):
         assert words in svg
+
+
+def test_megabytes_are_written_as_plain_numbers(tmp_path: Path) -> None:
+    svg = accuracy_figure(RUNS, tmp_path / "a", "title")[1].read_text(encoding="utf-8")
+    assert "×" not in svg
+    assert {"5", "10"} <= set(re.findall(r">([\d.]+)</text>", svg))
 
 
 def test_a_method_without_a_round_is_left_out_of_the_figure(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ def accuracy_figure(
     runs: Mapping[str, Sequence[Curve]], path: Path, title: str, target: float | None = None
 ) -> list[Path]:
     """Draw accuracy against rounds and megabytes sent, mean and range over the seeds, to `path`.png and `path`.svg."""
-    from matplotlib.figure import Figure  # a slow import that only this function needs
+    from matplotlib.figure import Figure  # slow imports that only this function needs
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     by_rounds, by_megabytes = figure.subplots(1, 2, sharey=True)
@@ -45,7 +46,10 @@ def accuracy_figure(
             axes.axhline(target, color="0.4", linewidth=0.8, linestyle=(0, (2, 4)))
     by_rounds.set_xlim(left=0)
     by_megabytes.set_xscale("log")  # methods differ by factors in what they send
+    low, high = by_megabytes.get_xlim()
+    by_megabytes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,)))
     by_megabytes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    by_megabytes.xaxis.set_minor_formatter(NullFormatter())  # its numbers would run into each other
     by_rounds.set_ylabel("test accuracy")
     by_rounds.set_ylim(0, 1)
     by_rounds.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
