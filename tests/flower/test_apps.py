@@ -84,13 +84,16 @@ def test_an_exported_preset_runs_and_has_the_simulators_bits(tmp_path, imported,
 def test_an_export_has_one_client_a_node_unless_told_otherwise(tmp_path):
     config = for_nodes("quickstart", [], 4)
     assert (config.partition.clients, config.clients_per_round, config.device) == (4, None, "cpu")
-    config = for_nodes("quickstart", ["partition.clients=8", "clients_per_round=2"], 4)
+    config = for_nodes("quickstart", ["partition.clients=8", "clients_per_round=2"])
     assert (config.partition.clients, config.clients_per_round) == (8, 2)
+    assert for_nodes("quickstart", ["partition={scheme: iid}"], 4).partition.clients == 4
+    with pytest.raises(ConfigError, match=r"--nodes 4 contradicts partition\.clients=8"):
+        for_nodes("quickstart", ["partition.clients=8"], 4)
     export(config, tmp_path / "app")
     with pytest.raises(ConfigError, match="already and not empty"):
         export(config, tmp_path / "app")
     with pytest.raises(ConfigError, match=r"partition\.clients=3"):
-        export(for_nodes("quickstart", ["partition.clients=null"], 3), tmp_path / "other")
+        export(for_nodes("quickstart", ["partition.clients=null"]), tmp_path / "other")
 
 
 def test_an_exported_configuration_is_the_same_run_in_the_simulator(tmp_path):

@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import importlib.util
+import math
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedlalr.cli.errors import FAILED, complain
-from fedlalr.cli.options import Arguments, Json, Quiet, fetch_if_needed, progress_console, split_arguments
+from fedlalr.cli.options import (
+    Arguments,
+    Json,
+    Quiet,
+    fetch_if_needed,
+    is_setting,
+    progress_console,
+    split_arguments,
+)
 
 if TYPE_CHECKING:
     from fedlalr.cli.progress import RunProgress
     from fedlalr.config import Config
+    from fedlalr.data import Population
     from fedlalr.federation import Record, RunInfo
 
 app = typer.Typer(no_args_is_help=True, help="Run on Flower: other machines, or other owners' data.")
 
-Nodes = Annotated[int, typer.Option(min=1, help="How many supernodes there are, each serving one client.")]
+Nodes = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="How many supernodes there are, each serving one client.", show_default="partition.clients, or 3"
+    ),
+]
 
 
 @app.command()
@@ -28,7 +44,7 @@ def export(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.", show_default=False)
     ] = None,
-    nodes: Nodes = 3,
+    nodes: Nodes = None,
 ) -> None:
     """Write a Flower app for a preset, ready for `flwr run`.
 
@@ -43,19 +59,40 @@ def export(
     from fedlalr.cli.progress import standard_output
     from fedlalr.flower.export import export as write
     from fedlalr.flower.export import for_nodes
+    from fedlalr.flower.feasible import data_here
 
-    config = for_nodes(preset, overrides or [], nodes)
-    write(config, folder)
-    standard_output().print(
-        f"{folder}: {config.algorithm.name} on {config.data.name}, {config.partition.clients} clients. "
-        f"Read {folder / 'README.md'}; then: flwr run {folder} --stream"
+    place, settings = _split(preset, [str(folder), *(overrides or [])])
+    config = for_nodes(preset, settings, nodes)
+    write(config, place)
+    console = standard_output()
+    console.print(
+        f"{place}: {config.algorithm.name} on {config.data.name}, {config.partition.clients} clients. "
+        f"Read {place / 'README.md'}; then: flwr run {shlex.quote(str(place))} --stream"
     )
+    if not data_here(config):
+        console.print(f"{config.data.name} is not on this machine: whether it can be dealt like that was not checked")
+
+
+def _split(preset: str, arguments: list[str]) -> tuple[Path, list[str]]:
+    """The app's folder, and the settings, in whatever order they stand."""
+    from fedlalr.config import ConfigError
+
+    folders = [argument for argument in arguments if not is_setting(argument)]
+    settings = [argument for argument in arguments if is_setting(argument)]
+    if not folders:
+        command = shlex.join(["fedlalr", "flower", "export", preset, "app", *settings])
+        raise ConfigError(f"say which folder the app goes to, such as: {command}")
+    if len(folders) > 1:
+        raise ConfigError(
+            f"the app goes to {folders[0]}, and {folders[1]!r} is no setting; settings are written key=value"
+        )
+    return Path(folders[0]), settings
 
 
 @app.command()
 def local(
     arguments: Arguments = None,
-    nodes: Nodes = 3,
+    nodes: Nodes = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="Keep metrics and checkpoints here; nothing is kept unless given.")
     ] = None,
@@ -80,19 +117,21 @@ def local(
     _check_installed()
     from fedlalr.flower.demonstration import demonstrate
     from fedlalr.flower.export import for_nodes
+    from fedlalr.flower.feasible import check_data, check_settings
     from fedlalr.flower.local import FederationError
 
+    _check_patience(patience)
     source, overrides = split_arguments(arguments)
     config = for_nodes(source, overrides, nodes)
+    check_settings(config)
     console = progress_console(as_json)
     fetch_if_needed(config, console, quiet)
     silent = quiet or (as_json and not console.is_terminal)
+    info = _info(config, check_data(config))
     try:
         with RunProgress(console, silent) as progress:
-            info = _info(config)
             records = demonstrate(
                 config,
-                nodes,
                 run_dir,
                 secure=not insecure,
                 patience=patience,
@@ -129,13 +168,12 @@ def _show(config: Config, info: RunInfo, records: list[Record], as_json: bool) -
     )
 
 
-def _info(config: Config) -> RunInfo:
+def _info(config: Config, population: Population) -> RunInfo:
     """What is known before the run starts."""
-    from fedlalr.config import build_algorithm, build_model, build_population
+    from fedlalr.config import build_algorithm, build_model
     from fedlalr.federation import RunInfo
     from fedlalr.training.layout import Layout
 
-    population = build_population(config)
     clients = len(population)
     return RunInfo(
         algorithm=type(build_algorithm(config)).__name__,
@@ -148,6 +186,13 @@ def _info(config: Config) -> RunInfo:
         clients_per_round=config.clients_per_round or clients,
         parameters=Layout.of(build_model(config.model, population, config.seed)).size,
     )
+
+
+def _check_patience(patience: float) -> None:
+    from fedlalr.config import ConfigError
+
+    if not (patience > 0 and math.isfinite(patience)):
+        raise ConfigError(f"--patience is a number of seconds above 0, not {patience:g}")
 
 
 def _check_installed() -> None:

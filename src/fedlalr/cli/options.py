@@ -30,11 +30,11 @@ Json = Annotated[
 
 
 def split_arguments(arguments: list[str] | None) -> tuple[str, list[str]]:
-    """What to run, and the overrides; a path may have a `=` after its first `/`, where no setting has one."""
+    """What to run, and the overrides."""
     from fedlalr.config import ConfigError
 
     given = arguments or []
-    overrides = [argument for argument in given if "=" in argument and "/" not in argument.partition("=")[0]]
+    overrides = [argument for argument in given if is_setting(argument)]
     sources = [argument for argument in given if argument not in overrides]
     if len(sources) > 1:
         raise ConfigError(
@@ -42,6 +42,16 @@ def split_arguments(arguments: list[str] | None) -> tuple[str, list[str]]:
             f"settings are written key=value"
         )
     return (sources or ["quickstart"])[0], overrides
+
+
+def is_setting(argument: str) -> bool:
+    """Whether an argument is `key=value`; a path may have a `=` after its first `/`, where no setting has one.
+
+    >>> is_setting("data.folder=/srv/data"), is_setting("runs/alpha=0.1"), is_setting("quickstart")
+    (True, False, False)
+    """
+    key, equals, _ = argument.partition("=")
+    return bool(equals) and "/" not in key
 
 
 def progress_console(as_json: bool) -> Console:

@@ -6,16 +6,18 @@ import shlex
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from flwr.app import Context
 
 from fedlalr.config import Config, build_population, load
 from fedlalr.config.build import PLAIN, build_interval
 from fedlalr.config.errors import ConfigError
 from fedlalr.data import Population
 from fedlalr.flower.settings import Settings
+
+if TYPE_CHECKING:
+    from flwr.app import Context
 
 OVERRIDES, RUN_FOLDER = "overrides", "run-dir"
 _SERVER_OPTIONS: dict[str, type] = {"deadline": float, "join-deadline": float, "retries": int, "layout": str}

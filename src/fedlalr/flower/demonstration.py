@@ -14,6 +14,7 @@ from fedlalr.config import Config, RunDirectory
 from fedlalr.federation import Record
 from fedlalr.flower.certificates import NodeKeys
 from fedlalr.flower.export import export
+from fedlalr.flower.feasible import check_settings
 from fedlalr.flower.local import FederationError, LocalFederation
 
 PATIENCE = 600.0
@@ -22,7 +23,6 @@ PATIENCE = 600.0
 
 def demonstrate(
     config: Config,
-    nodes: int,
     run_dir: Path | None = None,
     *,
     secure: bool = True,
@@ -39,6 +39,7 @@ def demonstrate(
         folder = Path(name)
         results = (run_dir or folder / "run").resolve()
         app = export(config, folder / "app")
+        nodes = check_settings(config)
         with LocalFederation(folder / "federation", secure=secure) as federation:
             on_stage("the superlink")
             federation.start_superlink()

@@ -7,7 +7,12 @@ from pathlib import Path
 
 from fedlalr import __version__
 from fedlalr.config import Config, ConfigError, dump, load
+from fedlalr.config.loading import check
+from fedlalr.config.overrides import parse_overrides
+from fedlalr.flower.feasible import check_data, check_settings, data_here
 
+NODES = 3
+"""Supernodes, where nobody says how many."""
 DEADLINE, JOIN_DEADLINE = 3600.0, 600.0
 
 _PYPROJECT = """\
@@ -147,21 +152,36 @@ The same run in the simulator, to the same bits on a CPU with one thread:
 """
 
 
-def for_nodes(source: str, overrides: list[str], nodes: int) -> Config:
-    """A preset's configuration with one client a node, all of them in every round, on the CPU."""
-    fitted = [f"partition.clients={nodes}", "clients_per_round=null", "device=cpu", "checkpoint_every=1"]
-    given = {text.partition("=")[0] for text in overrides}
-    return load(source, [*(text for text in fitted if text.partition("=")[0] not in given), *overrides])
+def for_nodes(source: str, overrides: list[str], nodes: int | None = None) -> Config:
+    """A preset's configuration with one client a node, all of them in every round, on the CPU.
+
+    The number of nodes and `partition.clients` are the same number; either may be given.
+    """
+    given = parse_overrides(overrides)
+    partition = given.get("partition", {})
+    clients = partition.get("clients", nodes or NODES) if isinstance(partition, dict) else None
+    if nodes is not None and clients != nodes:
+        raise ConfigError(
+            f"--nodes {nodes} contradicts partition.clients={clients}: every node serves one client; leave out one of "
+            f"them, or give both the same number"
+        )
+    tree = load(source, overrides).model_dump()
+    tree["partition"]["clients"] = clients
+    fitted = {"clients_per_round": None, "device": "cpu", "checkpoint_every": 1}
+    return check(tree | {name: value for name, value in fitted.items() if name not in given})
 
 
 def export(config: Config, folder: str | Path) -> Path:
-    """Write an app for a configuration into a new or empty folder."""
+    """Write an app for a configuration into a new or empty folder, unless the app could not run.
+
+    Whether the data can be dealt to its clients is looked at where they are on this machine.
+    """
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there already and not empty; choose a new folder for the app")
-    clients = config.partition.clients
-    if clients is None:
-        raise ConfigError("say how many clients there are, one for each node: partition.clients=3")
+    clients = check_settings(config)
+    if data_here(config):
+        check_data(config)
     package = f"{re.sub(r'[^a-z0-9]+', '_', config.name.lower()).strip('_') or 'run'}_app"
     names = {
         "name": package.replace("_", "-"),
@@ -173,7 +193,10 @@ def export(config: Config, folder: str | Path) -> Path:
         "clients": clients,
     }
     inner = folder / package
-    inner.mkdir(parents=True)
+    try:
+        inner.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made: {error.strerror}; choose another folder for the app") from error
     for path, text in (
         (folder / "pyproject.toml", _PYPROJECT),
         (folder / "README.md", _README),

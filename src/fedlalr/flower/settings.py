@@ -65,15 +65,19 @@ class Settings:
                 raise TypeError(f"there is no setting {name!r} on Flower; choose from {', '.join(allowed)}.{hint}")
         return cls(**(given or {}))
 
-    def training(self, model: nn.Module, algorithm: Algorithm, clients: Clients) -> Training:
-        """How every client trains, for a private copy of the module."""
-        options = {field.name: getattr(self, field.name) for field in fields(self)}
-        check_options(model=model, algorithm=algorithm, **options)
+    def check_exchange(self) -> None:
+        """Refuse what the exchange on Flower does not do."""
         if self.buffers == "recalibrate":
             raise ValueError(
                 "buffers='recalibrate' needs a second pass over the clients' data in every round, which the exchange "
                 "on Flower does not make; use buffers='average'"
             )
+
+    def training(self, model: nn.Module, algorithm: Algorithm, clients: Clients) -> Training:
+        """How every client trains, for a private copy of the module."""
+        options = {field.name: getattr(self, field.name) for field in fields(self)}
+        check_options(model=model, algorithm=algorithm, **options)
+        self.check_exchange()
         where = choose_device(self.device)
         private, compute = private_copy(model, where, self.dtype)
         return Training(
