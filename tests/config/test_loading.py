@@ -56,6 +56,8 @@ def test_a_method_without_settings_in_the_preset_has_its_defaults() -> None:
         ("data=cifar", ["choose one of digits", "Did you mean 'cifar10'?"]),
         ("data.validation=1", ["data.validation cannot be 1"]),
         ("engine=referense", ["choose one of auto, reference", "Did you mean 'reference'?"]),
+        ("local=5", ["local cannot be 5", "write local.epochs=5 or local.steps=5"]),
+        ("trajectory=5", ["trajectory cannot be 5", "trajectory.clients=…"]),
         ("local.epochs=0", ["local.epochs cannot be 0"]),
         ("local.start=3", ["local: start and base belong together"]),
         ("local.base=1", ["local.base cannot be 1"]),
@@ -133,6 +135,16 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str, m
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml cannot be read"):
         config.load(tmp_path / "nowhere.yaml")
+
+
+def test_a_file_of_the_other_ending_is_suggested(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("preset: quickstart\n", encoding="utf-8")
+    for given in ("mine.yml", "mine"):
+        with pytest.raises(ConfigError, match=r"Did you mean '.*mine\.yaml'\?"):
+            config.load(tmp_path / given)
+    with pytest.raises(ConfigError) as refused:
+        config.load(tmp_path / "other.yml")
+    assert "Did you mean" not in str(refused.value)
 
 
 def test_a_configuration_cannot_be_changed_in_place() -> None:

@@ -71,7 +71,7 @@ def _read(source: str | Path) -> Tree:
         return _read_file(path)
     raise ConfigError(
         f"there is no preset {text!r}; choose one of {listed(list(presets()))}, or give a YAML file or a run directory."
-        f"{hint(text, presets())}"
+        f"{_like(path) or hint(text, presets())}"
     )
 
 
@@ -90,7 +90,7 @@ def _read_file(path: Path) -> Tree:
         tree = yaml_file.parse(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"the configuration {path} cannot be read: {reason}") from error
+        raise ConfigError(f"the configuration {path} cannot be read: {reason}.{_like(path)}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter two for endless numbers and nesting
         raise ConfigError(f"the configuration {path} is not valid YAML: {error}") from error
     if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
@@ -103,6 +103,12 @@ def _read_file(path: Path) -> Tree:
         near = hint(str(base), presets())
         raise ConfigError(f"{path} builds on preset {base!r}; choose one of {listed(list(presets()))}.{near}")
     return merge(_read_preset(base), named)
+
+
+def _like(path: Path) -> str:
+    """A file that is there under the other ending of YAML."""
+    found = [other for suffix in (".yaml", ".yml") if (other := path.with_suffix(suffix)) != path and other.is_file()]
+    return f" Did you mean {str(found[0])!r}?" if found else ""
 
 
 def _explain(problem: Any, tree: Mapping[str, Any]) -> str:
@@ -118,6 +124,10 @@ def _explain(problem: Any, tree: Mapping[str, Any]) -> str:
     if problem["type"] == "literal_error":
         choices = problem["ctx"]["expected"].replace(" or ", ", ").replace("'", "").split(", ")
         return f"{key} cannot be {given!r}; choose one of {listed(choices)}.{hint(str(given), choices)}"
+    if problem["type"] in ("model_type", "model_attributes_type"):
+        value = given if key == "local" and isinstance(given, int) else "…"
+        options = " or ".join(f"{key}.{option}={value}" for option in _keys_at(place)[:2])
+        return f"{key} cannot be {given!r}: it has settings of its own; write {options}"
     message = str(problem["msg"]).removeprefix("Value error, ").replace("Input should be", "it must be")
     if problem["type"] == "value_error" and isinstance(given, Mapping):
         return message if message.startswith(f"{key}.") else f"{key}: {message}"  # a message may name the place itself
