@@ -138,13 +138,19 @@ def check_methods(given: str | None, config: Config) -> list[str]:
     from fedlalr.config import ConfigError
     from fedlalr.config.errors import hint, listed
 
-    names = [name.strip() for name in given.split(",")] if given else list(config.methods) or list(PAPER)
+    names = list(config.methods) or list(PAPER) if given is None else [name.strip() for name in given.split(",")]
+    if "" in names:
+        raise ConfigError(f"--methods {given!r} leaves a name out; write them with commas, such as fedlalr,fedavg")
     for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"--methods names {name} twice; to compare its settings, use --vary methods.{name}.KEY=A,B"
+            )
         if name not in ALGORITHMS:
             raise ConfigError(
                 f"there is no method {name!r}; choose from {listed(list(ALGORITHMS))}.{hint(name, ALGORITHMS)}"
             )
-    return sorted(dict.fromkeys(names), key=lambda name: (name != "fedlalr", names.index(name)))
+    return sorted(names, key=lambda name: (name != "fedlalr", names.index(name)))
 
 
 @dataclass(frozen=True)
