@@ -5,6 +5,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fedlalr.cli import app
+from fedlalr.data.partition import SCHEMES
 
 
 @pytest.fixture(autouse=True)
@@ -68,3 +69,22 @@ def test_a_data_folder_that_cannot_be_used_is_told_in_a_line(
 def test_a_folder_is_made_for_a_picture() -> None:
     assert data("show", "digits", "--output", "new/digits.svg").exit_code == 0
     assert Path("new/digits.svg").is_file()
+
+
+def test_the_options_of_the_schemes_are_options_of_the_command() -> None:
+    shards = ("show", "digits", "--partition", "shards", "--clients", "4", "--json")
+    refused = data(*shards)
+    assert refused.exit_code == 2
+    assert "use at least classes_per_client=3" in refused.stderr
+    few, all_of_them = (json.loads(data(*shards, "--classes-per-client", k).stdout) for k in ("3", "10"))
+    assert few["total_variation"] > all_of_them["total_variation"]
+    sizes = ("show", "digits", "--partition", "lognormal", "--clients", "20", "--json")
+    even, spread = (json.loads(data(*sizes, "--sigma", sigma).stdout) for sigma in ("0", "2"))
+    assert even != spread
+    assert "only to 'shards'" in data("show", "digits", "--classes-per-client", "3").stderr
+
+
+def test_the_help_lists_every_scheme() -> None:
+    shown = data("show", "--help").stdout
+    for scheme in SCHEMES:
+        assert scheme in shown

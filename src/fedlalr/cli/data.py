@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -62,9 +62,20 @@ def fetch(
 @app.command()
 def show(
     name: Name,
-    partition: Annotated[str, typer.Option(help="How the samples are dealt to clients.")] = "dirichlet",
+    partition: Annotated[
+        str,
+        typer.Option(
+            help="How the samples are dealt to clients: dirichlet, dirichlet-classes, iid, shards, lognormal, natural."
+        ),
+    ] = "dirichlet",
     alpha: Annotated[float, typer.Option(help="Concentration of the Dirichlet schemes: smaller is more skewed.")] = 0.3,
     clients: Annotated[int, typer.Option(help="How many clients.")] = 100,
+    classes_per_client: Annotated[
+        int | None, typer.Option(help="Classes that a client gets of the scheme shards.", show_default="2")
+    ] = None,
+    sigma: Annotated[
+        float | None, typer.Option(help="Spread of the sizes of the scheme lognormal.", show_default="1.0")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
     folder: Annotated[Path | None, typer.Option(help="Where the data set lies in its original format.")] = None,
     output: Annotated[
@@ -91,8 +102,10 @@ def show(
         check_figure(output, "--output")
     with fetch_progress(progress_console(as_json), quiet or as_json) as progress:
         described = sources.describe(name, folder=folder, progress=progress)
+    own: dict[str, Any] = {"classes_per_client": classes_per_client, "sigma": sigma}
+    given = {option: value for option, value in own.items() if value is not None}
     try:
-        population = load(name, clients, partition, alpha, seed, folder=folder)
+        population = load(name, clients, partition, alpha, seed, folder=folder, **given)
     except sources.DataCorrupt:
         raise
     except (ValueError, TypeError) as error:
