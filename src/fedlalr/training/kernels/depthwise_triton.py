@@ -95,7 +95,8 @@ def depthwise_forward(
     total, total_squares = tl.sum(sums), tl.sum(squares)
 
     mean, rstd = finish_statistics(
-        total, total_squares, count, row, running_mean, running_var, new_mean, new_var, mean_out, rstd_out, momentum, eps
+        total, total_squares, count, row,
+        running_mean, running_var, new_mean, new_var, mean_out, rstd_out, momentum, eps,
     )  # fmt: skip
     scale *= rstd
     shift -= mean * scale

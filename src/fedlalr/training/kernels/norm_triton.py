@@ -166,7 +166,8 @@ def norm_forward(
     total, total_squares = sum_both(sums, squares)
 
     mean, rstd = finish_statistics(
-        total, total_squares, count, row, running_mean, running_var, new_mean, new_var, mean_out, rstd_out, momentum, eps
+        total, total_squares, count, row,
+        running_mean, running_var, new_mean, new_var, mean_out, rstd_out, momentum, eps,
     )  # fmt: skip
     scale *= rstd
     shift -= mean * scale
