@@ -39,7 +39,7 @@ class KillOne:
 
 
 def long_jobs(folder: Path) -> list[Job]:
-    return [job(folder / str(seed), f"seed={seed}", "rounds=10") for seed in range(4)]
+    return [job(folder / str(seed), f"seed={seed}", "rounds=200") for seed in range(4)]
 
 
 @pytest.mark.faults
