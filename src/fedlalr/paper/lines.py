@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from fedlalr.paper.curves import Array, Curves, PanelCurves
 from fedlalr.paper.plans import METHODS, Line
 from fedlalr.paper.style import WIDTH, add_notes
-from fedlalr.report.figures import COLOURS, DASHES
+from fedlalr.report.looks import COLOURS, LINE_STYLES
 
 Look = Mapping[str, Any]
 METHOD_LOOKS: Mapping[str, Look] = {
     method: {
         "color": COLOURS[i],
-        "linestyle": DASHES[i],
+        "linestyle": LINE_STYLES[i],
         "linewidth": 1.6 if i == 0 else 1.1,
         "zorder": 4 if i == 0 else 3,
     }
@@ -42,7 +42,9 @@ def method_looks(result: PanelCurves) -> dict[str, Look]:
         method = line.config.algorithm.name
         if method in METHOD_LOOKS:
             before = there[method]
-            apart = {"linestyle": DASHES[6 + before % 2], "linewidth": 1.0 if before < 3 else 0.6} if before else {}
+            apart = (
+                {"linestyle": LINE_STYLES[6 + before % 2], "linewidth": 1.0 if before < 3 else 0.6} if before else {}
+            )
             looks[line.key] = {**METHOD_LOOKS[method], **apart}
             there[method] += 1
     return looks

@@ -33,10 +33,10 @@ from fedlalr.paper.lines import (
 )
 from fedlalr.paper.plans import INTERVALS
 from fedlalr.paper.style import add_notes
-from fedlalr.report.figures import COLOURS, DASHES
+from fedlalr.report.looks import COLOURS, LINE_STYLES
 
 INTERVAL_LOOKS: Mapping[str, Look] = {
-    key: {"color": COLOURS[i], "linestyle": DASHES[i], "linewidth": 1.3} for i, key in enumerate(INTERVALS)
+    key: {"color": COLOURS[i], "linestyle": LINE_STYLES[i], "linewidth": 1.3} for i, key in enumerate(INTERVALS)
 }
 
 
@@ -152,12 +152,12 @@ def trajectory_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> F
             axes.set_title(f"round {t}")
             for i, client in enumerate(clients):
                 mine = [point for point in points if (point.round, point.client) == (t, client)]
-                draw(axes, mine, {"color": COLOURS[i], "linestyle": DASHES[i], "linewidth": 1.2})
+                draw(axes, mine, {"color": COLOURS[i], "linestyle": LINE_STYLES[i], "linewidth": 1.2})
         for axes in panels.flat[len(rounds) :]:
             axes.set_visible(False)
         part.supylabel(name, fontsize=7.5)
         label_rim(panels, "local step", "")
-    looks = {str(client): {"color": COLOURS[i], "linestyle": DASHES[i]} for i, client in enumerate(clients)}
+    looks = {str(client): {"color": COLOURS[i], "linestyle": LINE_STYLES[i]} for i, client in enumerate(clients)}
     legend(above, looks, [f"client {client}" for client in clients])
     band = (
         f"Rates: median over the coordinates, band from {QUANTILES[0] * 100:g} % to {QUANTILES[-1] * 100:g} % of them."
@@ -169,7 +169,7 @@ def trajectory_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> F
 def _looks_in_order(result: PanelCurves) -> dict[str, Look]:
     """The first line as FedLALR is drawn, the others in the order in which they are told apart."""
     return {
-        line.key: {"color": COLOURS[i], "linestyle": DASHES[i], "linewidth": 1.3 if i == 0 else 1.1}
+        line.key: {"color": COLOURS[i], "linestyle": LINE_STYLES[i], "linewidth": 1.3 if i == 0 else 1.1}
         for i, line in enumerate(result.panel.lines)
     }
 
@@ -215,7 +215,7 @@ def _cohorts_panel(axes: Axes, group: str, results: Sequence[PanelCurves]) -> No
         curves = result.lines.get("fedlalr")
         if curves is None:
             continue
-        look = {"color": COLOURS[i], "linestyle": DASHES[i], "linewidth": 1.2}
+        look = {"color": COLOURS[i], "linestyle": LINE_STYLES[i], "linewidth": 1.2}
         x = curves.passes * np.arange(1, curves.rounds + 1)
         draw_curve(axes, curves, curves.accuracy, look, x)
         axes.plot([], [], label=result.panel.short, **look)

@@ -13,10 +13,6 @@ from fedlalr.report.comparison import Curve
 from fedlalr.report.looks import looks_of
 from fedlalr.report.tables import name_of
 
-# Okabe and Ito's palette, for figures of a few lines; line styles tell apart what colours may not.
-COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C00")
-DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 1)), (0, (3, 3)))
-
 
 def accuracy_figure(
     runs: Mapping[str, Sequence[Curve]], path: Path, title: str, target: float | None = None

@@ -21,6 +21,8 @@ DASHES: tuple[tuple[float, ...], ...] = (
     (3, 3),
 )
 """Lengths on and off, in widths of the line; none for a solid one."""
+LINE_STYLES: tuple[Any, ...] = tuple((0, lengths) if lengths else "-" for lengths in DASHES)
+"""The same as matplotlib has them."""
 MOST_LOOKS = len(COLOURS) * len(DASHES)
 
 
@@ -32,8 +34,7 @@ class Look(NamedTuple):
 
     @property
     def matplotlib(self) -> dict[str, Any]:
-        dashes = DASHES[self.dash]
-        return {"color": COLOURS[self.colour], "linestyle": (0, dashes) if dashes else "-"}
+        return {"color": COLOURS[self.colour], "linestyle": LINE_STYLES[self.dash]}
 
 
 def looks_of(methods: Sequence[str]) -> list[Look]:
