@@ -43,7 +43,9 @@ def cifar_claims(results: Sequence[PanelCurves]) -> list[Claim]:
 def scalability_claims(results: Sequence[PanelCurves]) -> list[Claim]:
     checks = []
     for group in dict.fromkeys(result.panel.group for result in results):
-        of_group = [result for result in results if result.panel.group == group]
+        of_group = sorted(
+            (result for result in results if result.panel.group == group), key=lambda result: result.panel.cohort
+        )
         checks.append(_equivalent_cohorts(of_group))
         checks += [
             above_all(result, early_accuracy, "fedlalr", OTHERS, "early accuracy")

@@ -58,6 +58,11 @@ class Panel:
         """Whether it has all methods, and not FedLALR alone."""
         return set(METHODS) <= {line.key for line in self.lines}
 
+    @property
+    def cohort(self) -> int:
+        """How many clients a round has."""
+        return max((line.config.clients_per_round or 0 for line in self.lines), default=0)
+
 
 @dataclass(frozen=True)
 class Beside:

@@ -44,7 +44,7 @@ def accuracy_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Fig
     """Test accuracy against rounds, two panels in a row."""
     printed, *others = layers(results)
     shown = [part for parts in zip(printed, *others, strict=True) for part in parts]
-    figure = _in_pairs(shown, 0.75, "row", _accuracy_panel)
+    figure = _in_pairs(shown, 2.2, 0.75, "row", _accuracy_panel)
     methods_legend(figure, printed)
     return with_notes(figure, results, [*notes, *told_apart(results)])
 
@@ -81,7 +81,7 @@ def scalability_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> 
         six = [result for result in mine if result.panel.compares]
         for axes, result in zip(panels[row], six, strict=True):
             _accuracy_panel(axes, result)
-        _cohorts_panel(finals[0, row], group, sorted(mine, key=_cohort))
+        _cohorts_panel(finals[0, row], group, sorted(mine, key=lambda result: result.panel.cohort))
     label_rim(panels, "round", judged(results, "accuracy"))
     label_rim(finals, "passes over the data", judged(results, "accuracy"))
     methods_legend(above, results)
@@ -106,7 +106,7 @@ def interval_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Fig
 
 def choices_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Figure:
     """Test accuracy against rounds with one thing done in two ways, two panels in a row."""
-    figure = _in_pairs(results, 0.5, "all", _choice_panel)
+    figure = _in_pairs(results, 1.55, 0.5, "all", _choice_panel)
     return with_notes(figure, results, notes)
 
 
@@ -176,13 +176,14 @@ def _looks_in_order(result: PanelCurves) -> dict[str, Look]:
 
 def _in_pairs(
     results: Sequence[PanelCurves],
+    height: float,
     more: float,
     shared: Literal["row", "all"],
     draw: Callable[[Axes, PanelCurves], None],
 ) -> Figure:
-    """Accuracy against rounds, two panels in a row, `more` inches above what these take."""
+    """Accuracy against rounds, two panels in a row, `height` inches each, and `more` inches for what is around them."""
     rows = -(-len(results) // 2)
-    figure = empty_figure(1.55 * rows + more)
+    figure = empty_figure(height * rows + more)
     panels = figure.subplots(rows, 2, squeeze=False, sharey=shared)
     for axes, result in zip(panels.flat, results, strict=False):
         draw(axes, result)
@@ -241,7 +242,3 @@ def _rates(axes: Axes, points: Sequence[Point], look: Look) -> None:
         axes.plot(steps, edge, **{**look, "linewidth": 0.6})
     axes.set_yscale("log")
     axes.yaxis.set_minor_formatter(NullFormatter())
-
-
-def _cohort(result: PanelCurves) -> int:
-    return result.panel.lines[0].config.clients_per_round or 0
