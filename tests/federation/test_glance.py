@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 import fedlalr as fl
 from fedlalr.algorithms.slots import Slots
-from fedlalr.federation import glance
+from fedlalr.federation import glance, reducing
 from fedlalr.federation.glance import plainly_sound
+from fedlalr.federation.reducing import small_changes
 from fedlalr.federation.screening import MAX_NORM_RATIO, Measured, screen
 from fedlalr.training.work import Replies
 
 TABLE = fl.FedLALR().slots
 ROWS, SIZE = 7, 300
-CACHES = [0, glance.NUMBERS_IN_CACHE]
+CACHES = [0, reducing.NUMBERS_IN_CACHE]
 """Either way of looking: at a stack that is larger than the cache, and at one that fits."""
 
 
@@ -45,13 +46,14 @@ def stacked(uploads: Slots) -> Replies:
 
 
 def is_cleared(broadcast: Slots, uploads: Slots, ratio: float | None = MAX_NORM_RATIO) -> bool:
-    return plainly_sound(stacked(uploads), broadcast, TABLE, ratio)
+    replies = stacked(uploads)
+    return plainly_sound(replies, broadcast, TABLE, ratio, small_changes(replies, broadcast))
 
 
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_an_honest_cohort_is_cleared(monkeypatch, cache, dtype):
-    monkeypatch.setattr(glance, "NUMBERS_IN_CACHE", cache)
+    monkeypatch.setattr(reducing, "NUMBERS_IN_CACHE", cache)
     assert is_cleared(*cohort(dtype=dtype))
 
 
@@ -60,7 +62,7 @@ def test_an_honest_cohort_is_cleared(monkeypatch, cache, dtype):
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30, 1e38])
 @pytest.mark.parametrize("row", [0, 3, ROWS - 1])
 def test_a_number_that_is_not_finite_or_huge_is_never_cleared(monkeypatch, cache, slot, value, row):
-    monkeypatch.setattr(glance, "NUMBERS_IN_CACHE", cache)
+    monkeypatch.setattr(reducing, "NUMBERS_IN_CACHE", cache)
     broadcast, uploads = cohort()
     uploads[slot][row, SIZE - 1] = value
     assert not is_cleared(broadcast, uploads)
@@ -69,7 +71,7 @@ def test_a_number_that_is_not_finite_or_huge_is_never_cleared(monkeypatch, cache
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("value", [math.nan, math.inf, 3e38])
 def test_a_whole_cohort_of_such_numbers_is_never_cleared(monkeypatch, cache, value):
-    monkeypatch.setattr(glance, "NUMBERS_IN_CACHE", cache)
+    monkeypatch.setattr(reducing, "NUMBERS_IN_CACHE", cache)
     broadcast, uploads = cohort()
     for slot in uploads:
         assert not is_cleared(broadcast, uploads.replace(**{slot: torch.full((ROWS, SIZE), value)}))
@@ -78,19 +80,19 @@ def test_a_whole_cohort_of_such_numbers_is_never_cleared(monkeypatch, cache, val
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize(("value", "cleared"), [(1.0, True), (math.nan, False), (math.inf, False), (1e6, False)])
 def test_a_slot_that_was_not_broadcast_is_looked_at_as_a_change(monkeypatch, cache, value, cleared):
-    monkeypatch.setattr(glance, "NUMBERS_IN_CACHE", cache)
+    monkeypatch.setattr(reducing, "NUMBERS_IN_CACHE", cache)
     delta = cohort()[1].m
     delta[2, 7] = value
     table = fl.FedAdam().slots
     replies = stacked(Slots(**dict.fromkeys(table.up, delta)))
     assert set(table.up).isdisjoint(table.down)
-    assert plainly_sound(replies, Slots(x=cohort()[0].x), table, MAX_NORM_RATIO) is cleared
+    assert plainly_sound(replies, Slots(x=cohort()[0].x), table, MAX_NORM_RATIO, {}) is cleared
     assert (screen(replies, Slots(x=cohort()[0].x), table)[1] == ()) is cleared
 
 
 @pytest.mark.parametrize("cache", CACHES)
 def test_the_smallest_fall_of_what_grows_is_never_cleared(monkeypatch, cache):
-    monkeypatch.setattr(glance, "NUMBERS_IN_CACHE", cache)
+    monkeypatch.setattr(reducing, "NUMBERS_IN_CACHE", cache)
     broadcast, uploads = cohort()
     base = broadcast.v_hat[5]
     uploads.v_hat[4, 5] = base
@@ -115,14 +117,14 @@ def test_what_is_cleared_passes_every_rule(cache, slot, row, factor, exponent, c
     uploads[slot][row] = base + factor * (uploads[slot][row] - base)
     replies = stacked(uploads)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(glance, "NUMBERS_IN_CACHE", cache)
+        patch.setattr(reducing, "NUMBERS_IN_CACHE", cache)
         if is_cleared(broadcast, uploads, ratio):
             assert Measured.of(replies, broadcast, TABLE, {}).reasons(ratio) == {}
 
 
 @pytest.mark.parametrize("cache", CACHES)
 def test_a_cohort_that_is_not_cleared_is_measured_and_passes(monkeypatch, cache):
-    monkeypatch.setattr(glance, "NUMBERS_IN_CACHE", cache)
+    monkeypatch.setattr(reducing, "NUMBERS_IN_CACHE", cache)
     broadcast, uploads = cohort()
     still = broadcast.map(lambda base: base.expand(ROWS, -1).clone())
     assert not is_cleared(broadcast, still)
@@ -132,7 +134,7 @@ def test_a_cohort_that_is_not_cleared_is_measured_and_passes(monkeypatch, cache)
 
 @pytest.mark.parametrize("lie", ["uploads", "broadcast"])
 def test_numbers_that_lie_apart_are_not_looked_at_roughly(monkeypatch, lie):
-    monkeypatch.setattr(glance, "NUMBERS_IN_CACHE", 0)
+    monkeypatch.setattr(reducing, "NUMBERS_IN_CACHE", 0)
     broadcast, uploads = cohort()
     assert is_cleared(broadcast, uploads)
     if lie == "uploads":

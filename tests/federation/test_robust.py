@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 import fedlalr as fl
 from conftest import make_clients, make_model
 from fedlalr.federation import robust
-from fedlalr.federation.robust import REDUCTIONS, as_reductions, change_norms, changes
+from fedlalr.federation.robust import REDUCTIONS, as_reductions, change_norms, norms_and_falls
 
 EVERY = [fl.Mean(), fl.Max(), fl.Median(), fl.Trimmed(0.2), fl.Trimmed(0.45), fl.Bounded(1.0), fl.Bounded(5.0)]
 numbers = st.floats(-1e6, 1e6, width=32)
@@ -177,10 +177,10 @@ def test_rough_norms_are_right_at_any_scale(scale):
     rough, exact = change_norms(values, rough=True).double(), values.double().norm(dim=1)
     assert rough.isfinite().all()
     assert torch.allclose(rough, exact, rtol=1e-3, atol=0)
-    norms, fell = changes(values, values[0])
+    norms, fell = norms_and_falls(values, values[0])
     assert torch.allclose(norms.double(), (values.double() - values[0].double()).norm(dim=1), rtol=1e-3, atol=0)
     assert fell.tolist() == [False, False, False]
-    assert changes(values[:2], values[2])[1].tolist() == [scale > 0] * 2
+    assert norms_and_falls(values[:2], values[2])[1].tolist() == [scale > 0] * 2
 
 
 def test_rounding_does_not_trim_one_reply_more():

@@ -13,11 +13,23 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots, SlotTable
-from fedlalr.federation.robust import REDUCTIONS, Max, Mean, SlotReduction, mean_change
+from fedlalr.federation.robust import NUMBERS_IN_CACHE, REDUCTIONS, Max, Mean, SlotReduction, mean_change
 from fedlalr.training.ranks import WHOLE, Spread
-from fedlalr.training.work import Buffers
+from fedlalr.training.work import Buffers, Replies
 
-__all__ = ["mean_change", "reduce_buffers", "reduce_slots", "weights"]
+__all__ = ["mean_change", "reduce_buffers", "reduce_slots", "small_changes", "weights"]
+
+
+def small_changes(replies: Replies, broadcast: Slots) -> dict[str, Tensor]:
+    """The change of every slot that went down and whose stack fits into a processor's cache, `[R, P]`.
+
+    There a pass costs less than the start of the operator that makes it, so screening and the mean share this one.
+    """
+    return {
+        name: values - broadcast[name]
+        for name, values in replies.slots.items()
+        if name in broadcast and values.is_cpu and values.numel() <= NUMBERS_IN_CACHE and replies.spread.is_whole
+    }
 
 
 def weights(samples: Tensor, weighting: str, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -37,12 +49,22 @@ def reduce_slots(
     table: SlotTable,
     how: Mapping[str, SlotReduction] | None = None,
     spread: Spread = WHOLE,
+    changes: Mapping[str, Tensor] | None = None,
 ) -> Slots:
-    """Every uploaded slot `[R, P]` reduced to `[P]`: as `how` says, else as the table does."""
+    """Every uploaded slot `[R, P]` reduced to `[P]`: as `how` says, else as the table does.
+
+    `changes` are those of the uploads that have been taken already.
+    """
     chosen = {name: REDUCTIONS[default]() for name, default in table.up.items()} | dict(how or {})
     if not spread.is_whole:
         return Slots(**_reduce_spread(chosen, uploads.only(*table.up), broadcast, share, spread))
-    reduced = {name: chosen[name].reduce(uploads[name], broadcast.get(name), share) for name in table.up}
+    taken = {name: change for name, change in (changes or {}).items() if isinstance(chosen[name], Mean)}
+    reduced = {
+        name: broadcast[name] + mean_change(taken[name], None, share)
+        if name in taken
+        else chosen[name].reduce(uploads[name], broadcast.get(name), share)
+        for name in table.up
+    }
     return Slots(**{name: _own(value, uploads[name]) for name, value in reduced.items()})
 
 

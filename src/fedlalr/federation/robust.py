@@ -182,7 +182,7 @@ def change_norms(values: Tensor, reference: Tensor | None = None, *, rough: bool
     return _joined([norm(change) for change in _row_changes(values, reference)])
 
 
-def changes(values: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
+def norms_and_falls(values: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
     """Rough norms of `change_norms` and which rows are below the reference anywhere, bool `[R]`, in one pass."""
     if cohort.fits(values, reference):
         return cohort.changes(values, reference)

@@ -23,7 +23,8 @@ from torch import Tensor
 from fedlalr.algorithms.slots import Slots, SlotTable
 from fedlalr.federation.glance import plainly_sound
 from fedlalr.federation.payload import Expected, Refused, Reply, unpack
-from fedlalr.federation.robust import change_norms, changes
+from fedlalr.federation.reducing import small_changes
+from fedlalr.federation.robust import change_norms, norms_and_falls
 from fedlalr.training.ranks import Spread
 from fedlalr.training.work import Buffers, Replies
 
@@ -52,10 +53,15 @@ def screen(
     *,
     buffers: Mapping[str, Tensor] | None = None,
     max_norm_ratio: float | None = MAX_NORM_RATIO,
+    changes: Mapping[str, Tensor] | None = None,
 ) -> tuple[Replies, tuple[Rejection, ...]]:
-    """The replies that may be reduced, and the refused ones with their reasons, both in client order."""
+    """The replies that may be reduced, and the refused ones with their reasons, both in client order.
+
+    `changes` are what `small_changes` says, for those who need them, too.
+    """
     rejected = [Rejection(client, reason) for client, reason in replies.failures.items()]
-    if not len(replies.clients) or plainly_sound(replies, broadcast, table, max_norm_ratio):
+    changes = small_changes(replies, broadcast) if changes is None else changes
+    if not len(replies.clients) or plainly_sound(replies, broadcast, table, max_norm_ratio, changes):
         return replies, tuple(sorted(rejected))
     measured = Measured.of(replies, broadcast, table, buffers or {})
     reasons = measured.reasons(max_norm_ratio)
@@ -106,7 +112,7 @@ class Measured(NamedTuple):
         rows: dict[Key, Tensor] = {}
         for name, value in values.items():
             if name in table.grows:
-                rows["norm", name], rows["fell", name] = changes(value, broadcast[name])
+                rows["norm", name], rows["fell", name] = norms_and_falls(value, broadcast[name])
                 rows["scale", name] = change_norms(broadcast[name][None]).expand(count)
             else:
                 rows["norm", name] = change_norms(value, broadcast.get(name), rough=True)

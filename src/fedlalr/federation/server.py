@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedlalr.algorithms.slots import Algorithm, Context, Slots
 from fedlalr.data.random import MODULES, key
-from fedlalr.federation.reducing import reduce_buffers, reduce_slots, weights
+from fedlalr.federation.reducing import reduce_buffers, reduce_slots, small_changes, weights
 from fedlalr.federation.robust import SlotReduction
 from fedlalr.federation.screening import MAX_NORM_RATIO, Rejection, screen
 from fedlalr.training.reference import seed_generators
@@ -96,8 +96,15 @@ def play_round(
         replies = engine.train(work)
     clock.lap("train")
 
+    changes = small_changes(replies, broadcast)
+    clock.lap("reduce")
     accepted, rejected = screen(
-        replies, broadcast, algorithm.slots, buffers=state.buffers, max_norm_ratio=rules.max_norm_ratio
+        replies,
+        broadcast,
+        algorithm.slots,
+        buffers=state.buffers,
+        max_norm_ratio=rules.max_norm_ratio,
+        changes=changes,
     )
     if rejected and on_refused is not None:
         on_refused(work, rejected)
@@ -105,7 +112,7 @@ def play_round(
         raise RoundFailed(too_few(work.round, len(accepted.clients), rules.min_clients, rejected), rejected)
     clock.lap("screen")
 
-    new = _reduce(state, work, accepted, training, rules)
+    new = _reduce(state, work, accepted, training, rules, None if rejected else changes)
     if rules.buffers == "recalibrate" and new.buffers:
         statistics = engine.recalibrate(new.slots.x, new.buffers, accepted.clients, work.round)
         new = replace(new, buffers=reduce_buffers(statistics, new.buffers, _share(accepted, training, rules)))
@@ -121,12 +128,21 @@ def play_round(
     )
 
 
-def _reduce(state: ServerState, work: Work, accepted: Replies, training: Training, rules: Rules) -> ServerState:
+def _reduce(
+    state: ServerState,
+    work: Work,
+    accepted: Replies,
+    training: Training,
+    rules: Rules,
+    changes: Mapping[str, Tensor] | None,
+) -> ServerState:
     """The server's next state from the accepted replies, refused if it is not finite."""
     algorithm = training.algorithm
     share = _share(accepted, training, rules)
     with torch.no_grad():
-        reduced = reduce_slots(accepted.slots, work.broadcast, share, algorithm.slots, rules.reduce, accepted.spread)
+        reduced = reduce_slots(
+            accepted.slots, work.broadcast, share, algorithm.slots, rules.reduce, accepted.spread, changes
+        )
         buffers = reduce_buffers(accepted.buffers, state.buffers, share, accepted.spread)
     slots = update_slots(state, work, reduced, accepted.steps, share, algorithm)
     kept, theirs = dict(state.kept), accepted.kept.map(accepted.spread.gather)
