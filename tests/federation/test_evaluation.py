@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedlalr.federation.evaluation import evaluate
+from fedlalr.federation.evaluation import _at_once, evaluate
 from fedlalr.models import ConvMixer
 
 
@@ -25,6 +25,41 @@ def test_evaluation_in_batches_is_the_modules_own_over_all_samples(compute: torc
         float(F.cross_entropy(outputs.float(), targets)), rel=1e-5 if compute is None else 1e-2
     )
     assert mine.accuracy == pytest.approx(float((outputs.argmax(1) == targets).float().mean()))
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.cuda.OutOfMemoryError("CUDA out of memory")])
+def test_a_batch_that_is_too_large_for_the_memory_is_parted(error: BaseException) -> None:
+    sizes = []
+
+    class Large(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            sizes.append(len(inputs))
+            if len(inputs) > 3:
+                raise error
+            return super().forward(inputs)
+
+    torch.manual_seed(0)
+    module, test = Large(4, 3), (torch.randn(11, 4), torch.randint(3, (11,)))
+    mine = evaluate(module, test, F.cross_entropy)
+    assert sizes == [11, 6, 3, 3, 5, 3, 2]
+    outputs = F.linear(test[0], module.weight, module.bias)
+    assert mine.loss == pytest.approx(float(F.cross_entropy(outputs, test[1]).detach()), rel=1e-6)
+    assert mine.accuracy == pytest.approx(float((outputs.argmax(1) == test[1]).float().mean()))
+
+
+def test_an_error_of_the_model_is_not_taken_for_a_lack_of_memory() -> None:
+    class Broken(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        evaluate(Broken(4, 3), (torch.randn(5, 4), torch.zeros(5, dtype=torch.int64)), F.cross_entropy)
+
+
+@pytest.mark.parametrize(("numbers", "cuda"), [(80, 8192), (3 * 32 * 32, 5461), (3 * 224 * 224, 111), (1 << 30, 1)])
+def test_batches_on_a_gpu_are_as_large_as_samples_are_small(numbers: int, cuda: int) -> None:
+    assert _at_once(numbers, torch.device("cuda")) == cuda
+    assert _at_once(numbers, torch.device("cpu")) == 1000
 
 
 def test_there_is_no_accuracy_without_classes() -> None:

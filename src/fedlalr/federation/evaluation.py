@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedlalr.data.population import Samples
 from fedlalr.data.transforms import Transform
+from fedlalr.training.memory import is_out_of_memory
 from fedlalr.training.ranks import ALONE, Ranks
 from fedlalr.training.stacked_forms import inference_form
 from fedlalr.training.work import Loss
@@ -23,6 +24,12 @@ class Evaluation(NamedTuple):
     accuracy: float | None
 
 
+SAMPLES_AT_ONCE = 1000
+"""On a CPU."""
+NUMBERS_AT_ONCE = 1 << 24
+"""Of inputs on a GPU, which small batches would leave idle."""
+
+
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
@@ -30,38 +37,66 @@ def evaluate(
     loss: Loss,
     *,
     transform: Transform | None = None,
-    batch_size: int = 1000,
+    batch_size: int | None = None,
     compute: torch.dtype | None = None,
     ranks: Ranks = ALONE,
 ) -> Evaluation:
-    """Run a module over a test set in evaluation mode, on the device of its parameters; each rank over its share."""
+    """Run a module over a test set in evaluation mode, on the device of its parameters; each rank over its share.
+
+    A batch that is too large for the memory is parted until it is not.
+    """
     inputs, targets = test
     device = next(model.parameters()).device
+    forward: Callable[[Tensor], Tensor] | None = None
+
+    def measure(index: Tensor) -> Tensor:
+        """The sum of the losses, the right answers, and whether there are classes to be right about."""
+        nonlocal forward
+        batch = inputs[index].to(device)
+        batch = transform.test(batch) if transform is not None else batch
+        if forward is None:
+            forward = inference_form(model, compute, batch.shape[1:]) or partial(_run_module, model)
+        wanted = targets[index.to(targets.device)].to(device)
+        tally = torch.zeros(3, device=device, dtype=torch.float64)
+        with torch.autocast(device.type, compute, enabled=compute is not None):
+            outputs = forward(batch)
+            tally[0] = loss(outputs, wanted).double() * len(wanted)
+        if is_class_target(outputs, wanted):
+            # the argmax of NaN is class 0: what is no answer is no right one
+            hits = (outputs.argmax(1) == wanted) & outputs.amax(1).isfinite()
+            tally[1] = hits.flatten(1).float().mean(1).sum() if hits.dim() > 1 else hits.sum()
+            tally[2] = 1
+        return tally
+
+    places = torch.arange(len(targets), device=inputs.device)
+    batches = torch.split(places, batch_size or _at_once(inputs[places[:1]][0].numel(), device))
     was_training = {module: module.training for module in model.modules()}
     model.eval()
-    tally = torch.zeros(3, device=device, dtype=torch.float64)  # loss, hits, batches with classes
-    batches = torch.split(torch.arange(len(targets), device=inputs.device), batch_size)
-    forward: Callable[[Tensor], Tensor] | None = None
     try:
+        tally = torch.zeros(3, device=device, dtype=torch.float64)
         for index in batches[ranks.rank :: ranks.count]:
-            batch = inputs[index].to(device)
-            batch = transform.test(batch) if transform is not None else batch
-            if forward is None:
-                forward = inference_form(model, compute, batch.shape[1:]) or partial(_run_module, model)
-            wanted = targets[index.to(targets.device)].to(device)
-            with torch.autocast(device.type, compute, enabled=compute is not None):
-                outputs = forward(batch)
-                tally[0] += loss(outputs, wanted).double() * len(wanted)
-            if is_class_target(outputs, wanted):
-                # the argmax of NaN is class 0: what is no answer is no right one
-                hits = (outputs.argmax(1) == wanted) & outputs.amax(1).isfinite()
-                tally[1] += hits.flatten(1).float().mean(1).sum() if hits.dim() > 1 else hits.sum()
-                tally[2] += 1
+            tally += _in_parts(measure, index)
     finally:
         for module, training in was_training.items():
             module.training = training
     total, correct, classed = ranks.sum({"tally": tally})["tally"].tolist()
     return Evaluation(total / len(targets), correct / len(targets) if classed else None)
+
+
+def _in_parts(measure: Callable[[Tensor], Tensor], index: Tensor) -> Tensor:
+    """What is measured of some samples, by halves where all at once are too much for the memory."""
+    try:
+        return measure(index)
+    except (RuntimeError, MemoryError) as error:
+        if len(index) == 1 or not is_out_of_memory(error):
+            raise
+    first, second = index.tensor_split(2)
+    return _in_parts(measure, first) + _in_parts(measure, second)
+
+
+def _at_once(numbers: int, device: torch.device) -> int:
+    """How many samples of so many numbers make a batch."""
+    return SAMPLES_AT_ONCE if device.type == "cpu" else min(max(NUMBERS_AT_ONCE // max(numbers, 1), 1), 1 << 13)
 
 
 def _run_module(model: nn.Module, batch: Tensor) -> Tensor:
