@@ -257,14 +257,14 @@ def find_data(figures: Sequence[str], fetching: bool, console: Console, quiet: b
 def folder_name(scale: str, overrides: Sequence[str]) -> str:
     """A folder of its own for every set of changed settings, so that none overwrites another's runs.
 
-    Where runs are computed is no part of it.
+    Where runs are computed and how often they are saved is no part of it.
 
-    >>> folder_name("paper", ["buffers=recalibrate", "engine=stacked"])
+    >>> folder_name("paper", ["buffers=recalibrate", "engine=stacked", "checkpoint_every=10"])
     'paper,buffers=recalibrate'
     """
-    from fedlalr.paper.plans import PLACE, key_of
+    from fedlalr.paper.plans import HOW_RUN, key_of
 
-    about = sorted(text for text in overrides if key_of(text) not in PLACE)
+    about = sorted(text for text in overrides if key_of(text) not in HOW_RUN)
     name = re.sub(r"[^\w.,=+-]+", "_", ",".join([scale, *about]))
     if len(name) > LONGEST_NAME:
         name = f"{scale},{hashlib.sha256(name.encode()).hexdigest()[:16]}"

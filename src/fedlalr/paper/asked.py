@@ -10,7 +10,7 @@ from fedlalr.config import ConfigError
 from fedlalr.config.errors import hint, listed
 from fedlalr.config.overrides import parse_overrides
 from fedlalr.config.schema import check_method
-from fedlalr.paper.plans import METHODS, PLACE, Beside, key_of
+from fedlalr.paper.plans import HOW_RUN, METHODS, Beside, key_of
 
 _DEALT = ("data.name", "partition.scheme", "partition.alpha")
 SETS: Mapping[str, tuple[str, ...]] = {
@@ -63,7 +63,7 @@ def takes(figure: str, key: str) -> bool:
     >>> takes("heterogeneity", "partition.clients"), takes("heterogeneity", "rounds"), takes("cifar", "rounds")
     (True, False, True)
     """
-    return figure not in TAKES or key in PLACE or key.partition(".")[0] in TAKES[figure]
+    return figure not in TAKES or key in HOW_RUN or key.partition(".")[0] in TAKES[figure]
 
 
 def check_methods(given: str | None, figures: Sequence[str]) -> Sequence[str]:

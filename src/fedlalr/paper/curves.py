@@ -17,7 +17,7 @@ from fedlalr.config.jobs import Job
 from fedlalr.data.sources import SOURCES
 from fedlalr.federation import Record
 from fedlalr.federation.trajectory import TRAJECTORY_FILE, Point, read_trajectory
-from fedlalr.paper.plans import PLACE, Line, Panel, Plan
+from fedlalr.paper.plans import HOW_RUN, Line, Panel, Plan
 
 Array = NDArray[np.float64]
 
@@ -161,7 +161,7 @@ def _curves(line: Line, jobs: Sequence[Job]) -> Curves:
 
 def _what(config: Config) -> dict[str, object]:
     """What a run is about, wherever it was computed."""
-    return {name: value for name, value in config.problem().items() if name not in PLACE}
+    return {name: value for name, value in config.problem().items() if name not in HOW_RUN}
 
 
 def _accuracy(record: Record) -> float:

@@ -16,8 +16,8 @@ from fedlalr.report.tables import name_of
 METHODS = ("fedlalr", "fedavg", "fedadam", "fedamsv1", "fedamsv2", "lafedopt")
 """The paper's six."""
 CIFAR = ("cifar10", "cifar100")
-PLACE = ("device", "engine")
-"""Where a run is computed, which is no part of what it is about."""
+HOW_RUN = ("device", "engine", "checkpoint_every")
+"""Where a run is computed and how often it is saved, which is no part of what it is about."""
 INTERVALS = {"steps-10": "K = 10", "log-3-4": "3 + ⌊log₄ t⌋", "log-4-2": "4 + ⌊log₂ t⌋"}
 """The numbers of local steps that the paper compares, as they are drawn; and as settings:"""
 LOCAL: dict[str, dict[str, Any]] = {
@@ -135,7 +135,7 @@ class Request:
     @property
     def changed(self) -> list[str]:
         """Settings that are not the scale's own; where a run is computed is none."""
-        return [text for text in self.overrides if key_of(text) not in PLACE]
+        return [text for text in self.overrides if key_of(text) not in HOW_RUN]
 
     def setting(self, data: str, small: Sequence[str] = ()) -> Setting | None:
         return find_setting(data, self.scale, self.here, self.overrides, small)
