@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -31,12 +33,17 @@ LITTLE_DISK, LITTLE_MEMORY, LITTLE_SHARED_MEMORY = 2 * GIB, 2 * GIB, 1 << 28
 SLOW_CHECKPOINT_SECONDS = 1.0
 PROBED_PARAMETERS = 1_000_000
 
-Grade = Literal["slow", "fails"]
+BFLOAT16 = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); a @ a"
+"""What a run with dtype=bfloat16 does most."""
+FEWER_INSTRUCTIONS = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
+"""Keeps torch from those that processors announce and virtual machines lack."""
+
+Grade = Literal["slow", "limited", "fails"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that would make a run slow or fail, and what to do about it."""
+    """Something that would make a run slow or fail, or only some runs (limited), and what to do about it."""
 
     grade: Grade
     what: str
@@ -91,7 +98,7 @@ def examine(run_folder: str | Path = "runs") -> Health:
         checkpoint_seconds=seconds,
         findings=(),
     )
-    findings = [*_find(health, failure), *_self_test()]
+    findings = [*_find(health, failure), *_self_test(), *_bfloat16_test()]
     return replace(health, findings=tuple(findings))
 
 
@@ -165,6 +172,27 @@ def _self_test() -> Iterator[Finding]:
             "very small numbers are flushed to zero",
             "v̂ starts at ε²; do not call torch.set_flush_denormal(True)",
         )
+
+
+def _bfloat16_test() -> Iterator[Finding]:
+    """Products in bfloat16, by a process of their own: they kill it where the processor lacks what it announces."""
+    ended = _end_of(BFLOAT16)
+    if ended == 0:
+        return
+    cure = "=".join(*FEWER_INSTRUCTIONS.items())
+    yield Finding(
+        "limited",
+        f"products in bfloat16 on the processor end a process with code {ended}, so dtype=bfloat16 works on a GPU only",
+        f"set {cure}, with which they work" if _end_of(BFLOAT16, **FEWER_INSTRUCTIONS) == 0 else "compute in float32",
+    )
+
+
+def _end_of(program: str, **environment: str) -> int:
+    """The exit code of a short Python program; below zero, the signal that ended it."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | environment, capture_output=True, check=False
+    )
+    return done.returncode
 
 
 def _tiny_run() -> Result:

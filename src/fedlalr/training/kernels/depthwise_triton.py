@@ -15,6 +15,8 @@ import triton.language as tl
 
 from fedlalr.training.kernels.gelu_triton import gelu
 from fedlalr.training.kernels.norm_triton import (
+    AGAIN,
+    NO_MORE,
     finish_statistics,
     load_kept,
     load_tile,
@@ -51,8 +53,9 @@ def load_windows(row_start, window, windows, WIDTH: tl.constexpr, ROWS: tl.const
 @triton.jit
 def tile_residual(x, y, scale, shift, out, image, images, PIXELS: tl.constexpr, BOUNDED: tl.constexpr):
     """Writes x + scale · gelu(y) + shift of some images."""
-    z = gelu(load_tile(y, image, images, PIXELS, BOUNDED)) * scale + shift
-    store_tile(out, image, images, z + load_tile(x, image, images, PIXELS, BOUNDED), PIXELS, BOUNDED)
+    z = gelu(load_tile(y, image, images, PIXELS, BOUNDED, NO_MORE)) * scale + shift
+    z += load_tile(x, image, images, PIXELS, BOUNDED, NO_MORE)
+    store_tile(out, image, images, z, PIXELS, BOUNDED, NO_MORE)
 
 
 @triton.jit
@@ -146,10 +149,10 @@ def convolution_gradients(
     for start in range(0, windows, WINDOWS):
         window = start + tl.arange(0, WINDOWS)
         around = load_windows(dy, window, windows, WIDTH, ROWS, BLOCKS)
-        here = load_tile(x, window, windows, ROWS * WIDTH, True).to(tl.bfloat16)
-        residual = load_tile(dout, window, windows, ROWS * WIDTH, True)
+        here = load_tile(x, window, windows, ROWS * WIDTH, True, NO_MORE).to(tl.bfloat16)
+        residual = load_tile(dout, window, windows, ROWS * WIDTH, True, NO_MORE)
         tl.debug_barrier()  # all threads have their part of these images' dy
-        store_tile(dx, window, windows, tl.dot(around, matrix) + residual, ROWS * WIDTH, True)
+        store_tile(dx, window, windows, tl.dot(around, matrix) + residual, ROWS * WIDTH, True, NO_MORE)
         products = tl.dot(tl.trans(around), here, products)
     store_taps(products, scratch, dtaps, KERNEL, WIDTH, ROWS, TAPS)
 
@@ -191,7 +194,7 @@ def depthwise_norm_backward(
         mask += client * images
     bias_gradient, gamma_gradient, beta_gradient = row_gradient(
         y + first, 0.0, dout, scale, tl.load(mean_in + row), tl.load(rstd_in + row), mask, dx,
-        images, PIXELS, MASKED, False, TILE, TAIL, STAGES,
+        images, PIXELS, MASKED, False, TILE, TAIL, STAGES, AGAIN,
     )  # fmt: skip
     tl.store(dbias + row, bias_gradient)
     tl.store(dgamma + row, gamma_gradient)

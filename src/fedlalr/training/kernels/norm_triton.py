@@ -16,6 +16,12 @@ import triton.language as tl
 
 from fedlalr.training.kernels.gelu_triton import gelu, gelu_and_slope
 
+AGAIN = tl.constexpr("evict_last")
+"""To the cache: this will be read again soon."""
+NO_MORE = tl.constexpr("evict_first")
+"""This will not."""
+NO_HINT = tl.constexpr("")
+
 
 @triton.jit
 def row_count(mask, images, PIXELS: tl.constexpr, MASKED: tl.constexpr):
@@ -48,24 +54,26 @@ def finish_statistics(
 
 
 @triton.jit
-def load_tile(row_start, image, images, PIXELS: tl.constexpr, BOUNDED: tl.constexpr):
+def load_tile(row_start, image, images, PIXELS: tl.constexpr, BOUNDED: tl.constexpr, HINT: tl.constexpr = NO_HINT):
     """Some images of a row in float32, `[len(image), PIXELS]`; zero where there is no such image."""
     place = image[:, None] * PIXELS + tl.arange(0, PIXELS)[None, :]
     if BOUNDED:
-        tile = tl.load(row_start + place, mask=(image < images)[:, None], other=0.0)
+        tile = tl.load(row_start + place, mask=(image < images)[:, None], other=0.0, eviction_policy=HINT)
     else:
-        tile = tl.load(row_start + place)
+        tile = tl.load(row_start + place, eviction_policy=HINT)
     return tile.to(tl.float32)
 
 
 @triton.jit
-def store_tile(row_start, image, images, tile, PIXELS: tl.constexpr, BOUNDED: tl.constexpr):
+def store_tile(
+    row_start, image, images, tile, PIXELS: tl.constexpr, BOUNDED: tl.constexpr, HINT: tl.constexpr = NO_HINT
+):
     """Write some images of a row, rounded."""
     place = image[:, None] * PIXELS + tl.arange(0, PIXELS)[None, :]
     if BOUNDED:
-        tl.store(row_start + place, tile.to(tl.bfloat16), mask=(image < images)[:, None])
+        tl.store(row_start + place, tile.to(tl.bfloat16), mask=(image < images)[:, None], eviction_policy=HINT)
     else:
-        tl.store(row_start + place, tile.to(tl.bfloat16))
+        tl.store(row_start + place, tile.to(tl.bfloat16), eviction_policy=HINT)
 
 
 @triton.jit
@@ -179,38 +187,40 @@ def norm_forward(
 
 
 @triton.jit
-def load_gradient(dout, image, images, PIXELS: tl.constexpr, POOLED: tl.constexpr, BOUNDED: tl.constexpr):
+def load_gradient(
+    dout, image, images, PIXELS: tl.constexpr, POOLED: tl.constexpr, BOUNDED: tl.constexpr, HINT: tl.constexpr
+):
     """The gradient of some images of a row; of pooled ones, every pixel's share."""
     if POOLED:
         share = tl.load(dout + image, mask=image < images, other=0.0) * (1.0 / PIXELS)
         dx = share[:, None] + tl.zeros([1, PIXELS], tl.float32)
     else:
-        dx = load_tile(dout, image, images, PIXELS, BOUNDED)
+        dx = load_tile(dout, image, images, PIXELS, BOUNDED, HINT)
     return dx
 
 
 @triton.jit
 def tile_projections(y, b, dout, image, images, PIXELS: tl.constexpr, POOLED: tl.constexpr, BOUNDED: tl.constexpr):
     """What some images of a row add to Σ dx and Σ dx g; nothing where there is no image, since dx is zero there."""
-    dx = load_gradient(dout, image, images, PIXELS, POOLED, BOUNDED)
-    return dx, dx * gelu(load_tile(y, image, images, PIXELS, BOUNDED) + b)
+    dx = load_gradient(dout, image, images, PIXELS, POOLED, BOUNDED, AGAIN)
+    return dx, dx * gelu(load_tile(y, image, images, PIXELS, BOUNDED, AGAIN) + b)
 
 
 @triton.jit
 def tile_gradient(
     y, b, dout, dy, mask, a, c, e, image, images,
-    PIXELS: tl.constexpr, MASKED: tl.constexpr, POOLED: tl.constexpr, BOUNDED: tl.constexpr,
+    PIXELS: tl.constexpr, MASKED: tl.constexpr, POOLED: tl.constexpr, BOUNDED: tl.constexpr, AFTER: tl.constexpr,
 ):  # fmt: skip
     """Writes dy of some images and gives it for its sum."""
-    dx = load_gradient(dout, image, images, PIXELS, POOLED, BOUNDED)
-    g, slope = gelu_and_slope(load_tile(y, image, images, PIXELS, BOUNDED) + b)
+    dx = load_gradient(dout, image, images, PIXELS, POOLED, BOUNDED, AFTER)
+    g, slope = gelu_and_slope(load_tile(y, image, images, PIXELS, BOUNDED, NO_MORE) + b)
     correction = c * g + e
     if MASKED:
         correction *= load_kept(mask, image, images)
     gradient = slope * (a * dx - correction)
     if BOUNDED:
         gradient = tl.where((image < images)[:, None], gradient, 0.0)
-    store_tile(dy, image, images, gradient, PIXELS, BOUNDED)
+    store_tile(dy, image, images, gradient, PIXELS, BOUNDED, AFTER)
     return gradient
 
 
@@ -218,9 +228,12 @@ def tile_gradient(
 def row_gradient(
     y, b, dout, scale, mean, rstd, mask, dy, images,
     PIXELS: tl.constexpr, MASKED: tl.constexpr, POOLED: tl.constexpr,
-    TILE: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
+    TILE: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr, AFTER: tl.constexpr,
 ):  # fmt: skip
-    """Writes dy of a row, with all pointers at the row, and gives the gradients of the bias, gamma and beta."""
+    """Writes dy of a row, with all pointers at the row, and gives the gradients of the bias, gamma and beta.
+
+    `AFTER` says to the cache whether dout and dy are read again afterwards.
+    """
     count = row_count(mask, images, PIXELS, MASKED)
     whole = images // TILE * TILE
     sum_dx = tl.zeros([TILE, PIXELS], tl.float32)
@@ -245,11 +258,12 @@ def row_gradient(
     total_dy = 0.0
     for start in range(whole, images, TAIL):
         rest = start + tl.arange(0, TAIL)
-        total_dy += tl.sum(tile_gradient(y, b, dout, dy, mask, a, c, e, rest, images, PIXELS, MASKED, POOLED, True))
+        last = tile_gradient(y, b, dout, dy, mask, a, c, e, rest, images, PIXELS, MASKED, POOLED, True, AFTER)
+        total_dy += tl.sum(last)
     sum_dy = tl.zeros([TILE, PIXELS], tl.float32)
     for done in tl.range(0, whole, TILE, num_stages=STAGES):
         image = whole - TILE - done + tl.arange(0, TILE)
-        sum_dy += tile_gradient(y, b, dout, dy, mask, a, c, e, image, images, PIXELS, MASKED, POOLED, False)
+        sum_dy += tile_gradient(y, b, dout, dy, mask, a, c, e, image, images, PIXELS, MASKED, POOLED, False, AFTER)
     return total_dy + tl.sum(sum_dy), projected, total
 
 
@@ -271,7 +285,7 @@ def norm_backward(
         mask += client * images
     bias_gradient, gamma_gradient, beta_gradient = row_gradient(
         y + first * PIXELS, b, dout, scale, tl.load(mean_in + row), tl.load(rstd_in + row), mask, dy + first * PIXELS,
-        images, PIXELS, MASKED, POOLED, TILE, TAIL, STAGES,
+        images, PIXELS, MASKED, POOLED, TILE, TAIL, STAGES, NO_MORE,
     )  # fmt: skip
     tl.store(dbias + row, bias_gradient)
     tl.store(dgamma + row, gamma_gradient)
