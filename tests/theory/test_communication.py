@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlalr.theory import communication, rounds_fixed, rounds_log, rounds_log_summed
+from fedlalr.theory import communication, log_intervals, rounds_fixed, rounds_growing, rounds_log, rounds_log_summed
 
 deltas = st.floats(1e-6, 0.5)
 quick = settings(deadline=None, max_examples=60)
@@ -42,6 +42,30 @@ def test_summed_count_agrees_with_adding_up():
         T += 1
         total += math.log(T)
     assert T - 1 < rounds_log_summed(1 / math.sqrt(work), N=1) <= T
+
+
+@given(st.floats(1.0, 3e4), st.integers(1, 9), st.one_of(st.sampled_from([2.0, 4.0, 3.0, 10.0]), st.floats(1.05, 12.0)))
+@quick
+def test_the_count_of_a_growing_interval_agrees_with_adding_up(work, start, base):
+    T = rounds_growing(1 / math.sqrt(work), N=1, start=start, base=base)
+    steps = log_intervals(math.ceil(T) + 1, start=start, base=base).cumsum()
+    before = steps[math.ceil(T) - 2] if T > 1 else 0
+    assert before - 1e-6 * work <= work <= steps[math.ceil(T) - 1] + 1e-6 * work
+    assert T - (math.ceil(T) - 1) == pytest.approx(
+        (work - before) / (steps[math.ceil(T) - 1] - before), abs=1e-6 * work
+    )
+
+
+def test_the_count_of_a_growing_interval_reaches_the_smallest_targets():
+    fewest = rounds_growing(1e-150, N=1, start=3, base=1.01)
+    assert 1e290 < fewest < rounds_growing(1e-150, N=1, start=3, base=1e6) < 1e300
+
+
+def test_a_growing_interval_and_a_fixed_one_are_not_asked_for_together():
+    with pytest.raises(ValueError, match="two answers"):
+        communication(0.1, N=2, K=3, growing=(3, 4.0), params=5)
+    with pytest.raises(ValueError, match="base must be above 1"):
+        communication(0.1, N=2, growing=(3, 1.0), params=5)
 
 
 def test_lambert_count_approaches_the_numerical_solution_as_delta_vanishes():

@@ -71,10 +71,11 @@ def theory(
         check_figure(plot, "--plot")
     try:
         problem = Problem(L=L, sigma=sigma, G_inf=G_inf, d=params, gap=gap, eps=eps, beta1=beta1)
-        adaptive = None if start is None or base is None else log_intervals(rounds, start=start, base=base)
+        growing = None if start is None or base is None else (start, base)
+        adaptive = None if growing is None else log_intervals(rounds, start=growing[0], base=growing[1])
         bounds = evaluate(problem, clients, steps, rounds, adaptive, alpha)
         steps = steps if adaptive is None else int(adaptive[-1])
-        costs = communicate(delta, clients, steps, params, adaptive is not None)
+        costs = communicate(delta, clients, steps, params, growing)
         if plot is not None:
             with writing(plot, "--plot"):
                 draw(problem, clients, steps, rounds, plot)
@@ -103,15 +104,21 @@ def evaluate(
     return [*bounds, corollary1(problem, N=N, K=K, T=T)] if alpha is None else bounds
 
 
-def communicate(delta: float, N: int, K: int, params: int, adaptive: bool) -> dict[str, Communication]:
+def communicate(
+    delta: float, N: int, K: int, params: int, growing: tuple[int, float] | None
+) -> dict[str, Communication]:
     """What it takes to reach δ, by the leading term with constant 1, as the paper counts."""
     from fedlalr.theory import communication
 
-    fixed = {
-        f"K = {K}": communication(delta, N=N, K=K, params=params),
-        f"K = {K}, restarted momentum": communication(delta, N=N, K=K, params=params, momentum="restart"),
-    }
-    return ({} if adaptive else fixed) | {"K_t = ln t": communication(delta, N=N, params=params)}
+    if growing is None:
+        asked = {
+            f"K = {K}": communication(delta, N=N, K=K, params=params),
+            f"K = {K}, restarted momentum": communication(delta, N=N, K=K, params=params, momentum="restart"),
+        }
+    else:
+        start, base = growing
+        asked = {f"K_t = {start} + ⌊log_{base:g} t⌋": communication(delta, N=N, growing=growing, params=params)}
+    return asked | {"K_t = ln t": communication(delta, N=N, params=params)}
 
 
 def draw(problem: Problem, N: int, K: int, T: int, path: Path) -> None:
@@ -167,7 +174,8 @@ def show(
         table.add_column(heading, justify="left" if heading == "local steps" else "right")
     for name, cost in costs.items():
         sizes = map(_size, (cost.bytes_down, cost.bytes_up))
-        table.add_row(name, f"{cost.rounds:.4g}", f"{cost.complexity:.4g}", *sizes)
+        whole = math.ceil(cost.rounds)
+        table.add_row(name, f"{whole:.6g}", f"{whole * cost.clients:.6g}", *sizes)
     console.print(table)
     if plot is not None:
         console.print(f"Largest terms over N and T: {plot}")

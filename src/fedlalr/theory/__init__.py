@@ -5,6 +5,7 @@ from fedlalr.theory.communication import (
     Communication,
     communication,
     rounds_fixed,
+    rounds_growing,
     rounds_log,
     rounds_log_summed,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "log_intervals",
     "plot_dominance",
     "rounds_fixed",
+    "rounds_growing",
     "rounds_log",
     "rounds_log_summed",
     "rounds_to_speedup",

@@ -44,6 +44,13 @@ def choice(name: str, value: str, allowed: Sequence[str]) -> str:
     return value
 
 
+def growth(start: int, base: float) -> None:
+    """Refuse what K_t = start + ⌊log_base t⌋ cannot be made of."""
+    count("start", start)
+    if not positive("base", base) > 1:
+        raise ValueError(f"base must be above 1 for a logarithm that grows, not {base!r}")
+
+
 def intervals(values: Sequence[int] | np.ndarray) -> NDArray[np.int64]:
     """The local steps K_0 … K_{T−1} of every round: whole, at least 1, never falling."""
     array = np.asarray(values)

@@ -67,24 +67,45 @@ def rounds_log_summed(delta: float, *, N: int, constant: float = 1.0) -> float:
     return math.exp(log_rounds)
 
 
+def rounds_growing(delta: float, *, N: int, start: int, base: float, constant: float = 1.0) -> float:
+    """T with constant/√(NΣK_t) = δ for K_t = start + ⌊log_base t⌋, the interval of the paper's experiments.
+
+    >>> rounds_growing(0.1, N=1, start=3, base=4.0)  # 3 rounds of 3, 12 of 4 and 43/5 of 5 local steps
+    23.6
+    """
+    checks.growth(start, base)
+    left, steps, first, next_power = _work(delta, N, constant), start, 1.0, float(base)
+    while (stage := steps * (math.ceil(next_power) - first)) < left:
+        left, steps, first, next_power = left - stage, steps + 1, math.ceil(next_power), next_power * base
+    return first - 1 + left / steps
+
+
 def communication(
     delta: float,
     *,
     N: int,
     params: int,
     K: int | None = None,
+    growing: tuple[int, float] | None = None,
     constant: float = 1.0,
     momentum: Literal["average", "restart"] = "average",
     bytes_per_value: int = 4,
 ) -> Communication:
-    """Rounds, complexity and bytes to δ: with K local steps a round, or with K_t = ln t where K is None."""
+    """Rounds, complexity and bytes to δ: with K local steps a round, with `growing` ones, or with K_t = ln t.
+
+    `growing` are the start and the base of K_t = start + ⌊log_base t⌋.
+    """
     checks.choice("momentum", momentum, tuple(VECTORS))
     checks.count("params", params)
     checks.count("bytes_per_value", bytes_per_value)
-    if K is None:
-        rounds = rounds_log(delta, N=N, constant=constant)
-    else:
+    if K is not None and growing is not None:
+        raise ValueError(f"K = {K} and growing = {growing} are two answers to one question; give one of them")
+    if K is not None:
         rounds = rounds_fixed(delta, N=N, K=K, constant=constant)
+    elif growing is not None:
+        rounds = rounds_growing(delta, N=N, start=growing[0], base=growing[1], constant=constant)
+    else:
+        rounds = rounds_log(delta, N=N, constant=constant)
     one_way = math.ceil(rounds) * N * VECTORS[momentum] * params * bytes_per_value
     return Communication(delta=delta, clients=N, rounds=rounds, bytes_down=one_way, bytes_up=one_way)
 

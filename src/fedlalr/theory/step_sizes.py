@@ -69,9 +69,7 @@ def log_intervals(T: int, *, start: int, base: float) -> NDArray[np.int64]:
     [3, 3, 3, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 5, 5]
     """
     checks.count("T", T)
-    checks.count("start", start)
-    if not checks.positive("base", base) > 1:
-        raise ValueError(f"base must be above 1 for a logarithm that grows, not {base!r}")
+    checks.growth(start, base)
     powers = [float(base)]  # compared with t, because a quotient of logarithms can land below a whole number
     while powers[-1] <= T:
         powers.append(powers[-1] * base)
