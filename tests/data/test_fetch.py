@@ -133,6 +133,15 @@ def test_a_folder_that_cannot_be_made_is_said_so(tmp_path: Path) -> None:
         fetch.make_folder(tmp_path / "file" / "data")
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which nobody can write, not even root")
+def test_a_folder_that_cannot_be_written_is_said_so_at_once() -> None:
+    with (
+        pytest.raises(OSError, match=r"/proc cannot be written .*; set FEDLALR_DATA"),
+        fetch.locked(Path("/proc"), "mnist"),
+    ):
+        pass
+
+
 def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")

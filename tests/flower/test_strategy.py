@@ -222,8 +222,9 @@ def test_too_few_usable_replies_fail_the_round_and_name_the_clients(tmp_path):
     for node in (900, 893):
         everyone[node].tamper = raising
     server = strategy(LALR, settings={"min_clients": 4})
-    with pytest.raises(fl.RoundFailed, match=r"3 usable replies, 4 wanted.*client 0: .*broken; client 1"):
+    with pytest.raises(fl.RoundFailed, match=r"3 usable replies, 4 wanted.*client 0: .*broken; client 1") as failed:
         server.start(InProcessGrid(everyone))
+    assert [refused.client for refused in failed.value.rejected] == [0, 1]
 
 
 def test_a_failed_round_is_tried_again_as_often_as_asked(tmp_path):

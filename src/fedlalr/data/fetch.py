@@ -76,12 +76,16 @@ def data_folder() -> Path:
 
 
 def make_folder(folder: Path) -> Path:
-    """Create a folder, or say why it cannot be had."""
+    """Create a folder to write in, or say why it cannot be had."""
+    verb = "made"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        verb = "written"
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise type(error)(
-            f"the data folder {folder} cannot be made ({error.strerror}); set FEDLALR_DATA to a folder you may write to"
+            f"the data folder {folder} cannot be {verb} ({error.strerror}); "
+            "set FEDLALR_DATA to a folder you may write to"
         ) from error
     return folder
 

@@ -119,7 +119,7 @@ class FederatedServer:
             closed = inbox.close(rules.max_norm_ratio)
             count = len(closed.clients)
             if count < rules.min_clients:
-                raise RoundFailed(too_few(work.round, count, rules.min_clients, closed.rejected))
+                raise RoundFailed(too_few(work.round, count, rules.min_clients, closed.rejected), closed.rejected)
             clock.lap("screen")
             share = weights(closed.samples, rules.weighting, training.layout.dtype, training.device)
             with torch.no_grad():
