@@ -16,7 +16,7 @@ from fedlalr.federation.reducing import (
     small_changes,
     weights,
 )
-from fedlalr.federation.robust import Bounded, Median
+from fedlalr.federation.robust import Bounded, Mean, Median
 from fedlalr.training.work import Replies
 
 numbers = st.floats(-1e6, 1e6, width=32)
@@ -91,6 +91,17 @@ def test_changes_that_were_taken_before_give_the_same_bits(rows, size, seed, dty
         alone = reduce_slots(uploads, broadcast, share, table, how)
         shared = reduce_slots(uploads, broadcast, share, table, how, changes=changes)
         assert all(torch.equal(shared[name], alone[name]) for name in alone)
+
+
+def test_a_mean_of_ones_own_is_asked_whatever_was_taken_before():
+    class Doubled(Mean):
+        def reduce(self, values, reference, share):
+            return 2 * super().reduce(values, reference, share)
+
+    uploads, broadcast = Slots(x=torch.tensor([[1.0], [3.0]])), Slots(x=torch.tensor([1.0]))
+    table, changes = SlotTable(down=("x",), up={"x": "mean"}), {"x": uploads.x - 1}
+    reduced = reduce_slots(uploads, broadcast, torch.tensor([0.5, 0.5]), table, {"x": Doubled()}, changes=changes)
+    assert reduced.x.tolist() == [4.0]
 
 
 def test_integer_buffers_are_copied_from_the_first_client():

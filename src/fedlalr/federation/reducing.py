@@ -58,14 +58,13 @@ def reduce_slots(
     chosen = {name: REDUCTIONS[default]() for name, default in table.up.items()} | dict(how or {})
     if not spread.is_whole:
         return Slots(**_reduce_spread(chosen, uploads.only(*table.up), broadcast, share, spread))
-    taken = {name: change for name, change in (changes or {}).items() if isinstance(chosen[name], Mean)}
-    reduced = {
-        name: broadcast[name] + mean_change(taken[name], None, share)
-        if name in taken
-        else chosen[name].reduce(uploads[name], broadcast.get(name), share)
-        for name in table.up
-    }
-    return Slots(**{name: _own(value, uploads[name]) for name, value in reduced.items()})
+    reduced = {}
+    for name in table.up:
+        if changes is not None and name in changes and type(chosen[name]) is Mean:
+            reduced[name] = broadcast[name] + mean_change(changes[name], None, share)
+        else:
+            reduced[name] = _own(chosen[name].reduce(uploads[name], broadcast.get(name), share), uploads[name])
+    return Slots(**reduced)
 
 
 def _own(value: Tensor, upload: Tensor) -> Tensor:
