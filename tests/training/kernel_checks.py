@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from fedlalr.data.partition import Partition
+from fedlalr.data.population import Population
 from fedlalr.training.layout import Layout
 from fedlalr.training.stacked_forms import stacked_form
+from fedlalr.training.stacked_forms.convmixer import ConvMixerForm
+from fedlalr.training.stacked_statistics import stacked_statistics
 
 
 def relative(mine: Tensor, right: Tensor) -> float:
@@ -71,3 +78,30 @@ def check_form(
         for name in named:
             assert relative(after[name][client], named[name]) < tolerance, name
     assert set(after) == set(buffers)
+
+
+def check_statistics(module: nn.Module, size: int, compute: torch.dtype | None, *, tolerance: float) -> None:
+    """Compare the statistics that a stacked form takes of clients of several sizes with the module's own, by client."""
+    sizes, batch_size = (7, 12, 4, 5, 2), 4
+    first = next(module.parameters())
+    clients = [torch.randn(n, 3, size, size, dtype=first.dtype, device=first.device) for n in sizes]
+    ends = np.cumsum([0, *sizes])
+    pool = Population(
+        torch.cat(clients), torch.zeros(ends[-1], dtype=torch.int64), Partition(np.arange(ends[-1]), ends)
+    )
+    form, layout = stacked_form(module, compute, clients[0].shape[1:]), Layout.of(module)
+    assert isinstance(form, ConvMixerForm)
+    x, buffers = layout.flatten(dict(module.named_parameters())), dict(module.named_buffers())
+    mine = stacked_statistics(form, layout, pool, x, buffers, torch.arange(len(sizes)), batch_size)
+    assert set(mine) == set(buffers)
+    for client, own in enumerate(clients):
+        exact = copy.deepcopy(module).double().train()
+        for layer in exact.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.momentum = None
+                layer.reset_running_stats()
+        for batch in torch.split(own.double(), batch_size):
+            if len(batch) > 1:
+                exact(batch)
+        for name, right in exact.named_buffers():
+            assert relative(mine[name][client], right) < tolerance, (client, name)

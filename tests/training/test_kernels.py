@@ -16,7 +16,7 @@ from fedlalr.training.kernels import kernels_available, plain
 from fedlalr.training.kernels.fused_step import fused_step
 from fedlalr.training.kernels.plain import GroupNorm, Norm
 from fedlalr.training.stacked_forms import inference_form, stacked_form
-from training.kernel_checks import check_form, mask_of, relative
+from training.kernel_checks import check_form, check_statistics, mask_of, relative
 
 CLIENTS = 3
 NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor, int]]] = {
@@ -120,6 +120,11 @@ def test_a_stacked_network_gives_each_clients_own_gradient_and_buffers(network: 
     torch.manual_seed(0)
     module, inputs, classes = NETWORKS[network]()
     check_form(module.double(), inputs, classes, None, padded, tolerance=1e-12)
+
+
+def test_a_stacked_network_takes_each_clients_own_statistics() -> None:
+    torch.manual_seed(0)
+    check_statistics(ConvMixer(dim=6, depth=2, kernel=3).double(), 8, None, tolerance=1e-12)
 
 
 def test_a_stacked_network_keeps_its_precision_under_autocast() -> None:

@@ -19,7 +19,7 @@ from fedlalr.training.kernels import plain
 from fedlalr.training.kernels.plain import GroupNorm, Norm
 from fedlalr.training.stacked_forms import inference_form, stacked_form
 from training.interpreter import DEVICE, INTERPRETED, mended_interpreter  # noqa: F401
-from training.kernel_checks import check_form, relative
+from training.kernel_checks import check_form, check_statistics, relative
 
 MAPS = [(8, 3, 9)] if INTERPRETED else [(16, 5, 50), (16, 3, 7), (8, 5, 64), (8, 3, 301)]
 BATCHES = [1, 49, 50, 51, 103, 130]
@@ -115,6 +115,11 @@ def test_evaluate_gives_the_modules_loss_and_accuracy(monkeypatch: pytest.Monkey
     assert mine.loss == pytest.approx(float(F.cross_entropy(right, targets)), rel=2e-2)
     assert mine.accuracy == pytest.approx(16 / 21, abs=0.1)
     assert all(layer.training for layer in module.modules())
+
+
+def test_statistics_through_the_kernels_are_the_modules_to_bfloat16() -> None:
+    module, size = convmixer()
+    check_statistics(module, size, torch.bfloat16, tolerance=2e-2)
 
 
 def test_a_module_with_hooks_is_evaluated_itself() -> None:

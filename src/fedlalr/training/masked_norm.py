@@ -16,6 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 STOCK = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 """The layers that can be replaced: what a subclass changes is not known here."""
+STARTS = {"running_mean": 0.0, "running_var": 1.0, "num_batches_tracked": 0.0}
+"""What BatchNorm's running statistics are before any batch."""
 
 
 class MaskedBatchNorm(_BatchNorm):

@@ -26,9 +26,10 @@ from fedlalr.training.reference import ReferenceEngine
 from fedlalr.training.stack import Stack, join_replies, stacked
 from fedlalr.training.stackable import choose_gradient
 from fedlalr.training.stacked_feed import Feed
+from fedlalr.training.stacked_forms.convmixer import ConvMixerForm
 from fedlalr.training.stacked_gradient import Batch, ForwardGradient
 from fedlalr.training.stacked_linear import LinearGradient
-from fedlalr.training.stacked_statistics import stacked_statistics
+from fedlalr.training.stacked_statistics import TakesStatistics, stacked_statistics
 from fedlalr.training.vmap_forward import VmapForward
 from fedlalr.training.work import Buffers, Replies, Trace, Training, Work
 
@@ -208,7 +209,7 @@ class StackedEngine:
 
     def recalibrate(self, x: Tensor, buffers: Buffers, clients: Tensor, round: int) -> Buffers:
         training, forward = self.training, self._statistics
-        if not isinstance(training.clients, Population) or not forward.knows_every_norm:
+        if not isinstance(training.clients, Population) or forward is None:
             return self._reference.recalibrate(x, buffers, clients, round)
         try:
             parts = [
@@ -222,8 +223,13 @@ class StackedEngine:
         return {name: torch.cat([part[name] for part in parts]) for name in buffers}
 
     @cached_property
-    def _statistics(self) -> VmapForward:
-        return VmapForward(self.training.model)
+    def _statistics(self) -> TakesStatistics | None:
+        """The network for statistics, unless it has a norm that only the module itself knows."""
+        form = self._gradient.forward if isinstance(self._gradient, ForwardGradient) else None
+        if isinstance(form, ConvMixerForm):
+            return form
+        forward = VmapForward(self.training.model)
+        return forward if forward.knows_every_norm else None
 
     def close(self) -> None:
         """Give back the memory of captured steps."""

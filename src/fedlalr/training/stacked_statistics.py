@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
 from fedlalr.data.population import Population
 from fedlalr.training.layout import Layout
 from fedlalr.training.reference import without_a_single
-from fedlalr.training.vmap_forward import VmapForward
 from fedlalr.training.work import Buffers
 
 
+class TakesStatistics(Protocol):
+    """One network, run in training mode on a batch of each client."""
+
+    def fresh_statistics(self) -> dict[str, float]:
+        """The buffers that hold running statistics, by name, and what each starts from."""
+        ...
+
+    def statistics(
+        self, parameters: Mapping[str, Tensor], buffers: Buffers, inputs: Tensor, mask: Tensor | None, seen: int
+    ) -> Buffers:
+        """The buffers `[C, …]` afterwards: means over this batch and those that were `seen` before it.
+
+        Parameters are those of one network; inputs `[C, B, …]` and the mask as in `StackedForward`.
+        """
+        ...
+
+
 def stacked_statistics(
-    forward: VmapForward,
+    forward: TakesStatistics,
     layout: Layout,
     pool: Population,
     x: Tensor,
@@ -44,7 +63,7 @@ def stacked_statistics(
         inputs = pool.inputs[rows.reshape(-1)]
         inputs = inputs if pool.transform is None else pool.transform.test(inputs)
         mask = None if real.all() else real.to(inputs.device)
-        state = forward.statistics(parameters, state, inputs.view(active, width, *inputs.shape[1:]), mask)
+        state = forward.statistics(parameters, state, inputs.view(active, width, *inputs.shape[1:]), mask, seen=k)
     whole = {name: torch.cat([part[name] for part in (state, *reversed(finished))]) for name in state}
     back = order.argsort()
     return {name: buffer[back.to(buffer.device)] for name, buffer in whole.items()}

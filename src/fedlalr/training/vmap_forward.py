@@ -13,11 +13,8 @@ from torch.func import functional_call, vmap
 
 from fedlalr.training.checked_embedding import replace_embeddings
 from fedlalr.training.grouped_layers import replace_layers
-from fedlalr.training.masked_norm import masked, replace_norms
+from fedlalr.training.masked_norm import STARTS, masked, replace_norms
 from fedlalr.training.work import Buffers
-
-STARTS = {"running_mean": 0.0, "running_var": 1.0, "num_batches_tracked": 0.0}
-"""What BatchNorm's running statistics are before any batch."""
 
 
 class VmapForward:
@@ -53,10 +50,9 @@ class VmapForward:
 
     @torch.no_grad()
     def statistics(
-        self, parameters: Mapping[str, Tensor], buffers: Buffers, inputs: Tensor, mask: Tensor | None
+        self, parameters: Mapping[str, Tensor], buffers: Buffers, inputs: Tensor, mask: Tensor | None, seen: int
     ) -> Buffers:
-        """The buffers after one model, not stacked, has seen a batch of each client, averaged over batches."""
-        with self._cumulative():
+        with self._averaging(1 / (seen + 1)):
             run = self._shared if mask is None else self._shared_masked
             after: Buffers = run(parameters, buffers, inputs, mask)[1]
         return after
@@ -92,14 +88,14 @@ class VmapForward:
         return outputs, {name: named[name].detach() for name in buffers}  # written in place, or replaced in the dict
 
     @contextmanager
-    def _cumulative(self) -> Iterator[None]:
-        """All layers in training mode, running statistics averaged over batches with equal weight."""
+    def _averaging(self, share: float) -> Iterator[None]:
+        """All layers in training mode; a batch has this share in the running statistics."""
         modes = {module: module.training for module in self.model.modules()}
         momenta = [layer.momentum for layer in self._norms]
         self.model.train()
         try:
             for layer in self._norms:
-                layer.momentum = None
+                layer.momentum = share
             yield
         finally:
             for layer, momentum in zip(self._norms, momenta, strict=True):

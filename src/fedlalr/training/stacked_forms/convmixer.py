@@ -16,7 +16,9 @@ from torch.nn import functional as F
 from fedlalr.models.convmixer import ConvMixer, MixerBlock
 from fedlalr.training.kernels import plain
 from fedlalr.training.kernels.plain import GroupNorm, Norm
+from fedlalr.training.masked_norm import STARTS
 from fedlalr.training.stacked_forms.form import precision_fits
+from fedlalr.training.work import Buffers
 
 
 class ConvMixerForm:
@@ -63,6 +65,22 @@ class ConvMixerForm:
         with torch.autocast(inputs.device.type, enabled=False):
             return self._forward(_Stack(self, parameters, buffers, mask=None, frozen=True), inputs)
 
+    def fresh_statistics(self) -> dict[str, float]:
+        """The buffers that hold running statistics, by name, and what each starts from."""
+        batch_norms = [name for name, layer in self.norms.items() if isinstance(layer, nn.BatchNorm2d)]
+        return {f"{name}.{kind}": start for name in batch_norms for kind, start in STARTS.items()}
+
+    @torch.no_grad()
+    def statistics(
+        self, parameters: Mapping[str, Tensor], buffers: Buffers, inputs: Tensor, mask: Tensor | None, seen: int
+    ) -> Buffers:
+        """The running statistics of one network on each client's batch and those `seen` before, by their mean."""
+        shared = {name: value.expand(len(inputs), *value.shape) for name, value in parameters.items()}
+        with torch.autocast(inputs.device.type, enabled=False):
+            stack = _Stack(self, shared, buffers, mask, share=1 / (seen + 1))
+            self._forward(stack, inputs)
+            return stack.new_buffers()
+
     def _forward(self, stack: _Stack, inputs: Tensor) -> Tensor:
         parameters = stack.parameters
         x = stack.gelu_norm("patches", self._patches(parameters["patches.weight"], inputs), pooled=False)
@@ -97,8 +115,11 @@ class _Stack:
         buffers: Mapping[str, Tensor],
         mask: Tensor | None,
         frozen: bool = False,
+        share: float | None = None,
     ) -> None:
-        self.form, self.parameters, self.buffers, self.mask, self.frozen = form, parameters, buffers, mask, frozen
+        """`share` is that of this batch in the running statistics, where it is not each layer's momentum."""
+        self.form, self.parameters, self.buffers, self.mask = form, parameters, buffers, mask
+        self.frozen, self.share = frozen, share
         self.operations = operations(form.compute)
         self._changed: dict[str, Tensor] = {}
 
@@ -136,7 +157,8 @@ class _Stack:
         assert isinstance(stock, nn.BatchNorm2d)
         assert stock.momentum is not None
         mean, variance = self.buffers[f"{name}.running_mean"], self.buffers[f"{name}.running_var"]
-        return Norm(weight, bias, mean, variance, stock.momentum, stock.eps, self.frozen)
+        momentum = stock.momentum if self.share is None else self.share
+        return Norm(weight, bias, mean, variance, momentum, stock.eps, self.frozen)
 
     def _remember(self, layer: str, running_mean: Tensor, running_var: Tensor) -> None:
         self._changed[f"{layer}_norm.running_mean"] = running_mean
