@@ -1,3 +1,4 @@
+import json
 import math
 from dataclasses import replace
 
@@ -5,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedlalr import FedLALR, LogInterval
+from fedlalr.paper.figures import Drawn, write_provenance
 from fedlalr.paper.speedup import SCALES, VARIANTS, Scale, Variant, mean_squared_gradients, measure
 from fedlalr.paper.speedup_results import Point, Speedup, fit
 from fedlalr.paper.synthetic import Synthetic
@@ -149,3 +151,12 @@ def test_runs_with_other_noise_are_run_anew(tmp_path, change):
     first = measure(short, variants=VARIANTS[:1], folder=tmp_path)
     other = measure(change.get("scale", short), variants=VARIANTS[:1], folder=tmp_path, seed=change.get("seed", 0))
     assert other.points[0].values != first.points[0].values
+
+
+def test_what_a_measurement_took_is_written_down(tmp_path):
+    drawn = Drawn("speedup", (), (), (), seconds=2.5)
+    for _ in range(2):  # broken off and gone on with
+        path = write_provenance(drawn, tmp_path, "smoke", "fedlalr reproduce speedup", draw_only=False)
+    assert json.loads(path.read_text())["run_seconds"] == 5.0
+    write_provenance(drawn, tmp_path, "smoke", "fedlalr reproduce speedup --draw-only", draw_only=True)
+    assert json.loads(path.read_text())["run_seconds"] == 5.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -59,6 +60,8 @@ class Drawn:
     """The curves of a figure that no claim is about."""
     lacks: Literal["data", "runs"] | None = None
     """Why there are no files."""
+    seconds: float = 0.0
+    """What it took this time to measure a figure that trains nothing."""
 
 
 def plan_of(figure: str, request: Request) -> Plan | None:
@@ -99,8 +102,9 @@ def draw_heterogeneity(request: Request, folder: Path, seeds: int) -> Drawn:
 
 def measure_speedup(scale: str, folder: Path, repeats: int, advance: Callable[[int], None]) -> Drawn:
     """Measure the speed-up as far as its file does not have it yet, and draw it."""
-    wanted = replace(speedup.SCALES[scale], repeats=repeats)
-    return draw_speedup(speedup.measure(wanted, folder=folder, advance=advance), folder)
+    wanted, start = replace(speedup.SCALES[scale], repeats=repeats), time.perf_counter()
+    result = speedup.measure(wanted, folder=folder, advance=advance)
+    return replace(draw_speedup(result, folder), seconds=time.perf_counter() - start)
 
 
 def draw_speedup(result: Speedup, folder: Path) -> Drawn:
@@ -131,13 +135,14 @@ def write_provenance(drawn: Drawn, folder: Path, scale: str, command: str, draw_
             "hardware": ", ".join(names) or here["hardware"],
             "versions": with_versions[-1] if with_versions else here["versions"],
         }
+    measured = (known.get("run_seconds") or 0.0) + (0.0 if draw_only else drawn.seconds)
     plain = {
         "figure": drawn.figure,
         "scale": scale,
         **ran,
         "drawn": here,
         "notes": drawn.notes,
-        "run_seconds": sum(run.get("seconds") or 0.0 for run in drawn.runs),
+        "run_seconds": sum(run.get("seconds") or 0.0 for run in drawn.runs) if drawn.runs else measured,
         "runs": drawn.runs,
     }
     path.write_text(json.dumps(plain, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -32,20 +32,24 @@ METHOD_LOOKS: Mapping[str, Look] = {
     }
     for i, method in enumerate(METHODS)
 }
+BESIDE_STYLES = (LINE_STYLES[0], LINE_STYLES[7], LINE_STYLES[6])
+"""Of a method that is there twice and more."""
 
 
 def method_looks(result: PanelCurves) -> dict[str, Look]:
-    """Methods as printed, and those beside them: in the colour of their method, thin and dotted if it is there too."""
+    """Methods as printed, and those beside them: in the colour of their method, thin and solid if it is there too."""
     looks = {**METHOD_LOOKS}
     there = Counter(line.key for line in result.panel.lines if line.key in METHODS)
     for line in _beside(result):
         method = line.config.algorithm.name
         if method in METHOD_LOOKS:
-            before = there[method]
-            apart = (
-                {"linestyle": LINE_STYLES[6 + before % 2], "linewidth": 1.0 if before < 3 else 0.6} if before else {}
-            )
-            looks[line.key] = {**METHOD_LOOKS[method], **apart}
+            before, own = there[method], METHOD_LOOKS[method]
+            styles = [style for style in BESIDE_STYLES if style != own["linestyle"]]
+            apart = {
+                "linestyle": styles[(before - 1) % len(styles)],
+                "linewidth": 0.9 if before <= len(styles) else 0.5,
+            }
+            looks[line.key] = {**own, **apart} if before else own
             there[method] += 1
     return looks
 

@@ -31,7 +31,7 @@ from fedlalr.paper.lines import (
     two_parts,
     with_notes,
 )
-from fedlalr.paper.plans import INTERVALS
+from fedlalr.paper.plans import INTERVALS, METHODS
 from fedlalr.paper.style import add_notes
 from fedlalr.report.looks import COLOURS, LINE_STYLES
 
@@ -216,7 +216,8 @@ def _cohorts_panel(axes: Axes, group: str, results: Sequence[PanelCurves]) -> No
         curves = result.lines.get("fedlalr")
         if curves is None:
             continue
-        look = {"color": COLOURS[i], "linestyle": LINE_STYLES[i], "linewidth": 1.2}
+        colour = COLOURS[(0, *range(len(METHODS), len(COLOURS)))[i % 3]]  # FedLALR's, and those of no method
+        look = {"color": colour, "linestyle": LINE_STYLES[i], "linewidth": 1.2}
         x = curves.passes * np.arange(1, curves.rounds + 1)
         draw_curve(axes, curves, curves.accuracy, look, x)
         axes.plot([], [], label=result.panel.short, **look)
