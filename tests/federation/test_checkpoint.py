@@ -241,6 +241,13 @@ def test_another_run_is_refused_and_says_what_differs(change, said, tmp_path):
     assert contents(tmp_path) == before
 
 
+def test_a_setting_that_a_module_does_not_print_is_another_run_if_it_changes(tmp_path):
+    run(loss=nn.CrossEntropyLoss(label_smoothing=0.1), run_dir=tmp_path, rounds=2)
+    with pytest.raises(RunDirectoryError, match="loss was"):
+        run(loss=nn.CrossEntropyLoss(label_smoothing=0.2), run_dir=tmp_path, resume=True)
+    assert len(run(loss=nn.CrossEntropyLoss(label_smoothing=0.1), run_dir=tmp_path, resume=True).metrics) > 2
+
+
 def test_other_values_of_frozen_parameters_are_another_run(tmp_path):
     def partly(seed):
         model = make_model(seed)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -45,6 +48,31 @@ def test_a_batch_that_is_too_large_for_the_memory_is_parted(error: BaseException
     outputs = F.linear(test[0], module.weight, module.bias)
     assert mine.loss == pytest.approx(float(F.cross_entropy(outputs, test[1]).detach()), rel=1e-6)
     assert mine.accuracy == pytest.approx(float((outputs.argmax(1) == test[1]).float().mean()))
+
+
+@pytest.mark.parametrize(
+    ("loss", "ignored"),
+    [
+        (F.cross_entropy, -100),
+        (nn.CrossEntropyLoss(ignore_index=255), 255),
+        (partial(F.cross_entropy, ignore_index=7), 7),
+    ],
+)
+@pytest.mark.parametrize("places", [(), (5,)])
+def test_labels_that_the_loss_passes_over_do_not_count(loss, ignored: int, places: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    module = nn.Conv1d(4, 3, 1) if places else nn.Linear(4, 3)
+    inputs, targets = torch.randn(12, 4, *places), torch.randint(3, (12, *places))
+    targets[:5] = ignored  # the whole of the first batch and a part of the second
+    mine = evaluate(module, (inputs, targets), loss, batch_size=4)
+    with torch.no_grad():
+        outputs = module(inputs)
+    assert mine.loss == pytest.approx(float(loss(outputs, targets)), rel=1e-6)
+    kept = targets != ignored
+    assert mine.accuracy == pytest.approx(float((outputs.argmax(1) == targets)[kept].float().mean()))
+    nothing = evaluate(module, (inputs, torch.full_like(targets, ignored)), loss)
+    assert math.isnan(nothing.loss)
+    assert nothing.accuracy is None
 
 
 def test_an_error_of_the_model_is_not_taken_for_a_lack_of_memory() -> None:

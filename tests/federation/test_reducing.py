@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -91,6 +92,31 @@ def test_changes_that_were_taken_before_give_the_same_bits(rows, size, seed, dty
         alone = reduce_slots(uploads, broadcast, share, table, how)
         shared = reduce_slots(uploads, broadcast, share, table, how, changes=changes)
         assert all(torch.equal(shared[name], alone[name]) for name in alone)
+
+
+@pytest.mark.parametrize(
+    ("give", "told"),
+    [(lambda v: v.mean(), "a tensor ()"), (lambda v: v[:1], "a tensor (1, 3)"), (lambda v: None, "None")],
+)
+def test_a_reduction_that_does_not_give_a_number_for_each_coordinate_is_named(give, told):
+    class Odd:
+        def reduce(self, values, reference, share):
+            return give(values)
+
+    uploads, table = Slots(x=torch.arange(6.0).view(2, 3)), SlotTable(down=("x",), up={"x": "mean"})
+    with pytest.raises(ValueError, match=r"the reduction of x must give a tensor \(3,\)") as error:
+        reduce_slots(uploads, Slots(x=torch.zeros(3)), torch.tensor([0.5, 0.5]), table, {"x": Odd()})
+    assert str(error.value).endswith(f"not {told}")
+
+
+def test_a_reduction_in_another_precision_keeps_the_slots():
+    class Precise:
+        def reduce(self, values, reference, share):
+            return values.double().mean(0)
+
+    uploads, table = Slots(x=torch.arange(6.0).view(2, 3)), SlotTable(down=("x",), up={"x": "mean"})
+    reduced = reduce_slots(uploads, Slots(x=torch.zeros(3)), torch.tensor([0.5, 0.5]), table, {"x": Precise()})
+    assert reduced.x.dtype == torch.float32
 
 
 def test_a_mean_of_ones_own_is_asked_whatever_was_taken_before():

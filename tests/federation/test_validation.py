@@ -57,6 +57,15 @@ def run(model=None, clients=None, algorithm=None, **options):
         ({"resume": True}, "resume=True needs run_dir"),
         ({"clients": [(PAIR[0], torch.tensor([0, 1, 7]))]}, "client 0 has label 7, but the model has classes 0 to 2"),
         ({"test": (PAIR[0], torch.tensor([0, 1, -1]))}, "the test set has label -1"),
+        (
+            {"test": (PAIR[0], torch.tensor([0, 1, 9])), "loss": nn.CrossEntropyLoss(ignore_index=7)},
+            "the test set has label 9",
+        ),
+        (
+            {"test": (PAIR[0], PAIR[1].float())},
+            r"cannot be computed of .* and the test set's targets, \(2,\) torch.float",
+        ),
+        ({"device": "mps"}, "device 'mps' is none that runs here can compute on"),
         ({"test": (PAIR[0], PAIR[1][:2])}, "the test set has 3 inputs but 2 targets"),
         ({"test": (PAIR[0][:0], PAIR[1][:0])}, "the test set is empty"),
         ({"clients": [(PAIR[0], torch.zeros(3))]}, r"targets are \(2,\) torch.float32.*use targets.long\(\)"),
@@ -82,14 +91,16 @@ def test_bad_values_are_refused_with_a_sentence(options, message):
         ({"algorithm": fl.FedLALR}, "pass an instance, such as FedLALR()"),
         ({"algorithm": "fedavg"}, "algorithm must be one of fedlalr's"),
         ({"model": "resnet"}, "model must be a torch.nn.Module, not 'resnet'"),
-        ({"seed": 1.5}, "seed must be a whole number from 0 on, not 1.5"),
+        ({"seed": 1.5}, "seed must be a whole number from 0 to 2.63 - 1, not 1.5"),
         ({"test": PAIR[0]}, r"test must be a pair \(inputs, targets\), not Tensor"),
         ({"local": 5}, "local must be fl.Steps"),
         ({"clients": {1: PAIR}}, "clients must be a sequence"),
         ({"clients": [PAIR, "two"]}, "client 1 is a str"),
         ({"clients": [PAIR, (PAIR[0].numpy(), PAIR[1].numpy())]}, r"client 1 is made of NumPy.*torch.from_numpy"),
         ({"test": (PAIR[0].numpy(), PAIR[1])}, "the test set is made of NumPy.*torch.from_numpy"),
-        ({"seed": -1}, "seed must be a whole number from 0 on, not -1"),
+        ({"seed": 1 << 64}, "seed must be a whole number"),
+        ({"test": ([[0.0] * 4] * 3, PAIR[1])}, "the test set must be two tensors, not list and Tensor"),
+        ({"seed": -1}, "seed must be a whole number from 0 to 2.63 - 1, not -1"),
         ({"observers": fl.Observer()}, r"observers must be a list, such as \[Observer\(…\)\]"),
         ({"observers": [fl.Observer]}, r"observers has the class Observer; pass an instance, such as Observer\(\)"),
         ({"observers": [print]}, "must be an instance of a subclass of fl.Observer"),
@@ -121,6 +132,33 @@ def test_what_cannot_be_computed_is_refused_before_the_first_round(options, mess
     with pytest.raises(ValueError, match=message):
         run(run_dir=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
+
+
+def test_test_targets_that_would_be_paired_with_every_output_are_refused():
+    clients = [(torch.zeros(3, 4), torch.zeros(3, 1))] * 2
+    with pytest.raises(ValueError, match=r"would pair .* the test set's targets, \(2,\)"):
+        run(nn.Linear(4, 1), clients, loss=nn.functional.mse_loss, test=(torch.zeros(5, 4), torch.zeros(5)))
+
+
+@pytest.mark.parametrize("engine", ["reference", "stacked", "workers"])
+@pytest.mark.parametrize("test", [None, PAIR])
+def test_numbers_of_no_dimension_are_trained_and_what_a_module_remembers_is_of_its_training_alone(engine, test):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.scale = nn.Linear(4, 3), nn.Parameter(torch.tensor(1.0))
+            self.register_buffer("divisor", torch.tensor(2.0))
+            self.register_buffer("calls", torch.tensor(0))
+
+        def forward(self, inputs):
+            self.calls += 1
+            return self.scale * self.linear(inputs) / self.divisor
+
+    result = run(Scaled(), rounds=2, local=fl.Steps(3), engine=engine, test=test, device="cpu")
+    assert result.metrics[-1].rejected == ()
+    assert int(result.model.calls) == 6
+    assert result.model.scale.shape == ()
+    assert float(result.model.divisor) == 2.0
 
 
 def test_a_population_refuses_what_does_not_fit():

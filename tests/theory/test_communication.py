@@ -64,8 +64,12 @@ def test_the_count_of_a_growing_interval_reaches_the_smallest_targets():
 def test_a_growing_interval_and_a_fixed_one_are_not_asked_for_together():
     with pytest.raises(ValueError, match="two answers"):
         communication(0.1, N=2, K=3, growing=(3, 4.0), params=5)
-    with pytest.raises(ValueError, match="base must be above 1"):
+    with pytest.raises(ValueError, match=r"base must be at least 1.001"):
         communication(0.1, N=2, growing=(3, 1.0), params=5)
+    with pytest.raises(ValueError, match="must be a pair"):
+        communication(0.1, N=2, growing=3, params=5)
+    with pytest.raises(ValueError, match="T must be at most 100,000,000"):
+        log_intervals(10**10, start=3, base=2.0)
 
 
 def test_lambert_count_approaches_the_numerical_solution_as_delta_vanishes():

@@ -174,3 +174,44 @@ def test_probes_see_what_they_see_on_the_reference(engine):
     assert len(traces["reference"]) == 2 * 3 + 2 * 3
     for mine, right in zip(traces[engine], traces["reference"], strict=True):
         assert mine.values == pytest.approx(right.values, rel=TOLERANCE)
+
+
+class Heavy(fl.FedAvg):
+    """Carries momentum down and gives all it has when a client ends, of which the table names x alone."""
+
+    @property
+    def slots(self):
+        return fl.SlotTable(down=("x", "m"), up={"x": "mean"})
+
+    def init(self, params):
+        return fl.Slots(x=params, m=torch.ones_like(params))
+
+    def start(self, broadcast, kept):
+        return fl.Slots(x=broadcast.x, m=broadcast.m)
+
+    def step(self, client, gradient, broadcast, context):
+        return client.replace(x=client.x - context.lr * (gradient + 0.1 * client.m))
+
+    def finish(self, client, broadcast, context):
+        return client, client
+
+    def update(self, server, reduced, context):
+        return server.replace(x=reduced.x)
+
+
+class Forgetful(Heavy):
+    def finish(self, client, broadcast, context):
+        return fl.Slots(m=client.m), fl.Slots()
+
+
+@pytest.mark.parametrize("engine", ["reference", "stacked", "workers"])
+def test_of_what_an_algorithm_ends_with_the_table_says_what_goes_up(engine):
+    torch.manual_seed(0)
+    model, clients = nn.Linear(4, 3), [(torch.randn(6, 4), torch.arange(6) % 3) for _ in range(3)]
+    options = {"rounds": 2, "local": fl.Steps(2), "batch_size": 3, "device": "cpu"}
+    mine = fl.run(model, clients, Heavy(lr=0.1), engine=engine, **options)
+    right = fl.run(model, clients, Heavy(lr=0.1), engine="reference", **options)
+    assert torch.allclose(mine.state["x"]["weight"], right.state["x"]["weight"], atol=1e-6)
+    assert mine.metrics[0].bytes_up * 2 == mine.metrics[0].bytes_down
+    with pytest.raises(fl.RoundFailed, match=r"a client of Forgetful sends x, but its finish returns no x there"):
+        fl.run(model, clients, Forgetful(lr=0.1), engine=engine, **options)

@@ -152,9 +152,13 @@ def _find(health: Health, failure: str | None) -> Iterator[Finding]:
             f"a checkpoint of a million parameters takes {health.checkpoint_seconds:.1f} s",
             "use a faster disk, or checkpoint_every=10",
         )
-    folder = _existing(data_folder())
-    if not os.access(folder, os.W_OK):
-        yield Finding("fails", f"the data folder {folder} cannot be written", "set FEDLALR_DATA to one that can")
+    reason = _unwritable(data_folder())
+    if reason is not None:
+        yield Finding(
+            "limited",
+            f"the data folder cannot be written, so no data can be fetched: {reason}",
+            "set FEDLALR_DATA to one that can",
+        )
 
 
 def _self_test() -> Iterator[Finding]:
@@ -207,6 +211,9 @@ def _time_checkpoint(folder: Path) -> tuple[float | None, str | None]:
     """How long a checkpoint takes where runs go, or why none can be written."""
     x = torch.zeros(PROBED_PARAMETERS)
     state = ServerState(0, FedLALR().init(x), {})
+    reason = _unwritable(folder)
+    if reason is not None:
+        return None, reason
     try:
         with tempfile.TemporaryDirectory(dir=_existing(folder), prefix=".fedlalr-doctor-") as place:
             began = time.perf_counter()
@@ -227,6 +234,19 @@ def _existing(folder: Path) -> Path:
     """The folder, or the nearest one above it that is there."""
     folder = folder.expanduser().absolute()
     return next(place for place in (folder, *folder.parents) if place.is_dir())
+
+
+def _unwritable(folder: Path) -> str | None:
+    """Why nothing can be written to a folder, be it still to be made; None where it can."""
+    folder = folder.expanduser().absolute()
+    nearest = next(place for place in (folder, *folder.parents) if place.exists())
+    if not nearest.is_dir():
+        return f"{nearest} is a file"
+    try:
+        tempfile.TemporaryFile(dir=nearest).close()
+    except OSError as error:
+        return f"{error.strerror or error} ({folder})"
+    return None
 
 
 def _version(package: str) -> str | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -49,23 +50,27 @@ def evaluate(
     device = next(model.parameters()).device
     forward: Callable[[Tensor], Tensor] | None = None
 
+    ignored = ignored_label(loss)
+
     def measure(index: Tensor) -> Tensor:
-        """The sum of the losses, the right answers, and whether there are classes to be right about."""
+        """The sum of the losses, the right answers, how many targets count, and whether they are classes."""
         nonlocal forward
         batch = inputs[index].to(device)
         batch = transform.test(batch) if transform is not None else batch
         if forward is None:
-            forward = inference_form(model, compute, batch.shape[1:]) or partial(_run_module, model)
+            forward = inference_form(model, compute, batch.shape[1:]) or functools.partial(_run_module, model)
         wanted = targets[index.to(targets.device)].to(device)
-        tally = torch.zeros(3, device=device, dtype=torch.float64)
+        tally = torch.zeros(4, device=device, dtype=torch.float64)
         with torch.autocast(device.type, compute, enabled=compute is not None):
             outputs = forward(batch)
-            tally[0] = loss(outputs, wanted).double() * len(wanted)
+            mean = loss(outputs, wanted).double()
+        tally[2] = len(wanted)
         if is_class_target(outputs, wanted):
             # the argmax of NaN is class 0: what is no answer is no right one
             hits = (outputs.argmax(1) == wanted) & outputs.amax(1).isfinite()
-            tally[1] = hits.flatten(1).float().mean(1).sum() if hits.dim() > 1 else hits.sum()
-            tally[2] = 1
+            counted = torch.ones_like(wanted, dtype=torch.bool) if ignored is None else wanted != ignored
+            tally[1], tally[2], tally[3] = (hits & counted).sum(), counted.sum(), 1
+        tally[0] = torch.where(tally[2] > 0, mean * tally[2], 0.0)  # the mean of no target is not a number
         return tally
 
     places = torch.arange(len(targets), device=inputs.device)
@@ -73,14 +78,32 @@ def evaluate(
     was_training = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        tally = torch.zeros(3, device=device, dtype=torch.float64)
+        tally = torch.zeros(4, device=device, dtype=torch.float64)
         for index in batches[ranks.rank :: ranks.count]:
             tally += _in_parts(measure, index)
     finally:
         for module, training in was_training.items():
             module.training = training
-    total, correct, classed = ranks.sum({"tally": tally})["tally"].tolist()
-    return Evaluation(total / len(targets), correct / len(targets) if classed else None)
+    total, correct, count, classed = ranks.sum({"tally": tally})["tally"].tolist()
+    if not count:
+        return Evaluation(math.nan, None)
+    return Evaluation(total / count, correct / count if classed else None)
+
+
+def ignored_label(loss: object) -> int | None:
+    """The label that torch's cross-entropy, as a function, a module or with some arguments given, passes over.
+
+    None: it is another loss.
+
+    >>> ignored_label(functools.partial(nn.functional.cross_entropy, label_smoothing=0.1))
+    -100
+    """
+    label = -100
+    while isinstance(loss, functools.partial):
+        label, loss = loss.keywords.get("ignore_index", label), loss.func
+    if type(loss) is nn.CrossEntropyLoss:
+        return int(loss.ignore_index)
+    return label if loss is nn.functional.cross_entropy else None
 
 
 def _in_parts(measure: Callable[[Tensor], Tensor], index: Tensor) -> Tensor:

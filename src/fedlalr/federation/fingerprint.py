@@ -178,9 +178,18 @@ def _sampled(samples: Samples) -> str:
 
 
 def _described(module: nn.Module) -> str:
-    """The module's printed structure, hashed; a memory address in it is not a difference."""
-    structure = _ADDRESS.sub("", repr(module))
+    """The module's printed structure and its layers' settings, hashed; a memory address in it is not a difference."""
+    structure = _ADDRESS.sub("", repr(module)) + repr([_settings_of(layer) for layer in module.modules()])
     return f"{type(module).__name__} {hashlib.sha256(structure.encode()).hexdigest()[:16]}"
+
+
+def _settings_of(layer: nn.Module) -> list[tuple[str, object]]:
+    """Numbers and texts that a layer was given, of which not every layer prints all."""
+    return sorted(
+        (name, value)
+        for name, value in vars(layer).items()
+        if isinstance(value, bool | int | float | str) and name != "training" and not name.startswith("_")
+    )
 
 
 def _name(thing: Any) -> str:

@@ -63,8 +63,17 @@ def reduce_slots(
         if changes is not None and name in changes and type(chosen[name]) is Mean:
             reduced[name] = broadcast[name] + mean_change(changes[name], None, share)
         else:
-            reduced[name] = _own(chosen[name].reduce(uploads[name], broadcast.get(name), share), uploads[name])
+            value = chosen[name].reduce(uploads[name], broadcast.get(name), share)
+            reduced[name] = _own(_checked(name, value, uploads[name]), uploads[name])
     return Slots(**reduced)
+
+
+def _checked(name: str, value: Tensor, upload: Tensor) -> Tensor:
+    """What a user's reduction gives, in the slot's precision, if it is one number for each coordinate."""
+    if not isinstance(value, Tensor) or value.shape != upload.shape[1:]:
+        given = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise ValueError(f"the reduction of {name} must give a tensor {tuple(upload.shape[1:])}, not {given}")
+    return value.to(upload.dtype)
 
 
 def _own(value: Tensor, upload: Tensor) -> Tensor:

@@ -267,6 +267,10 @@ def choose_device(device: str | torch.device) -> torch.device:
         chosen = torch.device(device)
     except RuntimeError as error:
         raise ValueError(f"there is no device {device!r}; use 'auto', 'cpu', 'cuda' or 'cuda:0'") from error
+    if chosen.type not in ("cpu", "cuda"):
+        raise ValueError(
+            f"device {device!r} is none that runs here can compute on; use 'auto', 'cpu', 'cuda' or 'cuda:0'"
+        )
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             f"device {device!r} was asked for, but this machine has no usable CUDA device; use device='cpu'"

@@ -116,7 +116,7 @@ class Measured(NamedTuple):
                 rows["scale", name] = change_norms(broadcast[name][None]).expand(count)
             else:
                 rows["norm", name] = change_norms(value, broadcast.get(name), rough=True)
-        variances = [values.flatten(1) for name, values in replies.buffers.items() if name.endswith(VARIANCE)]
+        variances = [_rows(values) for name, values in replies.buffers.items() if name.endswith(VARIANCE)]
         if variances:
             rows["fell", VARIANCE] = torch.cat(variances, 1).amin(1) < 0
         host = _on_the_host(rows, spread)
@@ -178,11 +178,16 @@ def _finite(norms: Sequence[float], values: Tensor, spread: Spread) -> list[bool
 def _float_buffers(stacked: Buffers, broadcast: Mapping[str, Tensor]) -> Tensor | None:
     """The change of all floating-point buffers of every reply side by side, `[R, …]`."""
     parts = [
-        (values - broadcast[name] if name in broadcast else values).flatten(1)
+        _rows(values - broadcast[name] if name in broadcast else values)
         for name, values in stacked.items()
         if values.is_floating_point()
     ]
     return torch.cat(parts, 1) if parts else None
+
+
+def _rows(values: Tensor) -> Tensor:
+    """One row for each reply, of one number too."""
+    return values.flatten(1) if values.dim() > 1 else values[:, None]
 
 
 def _where(flags: Iterable[bool]) -> Iterator[int]:

@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from fedlalr.algorithms.checks import check_choice, check_not_negative, check_positive
 from fedlalr.algorithms.slots import Algorithm
 from fedlalr.data.population import Population, Samples
-from fedlalr.federation.evaluation import is_class_target
+from fedlalr.federation.evaluation import ignored_label, is_class_target
 from fedlalr.federation.observers import Observer
+from fedlalr.training.reference import set_buffers
 from fedlalr.training.work import Training
-
-IGNORED_LABEL = -100
-"""The target that torch's cross-entropy passes over."""
 
 
 def check_options(**options: Any) -> None:
@@ -54,8 +52,9 @@ def check_options(**options: Any) -> None:
     if options["max_norm_ratio"] is not None:
         check_positive("max_norm_ratio", options["max_norm_ratio"])
     check_count("checkpoint_every", options["checkpoint_every"])
-    if isinstance(options["seed"], bool) or not isinstance(options["seed"], int) or options["seed"] < 0:
-        raise TypeError(f"seed must be a whole number from 0 on, not {options['seed']!r}")
+    seed = options["seed"]
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63:
+        raise TypeError(f"seed must be a whole number from 0 to 2^63 - 1, not {seed!r}")
     check_choice("dtype", options["dtype"], (None, torch.float32, torch.float64, torch.bfloat16, torch.float16))
     if options["resume"] and options["run_dir"] is None:
         raise ValueError("resume=True needs run_dir, the directory of the run to go on with")
@@ -108,18 +107,21 @@ def check_problem(training: Training, test: tuple[Samples, Tensor] | None) -> No
     first = torch.arange(min(2, int(training.clients.sizes[0])))
     inputs, targets = training.clients.batch(0, first)
     outputs = _outputs(training, inputs, "client 0's")
-    if test is not None:
-        some = test[0][torch.arange(min(2, len(test[1])), device=test[0].device)].to(training.device)
-        transform = training.clients.transform if isinstance(training.clients, Population) else None
-        _outputs(training, some if transform is None else transform.test(some), "the test set's")
-    if training.loss is nn.functional.cross_entropy and isinstance(outputs, Tensor):
+    if ignored_label(training.loss) is not None and isinstance(outputs, Tensor):
         _check_classes(training, outputs, targets, test)
-    _check_loss(training, outputs, targets)
+    _check_loss(training, outputs, targets, "client 0's")
+    if test is not None:
+        index = torch.arange(min(2, len(test[1])), device=test[0].device)
+        transform = training.clients.transform if isinstance(training.clients, Population) else None
+        some = test[0][index].to(training.device)
+        outputs = _outputs(training, some if transform is None else transform.test(some), "the test set's")
+        _check_loss(training, outputs, test[1][index.to(test[1].device)].to(training.device), "the test set's")
 
 
 def _outputs(training: Training, inputs: Tensor, whose: str) -> Any:
     """What the module makes of some inputs in evaluation mode."""
     was_training = {module: module.training for module in training.model.modules()}
+    buffers = {name: buffer.clone() for name, buffer in training.model.named_buffers()}
     training.model.eval()
     try:
         with (
@@ -138,6 +140,7 @@ def _outputs(training: Training, inputs: Tensor, whose: str) -> Any:
     finally:
         for module, flag in was_training.items():
             module.training = flag
+        set_buffers(training.model, buffers)  # a module may count or remember what passes through it
 
 
 def _check_classes(training: Training, outputs: Tensor, targets: Tensor, test: tuple[Samples, Tensor] | None) -> None:
@@ -155,20 +158,20 @@ def _check_classes(training: Training, outputs: Tensor, targets: Tensor, test: t
         )
     if not is_class_target(outputs, targets):
         return
-    classes = outputs.shape[1]
+    classes, ignored = outputs.shape[1], ignored_label(training.loss)
     if isinstance(training.clients, Population):
-        _check_labels(training.clients, classes)
+        _check_labels(training.clients, classes, ignored)
     if test is not None:
-        wrong = _outside(test[1], classes)
+        wrong = _outside(test[1], classes, ignored)
         if wrong.any():
             raise ValueError(
                 f"the test set has label {int(test[1][wrong][0])}, but the model has classes 0 to {classes - 1}"
             )
 
 
-def _check_loss(training: Training, outputs: Any, targets: Tensor) -> None:
+def _check_loss(training: Training, outputs: Any, targets: Tensor, whose: str) -> None:
     """Refuse a loss that raises, that is not one number, or that pairs every output with every target."""
-    shapes = f"the model's outputs, {_kind(outputs)}, and client 0's targets, {_kind(targets)}"
+    shapes = f"the model's outputs, {_kind(outputs)}, and {whose} targets, {_kind(targets)}"
     try:
         with (
             torch.autocast(training.device.type, training.compute, enabled=training.compute is not None),
@@ -201,14 +204,19 @@ def check_test(test: tuple[Samples, Tensor]) -> None:
     inputs, targets = test
     if isinstance(inputs, np.ndarray) or isinstance(targets, np.ndarray):
         raise TypeError("the test set is made of NumPy arrays; make them tensors by torch.from_numpy(array)")
+    if not hasattr(inputs, "device") or not isinstance(targets, Tensor):
+        raise TypeError(
+            f"the test set must be two tensors, not {type(inputs).__name__} and {type(targets).__name__}; "
+            "make them by torch.as_tensor(values)"
+        )
     if len(inputs) != len(targets):
         raise ValueError(f"the test set has {len(inputs)} inputs but {len(targets)} targets; they must pair up")
     if len(inputs) == 0:
         raise ValueError("the test set is empty; leave test out to run without one")
 
 
-def _check_labels(clients: Population, classes: int) -> None:
-    wrong = _outside(clients.targets, classes)
+def _check_labels(clients: Population, classes: int, ignored: int | None) -> None:
+    wrong = _outside(clients.targets, classes, ignored)
     if not wrong.any():
         return
     for client, rows in enumerate(clients.partition):
@@ -221,6 +229,6 @@ def _check_labels(clients: Population, classes: int) -> None:
             )
 
 
-def _outside(targets: Tensor, classes: int) -> Tensor:
-    wrong = ((targets < 0) | (targets >= classes)) & (targets != IGNORED_LABEL)
+def _outside(targets: Tensor, classes: int, ignored: int | None) -> Tensor:
+    wrong = ((targets < 0) | (targets >= classes)) & (targets != ignored)
     return wrong.flatten(1).any(1) if wrong.dim() > 1 else wrong

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedlalr.config import Config, with_method
+from fedlalr.config import Config, ConfigError, with_method
 from fedlalr.config.jobs import Job
 from fedlalr.config.loading import check
 from fedlalr.paper.settings import STAND_IN, TITLES, Scale, Setting, find_setting
@@ -252,7 +252,8 @@ def with_alpha(setting: Setting, alpha: float) -> Setting:
 
 
 def _population(config: Config) -> int:
-    assert config.partition.clients is not None  # every preset of the paper says how many
+    if config.partition.clients is None:
+        raise ConfigError("partition.clients: a figure needs to know how many clients there are; give a number")
     return config.partition.clients
 
 

@@ -44,11 +44,15 @@ def choice(name: str, value: str, allowed: Sequence[str]) -> str:
     return value
 
 
+LEAST_BASE = 1.001
+"""Below it the logarithm of a large number is too large to count to."""
+
+
 def growth(start: int, base: float) -> None:
     """Refuse what K_t = start + ⌊log_base t⌋ cannot be made of."""
     count("start", start)
-    if not positive("base", base) > 1:
-        raise ValueError(f"base must be above 1 for a logarithm that grows, not {base!r}")
+    if not positive("base", base) >= LEAST_BASE:
+        raise ValueError(f"base must be at least {LEAST_BASE} for a logarithm that grows slowly, not {base!r}")
 
 
 def intervals(values: Sequence[int] | np.ndarray) -> NDArray[np.int64]:

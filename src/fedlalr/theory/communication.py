@@ -98,6 +98,8 @@ def communication(
     checks.choice("momentum", momentum, tuple(VECTORS))
     checks.count("params", params)
     checks.count("bytes_per_value", bytes_per_value)
+    if growing is not None and (not isinstance(growing, tuple) or len(growing) != 2):
+        raise ValueError(f"growing must be a pair (start, base), such as (3, 4.0), not {growing!r}")
     if K is not None and growing is not None:
         raise ValueError(f"K = {K} and growing = {growing} are two answers to one question; give one of them")
     if K is not None:

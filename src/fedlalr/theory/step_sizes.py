@@ -62,13 +62,19 @@ def adaptive_step_size(*, N: int, intervals: Sequence[int] | np.ndarray, eps: fl
     return _smaller(checks.count("N", N), steps, cap(eps=eps, L=L))
 
 
+MOST_ROUNDS = 10**8
+
+
 def log_intervals(T: int, *, start: int, base: float) -> NDArray[np.int64]:
     """K_t = start + ⌊log_base t⌋ for t = 1 … T: the adaptive interval of the paper's experiments.
 
     >>> log_intervals(17, start=3, base=4.0).tolist()
     [3, 3, 3, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 5, 5]
     """
-    checks.count("T", T)
+    if checks.count("T", T) > MOST_ROUNDS:
+        raise ValueError(
+            f"T must be at most {MOST_ROUNDS:,} where the local steps of every round are listed, not {T:,}"
+        )
     checks.growth(start, base)
     powers = [float(base)]  # compared with t, because a quotient of logarithms can land below a whole number
     while powers[-1] <= T:

@@ -55,7 +55,7 @@ class Layout:
         lead = flat.shape[:-1]
         parts = torch.split(flat, [prod(shape) for shape in self.shapes], dim=-1)
         return {
-            name: part.view(*lead, *shape) for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
+            name: part.view((*lead, *shape)) for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
         }
 
     def load(self, model: nn.Module, flat: Tensor) -> None:

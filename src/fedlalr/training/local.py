@@ -1,11 +1,11 @@
-"""What happens around the algorithm in a local step: clipping and weight decay, on one client or a stack alike."""
+"""What happens around the algorithm on a client, or a stack alike: clipping, weight decay, and what goes up."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from fedlalr.algorithms.slots import Context, Slots
+from fedlalr.algorithms.slots import Algorithm, Context, Slots
 from fedlalr.training.work import Training
 
 
@@ -19,3 +19,20 @@ def local_step(training: Training, client: Slots, gradient: Tensor, broadcast: S
     if training.decoupled_weight_decay:
         client = client.replace(x=client.x * (1 - context.lr * training.decoupled_weight_decay))
     return training.algorithm.step(client, gradient, broadcast, context)
+
+
+def finish(algorithm: Algorithm, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
+    """What a client sends and what it keeps: of what the algorithm gives, the slots that its table names."""
+    given = algorithm.finish(client, broadcast, context)
+    parts = (("sends", algorithm.slots.up), ("keeps", algorithm.slots.kept))
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise TypeError(f"{type(algorithm).__name__}.finish must return two Slots, what a client sends and keeps")
+    for slots, (verb, names) in zip(given, parts, strict=True):
+        missing = [name for name in names if name not in slots]
+        if missing:
+            raise ValueError(
+                f"by its table a client of {type(algorithm).__name__} {verb} {', '.join(names)}, "
+                f"but its finish returns no {', '.join(missing)} there"
+            )
+    upload, kept = (slots.only(*names) for slots, (_, names) in zip(given, parts, strict=True))
+    return upload, kept

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedlalr.algorithms.slots import Slots
 from fedlalr.data.batches import PADDING, plan
 from fedlalr.data.random import MODULES, key
-from fedlalr.training.local import local_step
+from fedlalr.training.local import finish, local_step
 from fedlalr.training.work import Buffers, Replies, Trace, Training, Work
 
 
@@ -59,7 +59,7 @@ class ReferenceEngine:
                 if work.probe is not None and client in work.probe.clients:
                     traces.append(Trace(client, k, work.probe.measure(state, context)))
         with torch.no_grad():
-            upload, kept = algorithm.finish(state, broadcast, work.context(steps=len(batches), step=len(batches)))
+            upload, kept = finish(algorithm, state, broadcast, work.context(steps=len(batches), step=len(batches)))
         return upload, get_buffers(model), kept, total / len(batches)
 
     def _batches(self, work: Work, client: int) -> list[Tensor]:

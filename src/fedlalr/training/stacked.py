@@ -20,7 +20,7 @@ from fedlalr.data.population import Population
 from fedlalr.training.graphs import StaticSteps, keeps_its_slots
 from fedlalr.training.in_place import InPlaceStep, in_place_step
 from fedlalr.training.linear_rounds import LinearRounds
-from fedlalr.training.local import local_step
+from fedlalr.training.local import finish, local_step
 from fedlalr.training.memory import Chunks, is_out_of_memory, keep_freed_memory
 from fedlalr.training.reference import ReferenceEngine
 from fedlalr.training.stack import Stack, join_replies, stacked
@@ -190,7 +190,7 @@ class StackedEngine:
         """What the clients of a stack send; copied out of it where the stack is not ours to give away."""
         training, count = self.training, len(feed.clients)
         context = work.context(steps=self._steps(feed.steps), step=self._steps(feed.steps))
-        upload, kept = training.algorithm.finish(stack.state, work.broadcast, context)
+        upload, kept = finish(training.algorithm, stack.state, work.broadcast, context)
         if not owned:
             upload, kept = (slots.map(lambda tensor: tensor.clone()) for slots in (upload, kept))
             stack = Stack(stack.state, {name: buffer.clone() for name, buffer in stack.buffers.items()}, stack.total)
