@@ -51,6 +51,12 @@ def test_the_run_directory_is_complete_and_repeats_the_run() -> None:
     assert len(first) == 3
 
 
+def test_a_name_is_no_way_out_of_the_folder_of_runs() -> None:
+    assert cli("run", "quickstart", "rounds=1", "name=../../away", "-q").exit_code == 0
+    (folder,) = Path("runs").iterdir()
+    assert folder.name.startswith("_.._away-fedlalr-")
+
+
 def test_json_is_all_there_is_on_standard_output() -> None:
     result = cli("run", *SMALL, "--json", "--run-dir", "here")
     summary = json.loads(result.stdout)

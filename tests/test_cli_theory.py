@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,3 +74,11 @@ def test_what_the_theorems_do_not_allow_is_explained(arguments: tuple[str, ...],
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_a_terminal_without_greek_still_gets_its_answer() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "fedlalr", "theory", "-N", "4", "--start", "3", "--base", "4"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "K_t = 3 + ?log_4 t?" in done.stdout

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from fedlalr.config import ConfigError, load
-from fedlalr.paper.plans import METHODS, PLANS, Beside, Request
+from fedlalr.paper.plans import METHODS, PLANS, Beside, Request, described
+from fedlalr.paper.settings import find_setting
 
 EVERYTHING = frozenset({"digits", "cifar10", "cifar100", "shakespeare"})
 PAPER = Request("paper", EVERYTHING)
@@ -171,3 +172,22 @@ def test_a_method_with_other_settings_is_run_beside_the_one_as_printed():
     assert beside == {**printed, "server_lr": 0.1, "lr": 0.03}
     assert panel.lines[6].label == "FedAdam, server_lr 0.1, lr 0.03"
     assert PLANS["interval"](Request("paper", EVERYTHING, beside=(tuned,))) == PLANS["interval"](PAPER)
+
+
+@pytest.mark.parametrize(
+    ("local", "told"),
+    [
+        (("local={start: 3, base: 4}",), "3 + ⌊log_4 t⌋ local steps"),
+        (("local={start: 3, base: 4, unit: epochs}",), "3 + ⌊log_4 t⌋ local epochs"),
+        (("local={steps: 1}",), "1 local step"),
+    ],
+)
+def test_the_length_of_a_round_is_told_in_words(local, told):
+    setting = find_setting("cifar10", "paper", ["cifar10"], local)
+    assert f", {told}, " in described([setting])[0]
+
+
+def test_a_figure_of_an_unknown_number_of_clients_is_refused():
+    setting = find_setting("cifar10", "paper", ["cifar10"], ["partition.clients=null"])
+    with pytest.raises(ConfigError, match=r"partition.clients: .*; give a number"):
+        described([setting])

@@ -215,3 +215,15 @@ def test_of_what_an_algorithm_ends_with_the_table_says_what_goes_up(engine):
     assert mine.metrics[0].bytes_up * 2 == mine.metrics[0].bytes_down
     with pytest.raises(fl.RoundFailed, match=r"a client of Forgetful sends x, but its finish returns no x there"):
         fl.run(model, clients, Forgetful(lr=0.1), engine=engine, **options)
+
+
+@pytest.mark.parametrize("engine", ["reference", "stacked", "auto"])
+def test_a_run_inside_no_grad_is_the_same_run(engine):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(2, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(9, 3))
+    clients = [(torch.randn(6, 2, 4), torch.arange(6) % 3) for _ in range(3)]
+    options = {"rounds": 2, "local": fl.Steps(2), "batch_size": 3, "device": "cpu", "engine": engine}
+    right = fl.run(model, clients, fl.FedLALR(), **options)
+    with torch.no_grad():
+        mine = fl.run(model, clients, fl.FedLALR(), **options)
+    assert all(torch.equal(value, right.state["x"][name]) for name, value in mine.state["x"].items())

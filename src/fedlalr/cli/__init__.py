@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import io
+import sys
 from collections.abc import Callable
 from typing import Annotated
 
@@ -62,4 +64,7 @@ for _name, _group in GROUPS.items():
 def main() -> None:
     """The console script `fedlalr`."""
     gc.freeze()  # what was imported stays until the end: to look for garbage in it takes half a second
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # where a terminal knows no √, a ? is better than no answer
     app()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -112,7 +113,8 @@ def write_page(folder: Path) -> None:
 
 
 def default_folder(config: Config) -> Path:
-    return Path("runs") / f"{config.name}-{config.algorithm.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = re.sub(r"[^\w.,=+-]+", "_", config.name).strip(".") or "run"  # a name may be no path out of here
+    return Path("runs") / f"{name}-{config.algorithm.name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def note_defaults(config: Config, console: Console, quiet: bool) -> None:

@@ -66,6 +66,7 @@ class Result:
         return sum(record.bytes_down for record in self.metrics)
 
 
+@torch.enable_grad()  # whoever calls may have switched gradients off
 def run(
     model: nn.Module,
     clients: Clients | Sequence[object],

@@ -262,11 +262,10 @@ def described(settings: Sequence[Setting], *left_out: str) -> list[str]:
     sentences = []
     for setting in settings:
         config = setting.config
-        length = next(f"{value} local {_counted(name, value)}" for name, value in config.local if value is not None)
         facts = {
             "cohort": f"{config.clients_per_round or _population(config)} of {_population(config)} clients a round",
             "rounds": f"{config.rounds} {_counted('rounds', config.rounds)}",
-            "local": length,
+            "local": _length(config),
             "batch": f"batches of {config.batch_size}" if config.batch_size else "all samples in one batch",
         }
         held_out = f"; tested on {config.data.validation * 100:g} % of the training images, held out"
@@ -278,6 +277,14 @@ def described(settings: Sequence[Setting], *left_out: str) -> list[str]:
             f"{held_out if config.data.validation and 'test' not in left_out else ''}."
         )
     return sentences
+
+
+def _length(config: Config) -> str:
+    """How long a client trains in a round."""
+    given = {name: value for name, value in config.local if value is not None}
+    if "start" in given:
+        return f"{given['start']} + ⌊log_{given['base']:g} t⌋ local {given.get('unit', 'steps')}"
+    return next(f"{value} local {_counted(name, value)}" for name, value in given.items())
 
 
 def _counted(name: str, value: object) -> str:

@@ -43,8 +43,9 @@ ELSEWHERE = (
 )
 
 
-def write_report(places: Iterable[str | Path], output: Path) -> Path:
+def write_report(places: Iterable[str | Path], output: str | Path) -> Path:
     """Write the page of some run directories, or of those below them. The same runs give the same bytes."""
+    output = Path(output)
     runs = [read_run(path) for path in find_runs(places)]
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(page(runs), encoding="utf-8")
