@@ -66,7 +66,6 @@ class Result:
         return sum(record.bytes_down for record in self.metrics)
 
 
-@torch.enable_grad()  # whoever calls may have switched gradients off
 def run(
     model: nn.Module,
     clients: Clients | Sequence[object],
@@ -167,7 +166,8 @@ def run(
     if not ranks.is_first:
         run_dir, resume = None, False  # the first rank alone reads, writes and shows
     facts = facts_of(training, population, test, {**options, "rules": rules}) if run_dir is not None else {}
-    with ranks.watched(), Journal(run_dir, resume=resume, every=checkpoint_every) as journal:
+    # whoever calls may have switched gradients off
+    with torch.enable_grad(), ranks.watched(), Journal(run_dir, resume=resume, every=checkpoint_every) as journal:
         ranks.prepare(private, {"algorithm": repr(algorithm), "rounds": rounds, "seed": seed, "options": options})
         name = engine if isinstance(engine, str) else "auto"
         state = ranks.first(journal.restore(initial_state(training), facts, algorithm.slots.kept, name))
