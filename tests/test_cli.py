@@ -267,3 +267,17 @@ def test_a_report_where_a_folder_has_its_name_is_refused_in_a_line() -> None:
     assert result.exit_code == 2
     assert result.stderr.startswith("error: /proc/q/page.html cannot be written: No such file")
     assert result.stderr.endswith("; name another place by --output\n")
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("data.validation=0.9999", "holds out all 1,"),
+        ("model.hidden=1000000000000", "model: a mlp of this size does not fit into the memory here"),
+    ],
+)
+def test_settings_that_leave_nothing_to_train_are_told_in_a_line(setting: str, told: str) -> None:
+    result = cli("run", "quickstart", setting)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.count("\n") == 1
+    assert told in result.stderr

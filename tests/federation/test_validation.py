@@ -55,6 +55,7 @@ def run(model=None, clients=None, algorithm=None, **options):
         ({"engine": "turbo"}, "engine must be one of 'auto', 'reference'"),
         ({"min_clients": 3}, "min_clients is 3 but only 2 clients take part"),
         ({"resume": True}, "resume=True needs run_dir"),
+        ({"run_dir": ""}, "run_dir is empty"),
         ({"clients": [(PAIR[0], torch.tensor([0, 1, 7]))]}, "client 0 has label 7, but the model has classes 0 to 2"),
         ({"test": (PAIR[0], torch.tensor([0, 1, -1]))}, "the test set has label -1"),
         (
@@ -98,6 +99,7 @@ def test_bad_values_are_refused_with_a_sentence(options, message):
         ({"clients": [PAIR, "two"]}, "client 1 is a str"),
         ({"clients": [PAIR, (PAIR[0].numpy(), PAIR[1].numpy())]}, r"client 1 is made of NumPy.*torch.from_numpy"),
         ({"test": (PAIR[0].numpy(), PAIR[1])}, "the test set is made of NumPy.*torch.from_numpy"),
+        ({"drop_last": "no"}, "drop_last must be True or False, not 'no'"),
         ({"seed": 1 << 64}, "seed must be a whole number"),
         ({"test": ([[0.0] * 4] * 3, PAIR[1])}, "the test set must be two tensors, not list and Tensor"),
         ({"seed": -1}, "seed must be a whole number from 0 to 2.63 - 1, not -1"),

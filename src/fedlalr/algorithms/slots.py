@@ -98,6 +98,9 @@ class SlotTable:
     grows: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
+        for what, names in (("down", self.down), ("kept", self.kept), ("grows", self.grows)):
+            if isinstance(names, str) or len(set(names)) < len(names):
+                raise ValueError(f"{what} must name slots, each once, such as ('x', 'm'), not {names!r}")
         if "x" not in self.down:
             raise ValueError("a slot table must broadcast 'x', the model's parameters")
         for name, how in self.up.items():

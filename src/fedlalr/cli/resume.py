@@ -46,8 +46,9 @@ def resume(
     if not (run_dir / CONFIG_FILE).is_file():
         if configuration.RunDirectory(run_dir).holds_run:
             raise configuration.ConfigError(
-                f"the run in {run_dir} was started from Python: there is no {CONFIG_FILE} in it. It goes on with the "
-                f"same call of fl.run(…, run_dir={str(run_dir)!r}, resume=True)"
+                f"the run in {run_dir} was started from Python or by `fedlalr flower local`: there is no {CONFIG_FILE} "
+                f"in it. It goes on with the same call of fl.run(…, run_dir={str(run_dir)!r}, resume=True), "
+                f"or with the same command"
             )
         raise configuration.ConfigError(f"{run_dir} holds no run: there is no {CONFIG_FILE} in it")
     config = configuration.load(run_dir, overrides or [])

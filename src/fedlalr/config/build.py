@@ -25,6 +25,7 @@ from fedlalr.federation import Observer, Rejection, RepliesRefused, Result, Roun
 from fedlalr.federation.rundir import RunDirectoryError
 from fedlalr.federation.trajectory import TRAJECTORY_FILE, Trajectory
 from fedlalr.training import Epochs, Interval, LogInterval, Steps
+from fedlalr.training.memory import is_out_of_memory
 
 PLAIN = (
     "rounds",
@@ -83,7 +84,12 @@ def build_model(config: ModelConfig, population: Population, seed: int) -> nn.Mo
     derived = {name: size for name, size in sizes.items() if name in wanted and size is not None}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return factory(**{**derived, **config.options})
+        try:
+            return factory(**{**derived, **config.options})
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise ConfigError(f"model: a {config.name} of this size does not fit into the memory here") from error
 
 
 def _in_float64(population: Population) -> Population:

@@ -81,6 +81,8 @@ def _hold_out(count: int, share: float, seed: int) -> tuple[np.ndarray[Any, Any]
         raise ValueError(f"validation is the share of the training samples to hold out, from 0 up to 1, not {share!r}")
     order = torch.argsort(bits(key(seed, _VALIDATION), torch.arange(count)), stable=True).numpy()
     cut = round(share * count)
+    if cut == count:
+        raise ValueError(f"validation={share!r} holds out all {count:,} training samples; leave some to train on")
     return np.sort(order[cut:]), np.sort(order[:cut])
 
 

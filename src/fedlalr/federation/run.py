@@ -117,6 +117,7 @@ def run(
         local=local,
         rounds=rounds,
         batch_size=batch_size,
+        drop_last=drop_last,
         lr_decay=lr_decay,
         lr_decay_every=lr_decay_every,
         weight_decay=weight_decay,

@@ -40,6 +40,8 @@ def check_options(**options: Any) -> None:
     check_count("rounds", options["rounds"])
     if options["batch_size"] is not None:
         check_count("batch_size", options["batch_size"], " (or None for full batches)")
+    if not isinstance(options["drop_last"], bool):
+        raise TypeError(f"drop_last must be True or False, not {options['drop_last']!r}")
     check_positive("lr_decay", options["lr_decay"])
     check_count("lr_decay_every", options["lr_decay_every"])
     check_not_negative("weight_decay", options["weight_decay"])
@@ -56,6 +58,8 @@ def check_options(**options: Any) -> None:
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63:
         raise TypeError(f"seed must be a whole number from 0 to 2^63 - 1, not {seed!r}")
     check_choice("dtype", options["dtype"], (None, torch.float32, torch.float64, torch.bfloat16, torch.float16))
+    if options["run_dir"] is not None and not str(options["run_dir"]).strip():
+        raise ValueError("run_dir is empty; name a directory, or leave it out to write nothing")
     if options["resume"] and options["run_dir"] is None:
         raise ValueError("resume=True needs run_dir, the directory of the run to go on with")
 

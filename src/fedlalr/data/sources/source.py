@@ -109,7 +109,9 @@ def _places(source: Source) -> list[Path]:
 def _from_given(source: Source, folder: Path) -> Found:
     """A folder that the user named is the only place to look."""
     if not folder.exists():
-        raise DataNotFound(f"{folder} does not exist; give the folder that holds {source.formats}")
+        holder = f"give the folder that holds {source.formats}"
+        embedded = f"{source.name} comes with scikit-learn, so leave the folder out"
+        raise DataNotFound(f"{folder} does not exist; {holder if source.embedded is None else embedded}")
     for place in (folder, *(folder / sub for sub in source.subfolders if sub)):
         if source.holds(place):
             return _read(source, place)
