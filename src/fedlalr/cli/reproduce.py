@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedlalr.cli.errors import FAILED, NO_DATA
+from fedlalr.cli.files import as_file_name
 from fedlalr.cli.options import Json, Quiet, check_device, progress_console
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ def folder_name(scale: str, overrides: Sequence[str]) -> str:
     from fedlalr.paper.plans import HOW_RUN, key_of
 
     about = sorted(text for text in overrides if key_of(text) not in HOW_RUN)
-    name = re.sub(r"[^\w.,=+-]+", "_", ",".join([scale, *about]))
+    name = as_file_name(",".join([scale, *about]))
     if len(name) > LONGEST_NAME:
         name = f"{scale},{hashlib.sha256(name.encode()).hexdigest()[:16]}"
     return name

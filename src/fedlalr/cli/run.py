@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedlalr.cli.errors import InterruptTold, complain
+from fedlalr.cli.files import as_file_name
 from fedlalr.cli.options import (
     Arguments,
     Debug,
@@ -113,7 +113,7 @@ def write_page(folder: Path) -> None:
 
 
 def default_folder(config: Config) -> Path:
-    name = re.sub(r"[^\w.,=+-]+", "_", config.name).strip(".") or "run"  # a name may be no path out of here
+    name = as_file_name(config.name).strip(".") or "run"  # a name may look like a path
     return Path("runs") / f"{name}-{config.algorithm.name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 

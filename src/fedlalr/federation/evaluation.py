@@ -15,6 +15,7 @@ from fedlalr.data.transforms import Transform
 from fedlalr.training.memory import is_out_of_memory
 from fedlalr.training.ranks import ALONE, Ranks
 from fedlalr.training.stacked_forms import inference_form
+from fedlalr.training.stacked_linear import IGNORED_LABEL
 from fedlalr.training.work import Loss
 
 
@@ -48,9 +49,8 @@ def evaluate(
     """
     inputs, targets = test
     device = next(model.parameters()).device
-    forward: Callable[[Tensor], Tensor] | None = None
-
     ignored = ignored_label(loss)
+    forward: Callable[[Tensor], Tensor] | None = None
 
     def measure(index: Tensor) -> Tensor:
         """The sum of the losses, the right answers, how many targets count, and whether they are classes."""
@@ -98,7 +98,7 @@ def ignored_label(loss: object) -> int | None:
     >>> ignored_label(functools.partial(nn.functional.cross_entropy, label_smoothing=0.1))
     -100
     """
-    label = -100
+    label = IGNORED_LABEL
     while isinstance(loss, functools.partial):
         label, loss = loss.keywords.get("ignore_index", label), loss.func
     if type(loss) is nn.CrossEntropyLoss:

@@ -63,6 +63,7 @@ def adaptive_step_size(*, N: int, intervals: Sequence[int] | np.ndarray, eps: fl
 
 
 MOST_ROUNDS = 10**8
+"""That are listed one by one."""
 
 
 def log_intervals(T: int, *, start: int, base: float) -> NDArray[np.int64]:
