@@ -59,7 +59,7 @@ def stacked_statistics(
         width = min(batch_size, int(sizes[:active].max()) - k * batch_size)
         positions = k * batch_size + torch.arange(width).expand(active, -1)
         real = positions < sizes[:active, None]
-        rows = pool.rows(clients[:active], torch.where(real, positions, 0))
+        rows = pool.rows(clients[:active], torch.where(real, positions, 0).to(pool.inputs.device))
         inputs = pool.inputs[rows.reshape(-1)]
         inputs = inputs if pool.transform is None else pool.transform.test(inputs)
         mask = None if real.all() else real.to(inputs.device)
