@@ -43,6 +43,7 @@ from fedlalr.training.stacked_forms.char_lstm import CharLSTMForm
 from fedlalr.training.stacked_gradient import Batch, ForwardGradient
 from fedlalr.training.stacked_linear import LinearGradient, linear_chain
 from fedlalr.training.vmap_forward import VmapForward
+from fedlalr.training.work import Training
 from training.jobs import MODELS, assert_same_outcomes, federate, make_training, started
 
 CPU = torch.device("cpu")
@@ -188,6 +189,44 @@ def test_a_client_that_only_the_stack_cannot_train_is_trained_alone_and_that_is_
     with started("reference", training) as (engine, private):
         right = play_round(initial_state(private), torch.arange(3), 0.05, engine, private, Rules())
     assert_same_outcomes([given], [right])
+
+
+def recalibrated(engine: str, training, spoil=lambda take: take):
+    """A round with recalibrated statistics, where `spoil` makes another thing of what takes a batch's."""
+    with started(engine, training) as (engine, private):
+        if isinstance(engine, StackedEngine):
+            engine._statistics.statistics = spoil(engine._statistics.statistics)
+        return play_round(initial_state(private), torch.arange(6), 0.05, engine, private, Rules(buffers="recalibrate"))
+
+
+@pytest.mark.filterwarnings("error")
+def test_statistics_that_run_out_of_memory_are_taken_of_fewer_clients_at_a_time():
+    sizes = []
+
+    def scarce(take):
+        def statistics(parameters, buffers, inputs, mask, seen):
+            if len(inputs) > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            sizes.append(len(inputs))
+            return take(parameters, buffers, inputs, mask, seen)
+
+        return statistics
+
+    given = recalibrated("stacked", make_training("batchnorm"), scarce)
+    assert max(sizes) == 2
+    assert_same_outcomes([given], [recalibrated("reference", make_training("batchnorm"))])
+
+
+def test_statistics_that_only_the_stack_cannot_take_are_taken_alone_and_that_is_said():
+    def broken(take):
+        def statistics(*arguments, **options):
+            raise RuntimeError("no kernel")
+
+        return statistics
+
+    with pytest.warns(RuntimeWarning, match="statistics of 6 clients .* raised RuntimeError: no kernel"):
+        given = recalibrated("stacked", make_training("batchnorm"), broken)
+    assert_same_outcomes([given], [recalibrated("reference", make_training("batchnorm"))])
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -531,16 +570,26 @@ def test_a_million_clients_cost_their_index_arrays_and_a_round_of_fifty():
 # On a GPU
 
 
+def on_gpu(training: Training) -> Training:
+    device = torch.device("cuda", 0)
+    training.model.to(device)
+    return replace(training, clients=training.clients.to(device), device=device)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("sizes", [(12,) * 6, (7, 12, 6, 10, 11, 23)])
+def test_statistics_are_taken_in_the_stack_on_a_gpu_too(sizes):
+    training = on_gpu(make_training("batchnorm", sizes=sizes))
+    assert_same_outcomes([recalibrated("stacked", training)], [recalibrated("reference", training)])
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("algorithm", ["fedlalr", "fedavg", "lafedopt", "localadam", "scaffold"])
 @pytest.mark.parametrize("model", list(MODELS))
 @pytest.mark.parametrize("sizes", [(12,) * 18, ragged])
 def test_captured_steps_give_the_references_result(algorithm, model, sizes):
-    device = torch.device("cuda", 0)
-    training = make_training(model, algorithm, sizes=sizes, local=Epochs(3))
-    training.model.to(device)
-    object.__setattr__(training, "clients", training.clients.to(device))
-    object.__setattr__(training, "device", device)
+    training = on_gpu(make_training(model, algorithm, sizes=sizes, local=Epochs(3)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         wanted = federate("reference", training, rounds=3, cohort=18)
@@ -566,10 +615,6 @@ def test_a_step_that_waits_for_the_host_is_not_captured_but_still_right():
             torch.cuda.current_stream().synchronize()
             return self.head(images.flatten(1)).tanh() * 2
 
-    device = torch.device("cuda", 0)
-    training = with_model(Waiting(), local=Steps(6))
-    training.model.to(device)
-    object.__setattr__(training, "clients", training.clients.to(device))
-    object.__setattr__(training, "device", device)
+    training = on_gpu(with_model(Waiting(), local=Steps(6)))
     assert_same_outcomes(federate("stacked", training), federate("reference", training))
-    assert torch.rand(9, device=device).unique().numel() > 1, "the broken capture has left the generator alone"
+    assert torch.rand(9, device=training.device).unique().numel() > 1, "the broken capture has left the generator alone"

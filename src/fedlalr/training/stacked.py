@@ -208,19 +208,35 @@ class StackedEngine:
         return replies if in_order else replies.rows(feed.order.argsort())
 
     def recalibrate(self, x: Tensor, buffers: Buffers, clients: Tensor, round: int) -> Buffers:
-        training, forward = self.training, self._statistics
-        if not isinstance(training.clients, Population) or forward is None:
+        if not isinstance(self.training.clients, Population) or self._statistics is None:
             return self._reference.recalibrate(x, buffers, clients, round)
-        try:
-            parts = [
-                stacked_statistics(
-                    forward, training.layout, training.clients, x, buffers, some, training.batch_size or 1000
-                )
-                for some in torch.split(clients, self._chunks.known or len(clients))
-            ]
-        except Exception:  # out of memory, or a module that vmap cannot batch: one by one gives the same numbers
-            return self._reference.recalibrate(x, buffers, clients, round)
+        chunks = torch.split(clients, self._chunks.known or len(clients))
+        parts = [self._recalibrate_part(x, buffers, some, round) for some in chunks]
         return {name: torch.cat([part[name] for part in parts]) for name in buffers}
+
+    def _recalibrate_part(self, x: Tensor, buffers: Buffers, clients: Tensor, round: int) -> Buffers:
+        """Statistics of some clients; where that raises, one by one on the reference engine, or where memory ran out,
+        fewer at a time."""
+        training = self.training
+        assert self._statistics is not None
+        assert isinstance(training.clients, Population)
+        try:
+            return stacked_statistics(
+                self._statistics, training.layout, training.clients, x, buffers, clients, training.batch_size or 1000
+            )
+        except Exception as error:
+            out_of_memory, reason = is_out_of_memory(error), f"{type(error).__name__}: {error}"
+        if out_of_memory and len(clients) > 1:
+            halves = [self._recalibrate_part(x, buffers, half, round) for half in clients.chunk(2)]
+            return {name: torch.cat([half[name] for half in halves]) for name in buffers}
+        alone = self._reference.recalibrate(x, buffers, clients, round)
+        warnings.warn(
+            f"round {round}: the statistics of {len(clients)} clients were taken by the reference engine, because in "
+            f"the stacked one they raised {reason}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return alone
 
     @cached_property
     def _statistics(self) -> TakesStatistics | None:
