@@ -121,6 +121,25 @@ def test_a_last_sample_alone_is_left_out_of_recalibrated_statistics(engine, size
     assert all(torch.allclose(mine[name], right[name], atol=1e-12) for name in right)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_norm_that_the_caller_froze_is_neither_trained_nor_recalibrated(engine):
+    training = make_training()
+    training.model[1].eval()
+    start = training.model[1].running_mean
+    for buffers in ("average", "recalibrate"):
+        for outcome in federate(engine, training, buffers=buffers):
+            assert torch.equal(outcome.state.buffers["1.running_mean"], start)
+            assert not torch.equal(outcome.state.buffers["5.running_mean"], torch.zeros(5, dtype=torch.float64))
+
+
+@engines
+def test_a_frozen_norm_gives_the_references_result_with_recalibrated_statistics(engine):
+    training = make_training()
+    training.model[1].eval()
+    rules = {"buffers": "recalibrate"}
+    assert_same_outcomes(federate(engine, training, **rules), federate("reference", training, **rules))
+
+
 @engines
 def test_clients_that_are_data_sets_give_the_references_result(engine):
     training = make_training()

@@ -27,11 +27,13 @@ from fedlalr.federation.robust import SlotReduction, as_reductions
 from fedlalr.federation.rundir import Journal
 from fedlalr.federation.sampling import sample
 from fedlalr.federation.screening import MAX_NORM_RATIO
-from fedlalr.federation.server import Outcome, Rules, ServerState, play_round
+from fedlalr.federation.server import Outcome, Rules, ServerState, module_randomness, play_round
+from fedlalr.federation.surroundings import undisturbed
 from fedlalr.federation.validation import check_cohort, check_observers, check_options, check_problem, check_rounds
 from fedlalr.training import Epochs, Interval, Training, create_engine
 from fedlalr.training.distributed import join_ranks
 from fedlalr.training.layout import Layout
+from fedlalr.training.memory import forked_generators
 from fedlalr.training.ranks import ALONE, Ranks, own_gpu
 from fedlalr.training.reference import get_buffers, set_buffers
 from fedlalr.training.work import Engine, Loss, Probe
@@ -137,7 +139,8 @@ def run(
     population = as_clients(clients)
     cohort_size = check_cohort(clients_per_round, len(population), min_clients)
     where = choose_device(device)
-    private, compute = private_copy(model, where, dtype)
+    with undisturbed(where):
+        private, compute = private_copy(model, where, dtype)
     training = Training(
         model=private,
         layout=Layout.of(private),
@@ -156,7 +159,8 @@ def run(
     )
     transform = population.transform if isinstance(population, Population) else None
     test = test if test is not None else getattr(population, "test", None)
-    check_problem(training, test)
+    with undisturbed(where), forked_generators(where):
+        check_problem(training, test)
 
     rules = Rules(weighting, buffers, min_clients, as_reductions(reduce, algorithm.slots), max_norm_ratio)
     options = {"clients_per_round": cohort_size, "lr_decay": lr_decay, "lr_decay_every": lr_decay_every}
@@ -167,8 +171,7 @@ def run(
     if not ranks.is_first:
         run_dir, resume = None, False  # the first rank alone reads, writes and shows
     facts = facts_of(training, population, test, {**options, "rules": rules}) if run_dir is not None else {}
-    # whoever calls may have switched gradients off
-    with torch.enable_grad(), ranks.watched(), Journal(run_dir, resume=resume, every=checkpoint_every) as journal:
+    with undisturbed(where), ranks.watched(), Journal(run_dir, resume=resume, every=checkpoint_every) as journal:
         ranks.prepare(private, {"algorithm": repr(algorithm), "rounds": rounds, "seed": seed, "options": options})
         name = engine if isinstance(engine, str) else "auto"
         state = ranks.first(journal.restore(initial_state(training), facts, algorithm.slots.kept, name))
@@ -198,7 +201,8 @@ def run(
                     told = True
                 if ranks.first(stopped):
                     break
-    result = Result(journal.records, named_state(state, training), trained_model(model, state, training), info)
+    with undisturbed(where):
+        result = Result(journal.records, named_state(state, training), trained_model(model, state, training), info)
     for observer in watching:
         observer.on_end(result)
     return result
@@ -350,7 +354,8 @@ def evaluate_state(
         return None
     training.layout.load(training.model, state.slots.x)
     set_buffers(training.model, state.buffers)
-    return evaluate(training.model, test, training.loss, transform=transform, compute=training.compute, ranks=ranks)
+    with module_randomness(training, state.round):  # for modules that draw in evaluation mode, too
+        return evaluate(training.model, test, training.loss, transform=transform, compute=training.compute, ranks=ranks)
 
 
 def make_record(

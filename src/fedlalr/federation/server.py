@@ -114,7 +114,8 @@ def play_round(
 
     new = _reduce(state, work, accepted, training, rules, None if rejected else changes)
     if rules.buffers == "recalibrate" and new.buffers:
-        statistics = engine.recalibrate(new.slots.x, new.buffers, accepted.clients, work.round)
+        with module_randomness(training, work.round):
+            statistics = engine.recalibrate(new.slots.x, new.buffers, accepted.clients, work.round)
         new = replace(new, buffers=reduce_buffers(statistics, new.buffers, _share(accepted, training, rules)))
     clock.lap("reduce")
     return Outcome(

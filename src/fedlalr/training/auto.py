@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from fedlalr.training.machine import usable_cores
+from fedlalr.training.memory import forked_generators
 from fedlalr.training.stacked_linear import linear_chain
 from fedlalr.training.work import Training
 
@@ -75,7 +76,7 @@ def multiplications(training: Training) -> int:
     was_training = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), forked_generators(training.device):
             model(inputs)
     finally:
         for hook in hooks:

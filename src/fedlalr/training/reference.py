@@ -94,18 +94,21 @@ class ReferenceEngine:
     @torch.no_grad()
     def recalibrate(self, x: Tensor, buffers: Buffers, clients: Tensor, round: int) -> Buffers:
         self.training.layout.load(self.training.model, x)
-        each = [self.statistics(buffers, client) for client in clients.tolist()]
+        each = [self.statistics(buffers, client, round) for client in clients.tolist()]
         return {name: torch.stack([one[name] for one in each]) for name in buffers}
 
     @torch.no_grad()
-    def statistics(self, buffers: Buffers, client: int) -> Buffers:
-        """The buffers after one pass over a client's data with every normalisation layer averaging over the batches."""
+    def statistics(self, buffers: Buffers, client: int, round: int) -> Buffers:
+        """The buffers after one pass over a client's data with every normalisation layer averaging over the batches,
+        but for layers that the caller has put in evaluation mode."""
         training, model = self.training, self.training.model
         set_buffers(model, buffers)
-        layers = [layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+        if not model.training:
+            model.train()
+        seed_generators(training.device, key(training.seed, MODULES, round, client))
+        kinds = nn.modules.batchnorm._BatchNorm
+        layers = [layer for layer in model.modules() if isinstance(layer, kinds) and layer.training]
         momenta = [layer.momentum for layer in layers]
-        was_training = model.training
-        model.train()
         try:
             for layer in layers:
                 layer.momentum = None  # a cumulative average instead of an exponential one
@@ -117,7 +120,6 @@ class ReferenceEngine:
         finally:
             for layer, momentum in zip(layers, momenta, strict=True):
                 layer.momentum = momentum
-            model.train(was_training)
         return get_buffers(model)
 
     def close(self) -> None:

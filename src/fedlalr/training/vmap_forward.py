@@ -73,7 +73,7 @@ class VmapForward:
         return {
             f"{path}.{name}" if path else name: STARTS[name]
             for path, layer in self.model.named_modules()
-            if layer in self._norms
+            if layer in self._norms and layer.training
             for name, _ in layer.named_buffers(recurse=False)
             if name in STARTS
         }
@@ -89,10 +89,8 @@ class VmapForward:
 
     @contextmanager
     def _averaging(self, share: float) -> Iterator[None]:
-        """All layers in training mode; a batch has this share in the running statistics."""
-        modes = {module: module.training for module in self.model.modules()}
+        """A batch has this share in the running statistics."""
         momenta = [layer.momentum for layer in self._norms]
-        self.model.train()
         try:
             for layer in self._norms:
                 layer.momentum = share
@@ -100,5 +98,3 @@ class VmapForward:
         finally:
             for layer, momentum in zip(self._norms, momenta, strict=True):
                 layer.momentum = momentum
-            for module, mode in modes.items():
-                module.training = mode

@@ -120,7 +120,7 @@ class Worker:
         np.random.seed(draw % 2**32)
         try:
             if self.orders.recalibrate:
-                self._write(row, "out_buffer", self.engine.statistics(self.work.buffers, client))
+                self._write(row, "out_buffer", self.engine.statistics(self.work.buffers, client, self.work.round))
             else:
                 upload, buffers, kept, loss = self.engine.train_client(self.work, row, client, traces)
                 self._write(row, "up", upload)

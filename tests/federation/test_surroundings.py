@@ -1,0 +1,81 @@
+"""A run gives the same result whatever its caller has switched on around it, and leaves everything as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedlalr as fl
+from conftest import make_clients, make_model
+
+engines = pytest.mark.parametrize("engine", ["reference", "stacked", "workers:2"])
+
+
+def trained(engine: str, model: nn.Module | None = None, **options: object) -> fl.Result:
+    clients = [(inputs.float(), targets) for inputs, targets in make_clients()]  # autocast leaves float64 as it is
+    settings = {"rounds": 3, "local": fl.Steps(3), "batch_size": 4, "test": clients[0], "engine": engine, **options}
+    return fl.run((model or make_model()).float(), clients, fl.FedLALR(lr=0.01), **settings)
+
+
+def assert_same(mine: fl.Result, right: fl.Result) -> None:
+    for slot, values in right.state.items():
+        assert all(torch.equal(mine.state[slot][name], value) for name, value in values.items())
+    assert all(map(torch.equal, mine.model.buffers(), right.model.buffers()))
+    assert [record.loss for record in mine.metrics] == [record.loss for record in right.metrics]
+
+
+@engines
+def test_a_run_inside_inference_mode_trains(engine):
+    right = trained(engine)
+    with torch.inference_mode():
+        mine = trained(engine)
+    assert_same(mine, right)
+    assert not any(parameter.is_inference() for parameter in mine.model.parameters())
+
+
+@engines
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_run_inside_autocast_computes_in_its_own_precision_with_its_own_weights(engine, dtype, enabled):
+    right = trained(engine, dtype=dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+        mine = trained(engine, dtype=dtype)
+    assert_same(mine, right)
+
+
+class Drawing(nn.Module):
+    """A module that draws in evaluation mode too, as a variational one does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = make_model()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.inner(inputs + 0.1 * torch.randn_like(inputs))
+
+
+@engines
+def test_a_module_that_draws_is_measured_by_the_seed_and_leaves_the_callers_generator_alone(engine):
+    model = Drawing()
+    torch.manual_seed(1)
+    first = trained(engine, model)
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    assert_same(trained(engine, model), first)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@engines
+def test_statistics_behind_dropout_are_taken_anew_by_the_seed(engine):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(8, 6), nn.Dropout(0.5), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    generator = torch.Generator().manual_seed(3)
+    clients = [
+        (torch.randn(n, 8, generator=generator), torch.randint(0, 3, (n,), generator=generator)) for n in (8, 12, 16)
+    ]
+    runs = []
+    for state in (1, 2):
+        torch.manual_seed(state)
+        runs.append(fl.run(model, clients, fl.FedAvg(), rounds=2, batch_size=4, buffers="recalibrate", engine=engine))
+    assert_same(*runs)
