@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -95,15 +96,21 @@ def test_float_buffers_are_averaged_and_integer_ones_copied(clients):
 
 def test_recalibrated_statistics_belong_to_the_averaged_model(clients):
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).double()
-    runs = {
-        how: fl.run(model, clients, fl.FedAvg(0.3), rounds=2, batch_size=None, buffers=how, engine="reference").model
+    results = {
+        how: fl.run(model, clients, fl.FedAvg(0.3), rounds=2, batch_size=None, buffers=how, engine="reference")
         for how in ("average", "recalibrate")
     }
+    runs = {how: result.model for how, result in results.items()}
     trained = runs["recalibrate"]
     with torch.no_grad():
         means = torch.stack([trained[0](inputs).mean(0) for inputs, _ in clients]).mean(0)
     torch.testing.assert_close(trained[1].running_mean, means, rtol=1e-12, atol=1e-12)
     assert not torch.allclose(runs["average"][1].running_mean, means, rtol=1e-3)
+    plain, more = (result.metrics[0] for result in results.values())
+    statistics, vector = 5 * (6 + 6 + 1) * 8, (4 * 6 + 6 + 6 + 6 + 6 * 3 + 3) * 8
+    assert (more.bytes_up, more.bytes_down) == (plain.bytes_up, plain.bytes_down) == (5 * vector, 5 * vector)
+    assert more.buffer_bytes_up == 2 * statistics
+    assert more.buffer_bytes_down == 2 * statistics + 5 * vector
 
 
 def test_recalibration_shows_in_the_first_rounds():
@@ -354,3 +361,73 @@ def test_an_observer_is_shown_the_model_of_every_round():
     assert len(shown) == 2
     assert all(torch.equal(shown[1][name], value) for name, value in result.model.state_dict().items())
     assert any(not torch.equal(shown[0][name], value) for name, value in result.model.state_dict().items())
+
+
+class Remembering(nn.Module):
+    """Makes a buffer when it sees its first inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = make_model()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "scale"):
+            self.register_buffer("scale", torch.full((inputs.shape[1],), 2.0, dtype=inputs.dtype), persistent=False)
+        return self.inner(inputs * self.scale)
+
+
+@pytest.mark.parametrize("engine", ["reference", "stacked", "workers:2"])
+def test_a_module_that_makes_a_buffer_at_first_sight_is_trained(engine, clients):
+    result = fl.run(Remembering(), clients, fl.FedAvg(), **{**SETTINGS, "engine": engine})
+    doubled = [(2 * inputs, targets) for inputs, targets in clients]
+    right = fl.run(make_model(), doubled, fl.FedAvg(), **SETTINGS)
+    assert torch.allclose(flat(result.state["x"]), flat(right.state["x"]), rtol=0, atol=1e-12)
+
+
+def test_a_loss_of_one_number_in_a_row_is_that_number(model, clients):
+    options = {**SETTINGS, "test": clients[0]}
+    right = fl.run(model, clients, fl.FedAvg(), **options)
+    mine = fl.run(model, clients, fl.FedAvg(), **options, loss=lambda o, t: nn.functional.cross_entropy(o, t)[None])
+    assert torch.equal(flat(mine.state["x"]), flat(right.state["x"]))
+    assert [record.loss for record in mine.metrics] == [record.loss for record in right.metrics]
+
+
+@pytest.mark.parametrize("engine", ["reference", "stacked", "workers:2"])
+@pytest.mark.parametrize("option", [{"padding_idx": 0}, {"padding_idx": -1}, {"sparse": True}], ids=str)
+def test_embeddings_with_padding_or_sparse_gradients_train_on_every_engine(engine, option):
+    def trained(engine: str, **option: object) -> fl.Result:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(9, 4, **option), nn.Flatten(), nn.Linear(20, 3)).double()
+        generator = torch.Generator().manual_seed(3)
+        pairs = [
+            (torch.randint(0, 9, (n, 5), generator=generator), torch.randint(0, 3, (n,), generator=generator))
+            for n in (7, 12, 5)
+        ]
+        return fl.run(model, pairs, fl.FedAvg(lr=0.5), **{**SETTINGS, "engine": engine})
+
+    dense = {name: value for name, value in option.items() if name != "sparse"}
+    mine, right = trained(engine, **option), trained("reference", **dense)
+    assert torch.allclose(flat(mine.state["x"]), flat(right.state["x"]), rtol=0, atol=1e-12)
+
+
+@dataclass(frozen=True)
+class Counting(fl.FedAvg):
+    """With a server state that is not shaped like the model, or that lacks what is broadcast."""
+
+    lacking: bool = False
+
+    @property
+    def slots(self) -> fl.SlotTable:
+        return fl.SlotTable(down=("x", "count"), up={"x": "mean"})
+
+    def init(self, params: torch.Tensor) -> fl.Slots:
+        return fl.Slots(x=params) if self.lacking else fl.Slots(x=params, count=torch.zeros((), dtype=params.dtype))
+
+
+@pytest.mark.parametrize(
+    ("lacking", "message"),
+    [(False, r"slot 'count' of Counting.init is \(\), .*each of the 51"), (True, "its init returns no count")],
+)
+def test_a_server_state_of_another_shape_is_refused_before_any_training(model, clients, lacking, message):
+    with pytest.raises(ValueError, match=message):
+        fl.run(model, clients, Counting(lacking=lacking), **SETTINGS)

@@ -361,6 +361,8 @@ def evaluate_state(
 def make_record(
     outcome: Outcome, evaluation: Evaluation | None, lr: float, cohort: int, training: Training, seconds: float
 ) -> Record:
+    """A round in numbers. Bytes are those of the table's slots, and apart from them what the module's buffers cost:
+    where statistics are measured anew, the new x once more and the statistics a second time."""
     table, state = training.algorithm.slots, outcome.state
     vector = training.layout.size * state.slots.x.element_size()
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in state.buffers.values())
@@ -373,8 +375,8 @@ def make_record(
         seconds=seconds,
         bytes_up=outcome.replied * len(table.up) * vector,
         bytes_down=cohort * len(table.down) * vector,
-        buffer_bytes_up=outcome.replied * buffers,
-        buffer_bytes_down=cohort * buffers,
+        buffer_bytes_up=(outcome.replied + outcome.measured) * buffers,
+        buffer_bytes_down=cohort * buffers + outcome.measured * (vector + buffers),
         clients=outcome.accepted,
         rejected=outcome.rejected,
         timing=outcome.timing,

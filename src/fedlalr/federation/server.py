@@ -63,6 +63,8 @@ class Outcome:
     train_loss: float
     traces: tuple[Trace, ...]
     timing: dict[str, float]
+    measured: int = 0
+    """Clients that measured their statistics anew with the new x."""
 
 
 def play_round(
@@ -113,7 +115,8 @@ def play_round(
     clock.lap("screen")
 
     new = _reduce(state, work, accepted, training, rules, None if rejected else changes)
-    if rules.buffers == "recalibrate" and new.buffers:
+    measures = rules.buffers == "recalibrate" and bool(new.buffers)
+    if measures:
         with module_randomness(training, work.round):
             statistics = engine.recalibrate(new.slots.x, new.buffers, accepted.clients, work.round)
         new = replace(new, buffers=reduce_buffers(statistics, new.buffers, _share(accepted, training, rules)))
@@ -126,6 +129,7 @@ def play_round(
         train_loss=float(accepted.losses.double().nanmean()),
         traces=replies.traces,
         timing=clock.laps,
+        measured=len(accepted.clients) if measures else 0,
     )
 
 
