@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from fedlalr.cli import bench, compare, data, doctor, flower, presets, report, reproduce, resume, run, theory
+from fedlalr.cli.command import Command
 from fedlalr.cli.errors import Commands
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -56,7 +57,7 @@ def _main(
 
 
 for _name, _command in COMMANDS.items():
-    app.command(_name)(_command)
+    app.command(_name, cls=Command)(_command)
 for _name, _group in GROUPS.items():
     app.add_typer(_group, name=_name)
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedlalr.cli.command import Command
 from fedlalr.cli.files import check_figure, writing
 from fedlalr.cli.options import Json, Quiet, progress_console
 
@@ -16,7 +17,7 @@ app = typer.Typer(no_args_is_help=True, help="List, fetch and look at the data s
 Name = Annotated[str, typer.Argument(help="A data set; see `fedlalr data list`.")]
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_(as_json: Json = False) -> None:
     """Every data set, and where it is on this machine."""
     from dataclasses import asdict
@@ -39,10 +40,10 @@ def list_(as_json: Json = False) -> None:
     standard_output().print(table)
 
 
-@app.command()
+@app.command(cls=Command)
 def fetch(
     name: Name,
-    force: Annotated[bool, typer.Option(help="Fetch again even if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Fetch again even if it is there.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Put a data set into the cache, verified.
@@ -59,7 +60,7 @@ def fetch(
     standard_output().print(f"{name}: {where}")
 
 
-@app.command()
+@app.command(cls=Command)
 def show(
     name: Name,
     partition: Annotated[

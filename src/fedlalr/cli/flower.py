@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedlalr.cli.command import Command
 from fedlalr.cli.errors import FAILED, complain
 from fedlalr.cli.options import (
     Arguments,
@@ -37,7 +38,7 @@ Nodes = Annotated[
 ]
 
 
-@app.command()
+@app.command(cls=Command)
 def export(
     preset: Annotated[str, typer.Argument(help="A preset's name, a YAML file or a run directory.")],
     folder: Annotated[Path, typer.Argument(help="Where the app goes: a new or empty folder.")],
@@ -89,7 +90,7 @@ def _split(preset: str, arguments: list[str]) -> tuple[Path, list[str]]:
     return Path(folders[0]), settings
 
 
-@app.command()
+@app.command(cls=Command)
 def local(
     arguments: Arguments = None,
     nodes: Nodes = None,
