@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ import fedlalr
 from fedlalr import config
 from fedlalr.cli import app
 from fedlalr.cli.progress import duration, fetch_progress, megabytes
+from fedlalr.cli.run import in_words
 from fedlalr.federation.run import RepliesRefused
 
 SMALL = ("rounds=3", "partition.clients=12", "clients_per_round=3", "local.steps=2", "engine=reference")
@@ -183,6 +185,41 @@ def test_a_directory_with_a_run_is_refused_unless_it_may_be_overwritten() -> Non
     assert refused.exit_code == 2
     assert "--overwrite" in refused.stderr
     assert cli("run", *SMALL, "-q", "--run-dir", "here", "--overwrite").exit_code == 0
+
+
+def test_a_command_that_is_told_can_be_pasted_whatever_the_folder_is_called() -> None:
+    assert cli("run", *SMALL, "-q", "--run-dir", "two words").exit_code == 0
+    assert "`fedlalr resume 'two words'`" in cli("run", *SMALL, "--run-dir", "two words").stderr
+    told = in_words(
+        json.loads(Path("two words/summary.json").read_text()) | {"status": "interrupted"}, Path("two words")
+    )
+    assert told[-1] == "interrupted; go on with: fedlalr resume 'two words'"
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("run", "What to run (quickstart unless given)"),
+        ("resume", "rounds=N, to go further than planned."),
+        ("reproduce", "Settings to change in every run."),
+        ("report", "Run directories, or a directory above several."),
+        ("bench", "What to time: cnn, lstm"),
+        ("data fetch", "A data set; see `fedlalr data list`."),
+        ("flower export", "Where the app goes: a new or empty folder."),
+    ],
+)
+def test_help_has_a_word_on_the_arguments(command: str, words: str) -> None:
+    assert words in CliRunner(env={"COLUMNS": "200"}).invoke(app, [*command.split(), "--help"]).stdout
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_paragraphs_of_help_fill_their_lines(width: int) -> None:
+    told = CliRunner(env={"COLUMNS": str(width)}).invoke(app, ["compare", "--help"]).stdout
+    lines = [line.strip() for line in told.splitlines()]
+    first = lines.index(next(line for line in lines if line.startswith("Runs lie in")))
+    paragraph = lines[first : lines.index("", first)]
+    for line, following in itertools.pairwise(paragraph):
+        assert len(line) + 1 + len(following.split()[0]) > width - 2, f"{following!r} should go on where {line!r} ends"
 
 
 def test_help_has_examples() -> None:

@@ -31,6 +31,7 @@ def test_it_changes_the_cohorts_and_so_the_problem() -> None:
         ("trajectory.clients=[12]", "numbered from 0 to 11"),
         ("trajectory={clients: [0], rounds: [0]}", "trajectory.rounds.0"),
         ("trajectory.clients=[]", "at least 1 item"),
+        ("trajectory={clients: [0], rounds: [1, 4]}", "^trajectory.rounds goes up to 4, but rounds is 3"),
         ("trajectory.client=[0]", "Did you mean 'trajectory.clients'"),
     ],
 )
@@ -41,4 +42,15 @@ def test_what_cannot_be_recorded_is_refused(override: str, message: str) -> None
 
 def test_a_method_whose_clients_have_no_second_moments_is_refused() -> None:
     with pytest.raises(ConfigError, match="those of fedavg have none"):
-        config.execute(small("trajectory.clients=[0]", "algorithm=fedavg"))
+        small("trajectory.clients=[0]", "algorithm=fedavg")
+
+
+def test_a_comparison_with_such_a_method_is_refused_before_anything_runs() -> None:
+    with pytest.raises(ConfigError, match="those of fedavg have none"):
+        config.with_method(small("trajectory.clients=[0]"), "fedavg")
+
+
+def test_overwriting_a_run_removes_what_it_had_recorded(tmp_path: Path) -> None:
+    config.execute(small("trajectory.clients=[0]"), tmp_path)
+    config.execute(small(), tmp_path, overwrite=True)
+    assert not (tmp_path / "trajectory.jsonl").exists()

@@ -90,6 +90,8 @@ def test_a_second_process_is_told_that_the_run_is_under_way(tmp_path):
     cli("run", *SMALL, "rounds=2", "--run-dir", str(folder), "-q")
     with FileLock(folder / ".lock"):
         assert "another process is working in" in cli("resume", str(folder), "rounds=3", "-q", code=2)
+        again = ("run", *SMALL, "rounds=2", "--run-dir", str(folder), "-q", "--overwrite")
+        assert "another process is working in" in cli(*again, code=2)
     assert "after 3 rounds" in cli("resume", str(folder), "rounds=3", "-q")
 
 

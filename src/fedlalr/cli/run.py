@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -109,7 +110,7 @@ def write_page(folder: Path) -> None:
     try:
         write_report([folder], folder / REPORT_FILE)
     except OSError as error:
-        complain(f"warning: no report was written ({error}); write it with: fedlalr report {folder}")
+        complain(f"warning: no report was written ({error}); write it with: fedlalr report {shlex.quote(str(folder))}")
 
 
 def default_folder(config: Config) -> Path:
@@ -151,5 +152,5 @@ def in_words(summary: dict[str, Any], folder: Path) -> list[str]:
         f"{summary['name']} with {summary['algorithm']['name']}: {outcome}{loss} after {summary['rounds']} rounds",
         f"{megabytes(summary['bytes_up'])} up, {megabytes(summary['bytes_down'])} down, "
         f"{duration(summary['seconds'])}{refused}; written to {folder}",
-        *([f"interrupted; go on with: fedlalr resume {folder}"] if interrupted else []),
+        *([f"interrupted; go on with: fedlalr resume {shlex.quote(str(folder))}"] if interrupted else []),
     ]

@@ -143,7 +143,7 @@ def execute(
     prepared = _prepare(config)
     if directory is not None and not resume:
         if overwrite:
-            directory.clear()
+            _clear(directory)
         directory.check_free()
     files = _RunFiles(config, directory)
     try:
@@ -162,6 +162,13 @@ def execute(
     return result
 
 
+def _clear(directory: RunDirectory) -> None:
+    try:
+        directory.clear()
+    except RunDirectoryError as error:  # another process is at work there
+        raise ConfigError(str(error)) from error
+
+
 def _prepare(config: Config) -> dict[str, Any]:
     """The arguments of `fl.run`."""
     try:
@@ -172,7 +179,8 @@ def _prepare(config: Config) -> dict[str, Any]:
         raise
     except (ValueError, TypeError) as error:
         raise ConfigError(str(error)) from error
-    _check_trajectory(config, algorithm, len(population))
+    if config.trajectory is not None and max(config.trajectory.clients) >= len(population):
+        raise ConfigError(f"trajectory.clients are numbered from 0 to {len(population) - 1}")
     return {
         "model": model,
         "clients": population,
@@ -181,17 +189,6 @@ def _prepare(config: Config) -> dict[str, Any]:
         "dtype": getattr(torch, config.dtype) if config.dtype is not None else None,
         **{name: getattr(config, name) for name in PLAIN},
     }
-
-
-def _check_trajectory(config: Config, algorithm: Algorithm, population: int) -> None:
-    if config.trajectory is None:
-        return
-    if "v_hat" not in algorithm.slots.up:
-        raise ConfigError(
-            f"a trajectory follows the clients' v̂, and those of {config.algorithm.name} have none; use fedlalr"
-        )
-    if max(config.trajectory.clients) >= population:
-        raise ConfigError(f"trajectory.clients are numbered from 0 to {population - 1}")
 
 
 def _recorders(config: Config, run_dir: str | Path | None) -> list[Observer]:

@@ -61,7 +61,7 @@ def trials(config: Config, methods: Sequence[str], seeds: int, folder: Path) -> 
     each = {method: points(config, method) for method in methods}
     counts = {method: len(settings) for method, settings in each.items()}
     if len(set(counts.values())) > 1:
-        tried = ", ".join(f"{count} settings of {method}" for method, count in counts.items())
+        tried = ", ".join(f"{count} setting{'s' * (count > 1)} of {method}" for method, count in counts.items())
         raise ConfigError(f"the grid tries {tried}; give every method the same number")
     return [_trial(config, method, settings, seeds, folder) for method in methods for settings in each[method]]
 

@@ -130,7 +130,8 @@ def _explain(problem: Any, tree: Mapping[str, Any]) -> str:
         return f"{key} cannot be {given!r}: it has settings of its own; write {options}"
     message = str(problem["msg"]).removeprefix("Value error, ").replace("Input should be", "it must be")
     if problem["type"] == "value_error" and isinstance(given, Mapping):
-        return message if message.startswith(f"{key}.") else f"{key}: {message}"  # a message may name the place itself
+        named = not key or message.startswith(f"{key}.")  # about several settings, or naming the place itself
+        return message if named else f"{key}: {message}"
     return f"{key} cannot be {given!r}: {message}"
 
 

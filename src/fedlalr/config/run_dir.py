@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from fedlalr.config.schema import Config
 from fedlalr.federation import Record, Rejection, RunInfo
 from fedlalr.federation.rundir import CHECKPOINTS, METRICS_FILE, RunDirectoryError, clear_run, versions
 from fedlalr.federation.tensor_file import write_bytes
+from fedlalr.federation.trajectory import TRAJECTORY_FILE
 from fedlalr.training.machine import hardware
 
 REPORT_FILE = "report.html"
@@ -41,15 +43,15 @@ class RunDirectory:
     def clear(self) -> None:
         """Remove the run that is here, and nothing else."""
         clear_run(self.path)
-        for name in (REPORT_FILE, SUMMARY_FILE, CONFIG_FILE):
+        for name in (REPORT_FILE, SUMMARY_FILE, TRAJECTORY_FILE, CONFIG_FILE):
             (self.path / name).unlink(missing_ok=True)
 
     def check_free(self) -> None:
         """Refuse a directory that holds a run."""
         if self.holds_run:
             raise ConfigError(
-                f"{self.path} already holds a run; go on with it by `fedlalr resume {self.path}`, choose another "
-                f"--run-dir, or pass --overwrite to run it again from the start"
+                f"{self.path} already holds a run; go on with it by `fedlalr resume {shlex.quote(str(self.path))}`, "
+                f"choose another --run-dir, or pass --overwrite to run it again from the start"
             )
 
     def config(self) -> Config:

@@ -210,6 +210,20 @@ class Config(Section):
                 _check_axis(method, option, values)
         return grid
 
+    @model_validator(mode="after")
+    def _can_be_followed(self) -> Config:
+        wanted, method = self.trajectory, self.algorithm
+        if wanted is None:
+            return self
+        if "v_hat" not in registry.create(method.name, **method.options).slots.up:
+            raise ValueError(
+                f"a trajectory follows the clients' v̂, and those of {method.name} have none; "
+                f"use fedlalr, or trajectory=null"
+            )
+        if max(wanted.rounds or [1]) > self.rounds:
+            raise ValueError(f"trajectory.rounds goes up to {max(wanted.rounds or [1])}, but rounds is {self.rounds}")
+        return self
+
     @field_serializer("local")
     def _given_alone(self, local: LocalConfig) -> Settings:
         return {name: value for name, value in local if value is not None}
