@@ -66,6 +66,27 @@ def test_a_module_that_draws_is_measured_by_the_seed_and_leaves_the_callers_gene
     assert torch.equal(torch.get_rng_state(), before)
 
 
+class Mixing(nn.Module):
+    """Makes a tensor without saying of which precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = make_model()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.inner(inputs @ torch.full((4, 4), 0.3))
+
+
+@engines
+def test_another_default_precision_holds_wherever_clients_train(engine):
+    torch.set_default_dtype(torch.float64)
+    try:
+        result = fl.run(Mixing(), make_clients(), fl.FedAvg(), rounds=1, engine=engine)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert result.metrics[0].rejected == ()
+
+
 @engines
 def test_statistics_behind_dropout_are_taken_anew_by_the_seed(engine):
     torch.manual_seed(0)

@@ -27,6 +27,11 @@ class Triples(Dataset):
         return torch.zeros(4), 0, "more"
 
 
+class Listed(Triples):
+    def __getitem__(self, i):
+        return [0.0] * 4, 0
+
+
 def run(model=None, clients=None, algorithm=None, **options):
     return fl.run(
         model or nn.Linear(4, 3), [PAIR, PAIR] if clients is None else clients, algorithm or fl.FedAvg(0.1), **options
@@ -106,6 +111,10 @@ def test_bad_values_are_refused_with_a_sentence(options, message):
         ({"observers": fl.Observer()}, r"observers must be a list, such as \[Observer\(…\)\]"),
         ({"observers": [fl.Observer]}, r"observers has the class Observer; pass an instance, such as Observer\(\)"),
         ({"observers": [print]}, "must be an instance of a subclass of fl.Observer"),
+        (
+            {"clients": [PAIR, Triples()]},
+            "some clients are pairs of tensors and others torch Datasets; .*Tensor",
+        ),
         ({"clients": [PAIR, Endless()]}, "client 1 is a Endless; .* a torch Dataset with a length"),
     ],
 )
@@ -127,6 +136,10 @@ def test_wrong_kinds_are_refused_with_a_sentence(options, message):
         (
             {"clients": [Triples(), Triples()]},
             r"client 0's data set must give \(input, target\) for a sample, not 3 things",
+        ),
+        (
+            {"clients": [Listed(), Listed()]},
+            "data set must give a tensor, .* as input of a sample, not a list",
         ),
     ],
 )

@@ -60,6 +60,13 @@ def job(engine: str, algorithm=None, **options):
     return result, watcher.seen
 
 
+class Halved(fl.Mean):
+    """Goes half the way, in another precision."""
+
+    def reduce(self, values, reference, share):
+        return (reference + (super().reduce(values, reference, share) - reference) / 2).double()
+
+
 def with_nan() -> list:
     pairs = make_clients(SIZES)
     pairs[2][0][0] = float("nan")
@@ -72,6 +79,7 @@ JOBS = {
     "scaffold": lambda engine: job(engine, fl.SCAFFOLD()),
     "recalibrated": lambda engine: job(engine, fl.FedAvg(), buffers="recalibrate"),
     "median": lambda engine: job(engine, reduce={"x": "median", "v_hat": "median"}, clients_per_round=None),
+    "own": lambda engine: job(engine, reduce={"x": Halved(), "v_hat": fl.Max()}),
     "nan": lambda engine: job(engine, clients=with_nan(), clients_per_round=None),
     "one sample": lambda engine: job(engine, clients=make_clients((7, 12, 6, 10, 1, 23)), clients_per_round=None),
     "two clients": lambda engine: job(engine, clients_per_round=2),

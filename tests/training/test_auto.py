@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from torch import nn
 import fedlalr as fl
 from fedlalr.training import auto
 from fedlalr.training.engines import create_engine
+from fedlalr.training.layout import Layout
 from training.jobs import make_training
 
 
@@ -83,3 +86,13 @@ def test_a_run_says_what_was_picked(clients, model):
     same = fl.run(model, clients, fl.FedAvg(0.1), rounds=1, batch_size=4, engine="reference")
     for name, value in same.state["x"].items():
         torch.testing.assert_close(result.state["x"][name], value, rtol=1e-12, atol=1e-14)
+
+
+def test_what_cannot_be_given_to_workers_is_left_to_the_reference(two_cores, monkeypatch):
+    training = make_training("batchnorm")
+    nn.utils.parametrizations.weight_norm(training.model[0])  # torch refuses to pickle a parametrised layer
+    training = replace(training, layout=Layout.of(training.model))
+    monkeypatch.setattr(auto, "WORTH_PROCESSES", 1e4)
+    engine, reason = create_engine("auto", training, cohort=4)
+    assert engine.name == "reference"
+    assert "cannot be given to worker processes" in reason

@@ -180,7 +180,13 @@ class DatasetClients:
                 f"client {client}'s data set must give (input, target) for a sample, not {_told(samples[0])}"
             )
         inputs, targets = default_collate(samples)
-        return inputs.to(self.device), torch.as_tensor(targets).to(self.device)
+        for what, part, one in zip(("input", "target"), (inputs, targets), samples[0], strict=True):
+            if not isinstance(part, Tensor):
+                raise ValueError(
+                    f"client {client}'s data set must give a tensor, an array or a number as {what} of a sample, not "
+                    f"a {type(one).__name__}; make one of it by torch.tensor(values)"
+                )
+        return inputs.to(self.device), targets.to(self.device)
 
     def training_batch(self, client: int, positions: Tensor, seed: int, round: int, step: int) -> tuple[Tensor, Tensor]:
         return self.batch(client, positions)
@@ -208,7 +214,12 @@ def as_clients(clients: object) -> Clients:
         datasets = DatasetClients(clients)
         _check_not_empty(datasets.sizes)
         return datasets
-    odd = next(i for i, pair in enumerate(pairs) if not _is_pair(pair) and not _is_dataset(pair))
+    odd = next((i for i, pair in enumerate(pairs) if not _is_pair(pair) and not _is_dataset(clients[i])), None)
+    if odd is None:
+        raise TypeError(
+            "some clients are pairs of tensors and others torch Datasets; make a Dataset of each pair by "
+            "torch.utils.data.TensorDataset(inputs, targets)"
+        )
     if isinstance(pairs[odd], tuple | list) and any(isinstance(part, np.ndarray) for part in pairs[odd]):
         raise TypeError(f"client {odd} is made of NumPy arrays; make them tensors by torch.from_numpy(array)")
     raise TypeError(

@@ -106,5 +106,5 @@ class GradientNorms(Observer):
             for client, size in enumerate(self.clients.sizes.tolist()):
                 inputs, targets = self.clients.batch(client, torch.arange(size))
                 gradients = torch.autograd.grad(self.loss(self.model(inputs), targets), parameters)
-                total += torch.cat([gradient.reshape(-1).to(x.dtype) for gradient in gradients])
+                total += torch.cat([gradient.to_dense().reshape(-1).to(x.dtype) for gradient in gradients])
         return float((total / len(self.clients)).square().sum())

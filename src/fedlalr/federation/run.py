@@ -29,7 +29,14 @@ from fedlalr.federation.sampling import sample
 from fedlalr.federation.screening import MAX_NORM_RATIO
 from fedlalr.federation.server import Outcome, Rules, ServerState, module_randomness, play_round
 from fedlalr.federation.surroundings import undisturbed
-from fedlalr.federation.validation import check_cohort, check_observers, check_options, check_problem, check_rounds
+from fedlalr.federation.validation import (
+    check_cohort,
+    check_observers,
+    check_options,
+    check_problem,
+    check_rounds,
+    check_slots,
+)
 from fedlalr.training import Epochs, Interval, Training, create_engine
 from fedlalr.training.distributed import join_ranks
 from fedlalr.training.layout import Layout
@@ -262,7 +269,9 @@ def number_of_threads(count: int) -> Iterator[None]:
 def initial_state(training: Training) -> ServerState:
     """The server before the first round."""
     parameters = training.layout.flatten(dict(training.model.named_parameters()))
-    return ServerState(round=0, slots=training.algorithm.init(parameters), buffers=get_buffers(training.model))
+    slots = training.algorithm.init(parameters)
+    check_slots(training.algorithm, slots, parameters)
+    return ServerState(round=0, slots=slots, buffers=get_buffers(training.model))
 
 
 def choose_device(device: str | torch.device) -> torch.device:

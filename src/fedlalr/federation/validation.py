@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from fedlalr.algorithms.checks import check_choice, check_not_negative, check_positive
-from fedlalr.algorithms.slots import Algorithm
+from fedlalr.algorithms.slots import Algorithm, Slots
 from fedlalr.data.population import Population, Samples
 from fedlalr.federation.evaluation import ignored_label, is_class_target
 from fedlalr.federation.observers import Observer
-from fedlalr.training.reference import set_buffers
+from fedlalr.training.reference import get_buffers, set_buffers
 from fedlalr.training.work import Training
 
 
@@ -104,6 +104,26 @@ def check_rounds(rounds: int, done: int) -> None:
         raise ValueError(f"rounds is {rounds}, but {done} rounds of the run are done; ask for at least {done}")
 
 
+def check_slots(algorithm: Algorithm, slots: Slots, parameters: Tensor) -> None:
+    """Refuse a server's first state that lacks a slot to broadcast, or that has one that is not shaped like the model.
+
+    It could be trained with, but neither sent nor shown under the names of the parameters.
+    """
+    name = type(algorithm).__name__
+    missing = [slot for slot in algorithm.slots.down if slot not in slots]
+    if missing:
+        raise ValueError(
+            f"by its table {name} broadcasts {', '.join(algorithm.slots.down)}, but its init returns no "
+            f"{', '.join(missing)}"
+        )
+    for slot, tensor in slots.items():
+        if tensor.shape != parameters.shape:
+            raise ValueError(
+                f"slot {slot!r} of {name}.init is {tuple(tensor.shape)}, but every slot must have a number for each of "
+                f"the {len(parameters)} parameters, such as torch.full_like(params, 1.0)"
+            )
+
+
 def check_problem(training: Training, test: tuple[Samples, Tensor] | None) -> None:
     """Try module and loss on one batch without training, and check the labels against the module's outputs."""
     if test is not None:
@@ -144,7 +164,8 @@ def _outputs(training: Training, inputs: Tensor, whose: str) -> Any:
     finally:
         for module, flag in was_training.items():
             module.training = flag
-        set_buffers(training.model, buffers)  # a module may count or remember what passes through it
+        # a module may count or remember what passes through it, or make a buffer at first sight, which stays
+        set_buffers(training.model, get_buffers(training.model) | buffers)
 
 
 def _check_classes(training: Training, outputs: Tensor, targets: Tensor, test: tuple[Samples, Tensor] | None) -> None:

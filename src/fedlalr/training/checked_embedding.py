@@ -21,7 +21,9 @@ class CheckedEmbedding(nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:
         inside = (input >= 0) & (input < self.num_embeddings)
-        rows = nn.functional.embedding(input.where(inside, 0), self.weight, self.padding_idx)
+        rows = nn.functional.embedding(input.where(inside, 0), self.weight)
+        if self.padding_idx is not None:  # a row of the one long table would be left out, not one of each client
+            rows = torch.where((input == self.padding_idx).unsqueeze(-1), rows.detach(), rows)
         return torch.where(inside.unsqueeze(-1), rows, float("nan"))
 
 

@@ -11,7 +11,7 @@ from fedlalr.training.reference import ReferenceEngine
 from fedlalr.training.stackable import CannotStack
 from fedlalr.training.stacked import StackedEngine
 from fedlalr.training.work import Engine, Training
-from fedlalr.training.workers import WorkersEngine
+from fedlalr.training.workers import CannotShip, WorkersEngine
 
 ENGINES: dict[str, Callable[[Training], Engine]] = {
     "reference": ReferenceEngine,
@@ -41,6 +41,8 @@ def create_engine(name: str, training: Training, cohort: int) -> tuple[Engine, s
             engine = ENGINES[choice](training)
         except CannotStack as refusal:
             refusals = f"the cohort cannot be stacked: {refusal}"
+        except CannotShip as refusal:
+            refusals = str(refusal)
         else:
             return engine, refusals or reason
     raise AssertionError("the reference engine takes every job")

@@ -84,9 +84,11 @@ class ReferenceEngine:
             with torch.autocast(training.device.type, training.compute):
                 loss = training.loss(training.model(inputs), targets)
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        return loss.detach(), torch.cat(
+        return loss.detach().reshape(()), torch.cat(
             [
-                (torch.zeros_like(p) if g is None else g).reshape(-1).to(training.layout.dtype)
+                (torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g)
+                .reshape(-1)
+                .to(training.layout.dtype)
                 for p, g in zip(self.parameters, gradients, strict=True)
             ]
         )

@@ -151,7 +151,7 @@ class Trial:
                 f"the model raises on {count} samples of the largest client ({type(error).__name__}: {error})"
             ) from error
         named = {
-            name: torch.zeros_like(p) if slope is None else slope
+            name: torch.zeros_like(p) if slope is None else slope.to_dense()
             for name, p, slope in zip(training.layout.names, parameters, slopes, strict=True)
         }
         return loss.detach(), training.layout.flatten(named), get_buffers(model)

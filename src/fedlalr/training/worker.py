@@ -32,6 +32,8 @@ class Setup:
     """Where the pieces of the shipped `Training` lie in the arena that comes along."""
     path: list[str]
     """Where to find modules."""
+    dtype: torch.dtype
+    """What a module that makes tensors gets where it does not say."""
 
 
 class Rest:
@@ -155,6 +157,7 @@ def main(descriptor: int) -> None:
 def _set_up(setup: Setup, descriptor: int) -> tuple[Worker | None, str | None]:
     """A worker for a run, or why there is none."""
     sys.path[:] = setup.path
+    torch.set_default_dtype(setup.dtype)
     try:
         return Worker(unship(Arena.open(descriptor), setup.bounds)), None
     except Exception as error:  # a class that cannot be imported here, a module with conditions of its own

@@ -37,6 +37,10 @@ _AHEAD = 2
 """Clients a worker has at hand, so that it never waits for the next."""
 
 
+class CannotShip(ValueError):
+    """The module, the loss or the data cannot be given to another process."""
+
+
 class WorkerDied(RuntimeError):
     """A worker process ended on its own. The server's state is as it was before the round."""
 
@@ -134,11 +138,12 @@ class WorkersEngine:
             arena, bounds = ship(training, unimportable_modules([*shipped, *datasets]))
         except Exception as error:
             raise _unsendable(f"{type(error).__name__}: {error}") from error
+        setup = Setup(bounds, [path or os.getcwd() for path in sys.path], torch.get_default_dtype())
         try:
             for _ in range(self.count):
                 self._processes.append(_launch())
             for process in self._processes:
-                process.channel.send(Setup(bounds, [path or os.getcwd() for path in sys.path]), arena.descriptor)
+                process.channel.send(setup, arena.descriptor)
             troubles = [self._receive(process) for process in self._processes]
             if any(troubles):
                 raise _unsendable(next(filter(None, troubles)))
@@ -218,8 +223,8 @@ class WorkersEngine:
         raise WorkerDied(f"worker process {process.popen.pid} {how}{what}; the state before the round is kept")
 
 
-def _unsendable(trouble: object) -> ValueError:
-    return ValueError(
+def _unsendable(trouble: object) -> CannotShip:
+    return CannotShip(
         f"the run cannot be given to worker processes ({trouble}); define what it uses at the top level of a module, "
         f"or use engine='reference'"
     )
