@@ -196,6 +196,17 @@ def test_a_command_that_is_told_can_be_pasted_whatever_the_folder_is_called() ->
     assert told[-1] == "interrupted; go on with: fedlalr resume 'two words'"
 
 
+def test_brackets_in_names_and_folders_are_no_markup() -> None:
+    result = cli("run", *SMALL, "-q", "name='a [bold]b'", "--run-dir", "here[/old]")
+    assert result.exit_code == 0, result.output
+    assert "a [bold]b with fedlalr" in result.stdout
+    assert "written to here[/old]" in result.stdout
+
+
+def test_one_round_is_one_round() -> None:
+    assert "after 1 round\n" in cli("run", *SMALL[1:], "rounds=1", "-q").stdout
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [

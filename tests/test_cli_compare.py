@@ -1,3 +1,4 @@
+import io
 import json
 from pathlib import Path
 
@@ -52,6 +53,60 @@ def test_a_method_that_fails_is_shown_and_the_exit_code_says_so() -> None:
     assert result.exit_code == 1
     assert "FedAvg failed: round" in result.stdout
     assert "FedLALR" in result.stdout
+
+
+def test_failures_of_one_cause_are_told_once() -> None:
+    rates = ("methods.fedavg.lr=1e30", "methods.fedprox.lr=1e30")
+    result = compare("--seeds", "2", "--methods", "fedavg,fedprox", *rates)
+    assert result.stdout.count("failed, round") == 1
+    assert result.stdout.count(": failed in the same way") == 3
+    assert result.stdout.count("FedAvg, FedProx failed in 4 runs: round 2: 0 usable replies") == 1
+    assert Path("here/table.md").read_text().count("failed in 4 runs") == 1
+
+
+def test_an_interrupt_ends_with_130_and_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedlalr.config.jobs._work", interrupt)
+        result = compare("--seeds", "1", "--methods", "fedavg")
+    assert result.exit_code == 130
+    assert result.stderr == "interrupted; the same command goes on from here\n"
+    assert compare("--seeds", "1", "--methods", "fedavg").exit_code == 0
+
+
+def test_brackets_in_a_folder_are_no_markup() -> None:
+    for folder in ("runs[old]", "runs[/b]"):
+        arguments = ["compare", "quickstart", *SMALL, "--jobs", "1", "--seeds", "1", "--methods", "fedavg"]
+        result = CliRunner().invoke(app, [*arguments, "--run-dir", folder])
+        assert result.exit_code == 0, result.output
+        assert f"Figure: {folder}/accuracy.png" in result.stdout.replace("\n", "")
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 130])
+def test_no_word_of_the_table_is_cut_off_however_narrow_the_terminal_is(width: int) -> None:
+    from rich.console import Console
+
+    from fedlalr.cli.compare_table import laid_out
+    from fedlalr.report.tables import Table
+
+    heading = (
+        "method",
+        "final accuracy, %",
+        "difference to best [95 %]",
+        "rounds to 90%",
+        "MB to 90%",
+        "seconds",
+        "MB",
+    )
+    rows = (("LAFedOpt", "93.1 ± 1.6", "-2.3 [-38.0, +33.5]", "not reached", "not reached", "0.03 ± 0.00", "7.7"),)
+    console = Console(width=width, record=True, markup=False, quiet=False, file=io.StringIO())
+    console.print(laid_out(Table(heading, rows), "title", console))
+    shown = console.export_text()
+    assert "…" not in shown
+    for word in " ".join((*heading[1:], *rows[0])).split():
+        assert word in shown
 
 
 def test_a_grid_chooses_rates_for_every_method_and_says_which() -> None:

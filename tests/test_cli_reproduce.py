@@ -80,7 +80,8 @@ def test_a_figure_without_claims_prints_its_curves_in_numbers() -> None:
 def test_a_failed_run_is_named_the_others_are_drawn_and_the_exit_code_says_so() -> None:
     result = reproduce("cifar", *TINY, "methods.fedavg.lr=1e30", "--methods", "fedlalr,fedavg")
     assert result.exit_code == 1
-    assert "failed: digits-dirichlet0.6-2of12/fedavg/seed-0: round 1" in result.stdout.replace("\n", " ")
+    runs = ", ".join(f"digits-dirichlet{alpha}-2of12/fedavg/seed-0" for alpha in (0.6, 0.3))
+    assert f"failed: {runs}: round 1" in result.stdout.replace("\n", " ")
     folder = Path("here") / folder_name("smoke", [*TINY, "methods.fedavg.lr=1e30"])
     assert "fedlalr" in (folder / "cifar.csv").read_text()
     assert "no finished run of FedAdam" in (folder / "verdicts.md").read_text()

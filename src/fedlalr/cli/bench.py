@@ -82,4 +82,4 @@ def bench(
     if as_json:
         print(json.dumps(as_dict(races, device), ensure_ascii=False))
     else:
-        standard_output().print(report(races, threads, device), markup=False)
+        standard_output().print(report(races, threads, device))

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedlalr.cli.compare_plan import Part, in_words, refuse_others, replacing
-from fedlalr.cli.errors import FAILED
+from fedlalr.cli.compare_table import show
+from fedlalr.cli.errors import FAILED, told_how_to_go_on
 from fedlalr.cli.options import Arguments, Json, Quiet, fetch_if_needed, progress_console, split_arguments
 from fedlalr.cli.variations import parse_variations
 
@@ -111,7 +112,7 @@ def compare(
         results.append(Compared(part, comparison, choices, pictures))
         results[-1].write()
         if not as_json:
-            show(results[-1])
+            show(part, comparison, choices, pictures)
     if vary:
         write_all(results, root)
     if as_json:
@@ -219,7 +220,7 @@ def run_shown(jobs: Sequence[Job], workers: int, root: Path, console: Console, s
     from fedlalr.cli.progress import JobsProgress
     from fedlalr.config.jobs import run_jobs
 
-    with JobsProgress(console, root, silent) as progress:
+    with told_how_to_go_on(), JobsProgress(console, root, silent) as progress:
         run_jobs(jobs, workers, progress.show)
 
 
@@ -275,33 +276,3 @@ def write_all(results: Sequence[Compared], root: Path) -> None:
 def _write_json(content: dict[str, Any], folder: Path) -> None:
     text = json.dumps(content, indent=2, ensure_ascii=False)
     (folder / "compare.json").write_text(text + "\n", encoding="utf-8")
-
-
-def show(result: Compared) -> None:
-    from rich import box
-    from rich.table import Table
-
-    from fedlalr.cli.progress import standard_output
-    from fedlalr.report.command import description_of
-    from fedlalr.report.tables import comparison_table
-
-    console = standard_output()
-    if result.choices:
-        console.print(
-            f"Rates chosen from {len(result.choices[0].tried)} settings of each method, on held-out training samples:"
-        )
-        for choice in result.choices:
-            rates = ", ".join(f"{name} {value:g}" for name, value in choice.settings.items())
-            edge = f" (at the edge of the grid: {', '.join(choice.at_edge)})" if choice.at_edge else ""
-            console.print(f"  {choice.method}: {rates}, accuracy {choice.score:.1%}{edge}")
-    cells = comparison_table(result.comparison)
-    title = f"{result.part.title}: {description_of([result.part.config], result.part.names)}"
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
-    for i, heading in enumerate(cells.heading):
-        table.add_column(heading, justify="left" if i == 0 else "right")
-    for row in cells.rows:
-        table.add_row(*row)
-    console.print(table)
-    for note in cells.notes:
-        console.print(note)
-    console.print(f"Figure: {' and '.join(map(str, result.pictures))}")

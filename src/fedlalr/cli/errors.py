@@ -10,6 +10,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -20,6 +22,16 @@ FAILED, USAGE, NO_DATA, INTERRUPTED = 1, 2, 3, 130
 
 class InterruptTold(KeyboardInterrupt):
     """An interrupt that a command has already told of."""
+
+
+@contextmanager
+def told_how_to_go_on() -> Iterator[None]:
+    """Say of several runs that were interrupted that nothing is lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        complain("interrupted; the same command goes on from here")
+        raise InterruptTold from None
 
 
 class Commands(TyperGroup):

@@ -42,7 +42,7 @@ class GridProgress:
             BarColumn(bar_width=24),
             TaskProgressColumn(),
             TextColumn("{task.fields[left]}"),
-            TextColumn("{task.fields[facts]}"),
+            TextColumn("{task.fields[facts]}", markup=False),
             console=console,
             transient=True,
             disable=quiet or not console.is_terminal,

@@ -58,7 +58,7 @@ def progress_console(as_json: bool) -> Console:
     """Where progress is shown: with the results, but beside them when those are JSON."""
     from fedlalr.cli.progress import standard_output
 
-    return Console(stderr=True, highlight=False) if as_json else standard_output()
+    return Console(stderr=True, highlight=False, markup=False) if as_json else standard_output()
 
 
 def fetch_if_needed(config: Config, console: Console, quiet: bool) -> None:

@@ -16,6 +16,7 @@ from fedlalr.cli.files import data_folder_told
 from fedlalr.config import RunDirectory
 from fedlalr.config.jobs import Event, Job
 from fedlalr.federation import Observer, Record, RunInfo
+from fedlalr.report.failures import kind
 
 _PLAIN_LINES = 100
 """At most about so many lines for a run that is not on a terminal."""
@@ -23,10 +24,9 @@ _PLAIN_WIDTH = 130
 
 
 def standard_output() -> Console:
-    """Where results go; wide enough for a table when it is a file."""
-    return Console(
-        width=None if sys.stdout.isatty() else _PLAIN_WIDTH, highlight=False, soft_wrap=not sys.stdout.isatty()
-    )
+    """Where results go; wide enough for a table when it is a file. Brackets in names and folders are just that."""
+    width = None if sys.stdout.isatty() else _PLAIN_WIDTH
+    return Console(width=width, highlight=False, markup=False, soft_wrap=not sys.stdout.isatty())
 
 
 class RunProgress(Observer):
@@ -46,7 +46,7 @@ class RunProgress(Observer):
             TextColumn("round"),
             MofNCompleteColumn(),
             BarColumn(bar_width=20),
-            TextColumn("{task.fields[facts]}"),
+            TextColumn("{task.fields[facts]}", markup=False),
             TimeRemainingColumn(compact=True),
             TextColumn("left"),
             console=console,
@@ -167,13 +167,15 @@ class JobsProgress:
             MofNCompleteColumn(),
             TextColumn("runs"),
             BarColumn(bar_width=20),
-            TextColumn("{task.fields[facts]}"),
+            TextColumn("{task.fields[facts]}", markup=False),
             TimeRemainingColumn(compact=True),
             TextColumn("left"),
             console=console,
             transient=True,
             disable=quiet or not console.is_terminal,
         )
+        self._told: set[str] = set()
+        """Failures that were shown, so that those of one cause are shown once."""
 
     def __enter__(self) -> JobsProgress:
         self._task = self._progress.add_task("runs", total=None, facts="")
@@ -203,6 +205,8 @@ class JobsProgress:
     def _outcome(self, event: Event) -> str:
         summary = event.summary or {}
         if summary["failure"]:
-            return f"failed, {summary['failure']}"
+            known, what = len(self._told), kind(summary["failure"])
+            self._told.add(what)
+            return "failed in the same way" if len(self._told) == known else f"failed, {summary['failure']}"
         accuracy = "no accuracy" if summary["accuracy"] is None else f"accuracy {summary['accuracy']:.1%}"
         return f"{accuracy}, {'finished before' if event.reused else duration(summary['seconds'])}"

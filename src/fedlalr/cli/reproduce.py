@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedlalr.cli.errors import FAILED, NO_DATA
+from fedlalr.cli.errors import FAILED, NO_DATA, told_how_to_go_on
 from fedlalr.cli.files import as_file_name
 from fedlalr.cli.options import Json, Quiet, check_device, progress_console
 
@@ -212,7 +212,8 @@ class Making:
         from fedlalr.config.jobs import run_jobs
 
         waiting = [job for job in jobs if job.folder not in progress.over]  # another figure may have had them run
-        run_jobs(waiting, self.workers, progress.show, keep_going=True)
+        with told_how_to_go_on():
+            run_jobs(waiting, self.workers, progress.show, keep_going=True)
         self.broken |= {str(folder.relative_to(self.runs)): reason for folder, reason in progress.failed.items()}
 
     def _speedup(self) -> Drawn:

@@ -148,8 +148,9 @@ def in_words(summary: dict[str, Any], folder: Path) -> list[str]:
     loss = "no finite loss" if summary["loss"] is None else f"loss {summary['loss']:.3f}"
     refused = f"; {summary['rejected']} replies refused" if summary["rejected"] else ""
     interrupted = summary["status"] == "interrupted"
+    rounds = f"{summary['rounds']} round{'s' * (summary['rounds'] != 1)}"
     return [
-        f"{summary['name']} with {summary['algorithm']['name']}: {outcome}{loss} after {summary['rounds']} rounds",
+        f"{summary['name']} with {summary['algorithm']['name']}: {outcome}{loss} after {rounds}",
         f"{megabytes(summary['bytes_up'])} up, {megabytes(summary['bytes_down'])} down, "
         f"{duration(summary['seconds'])}{refused}; written to {folder}",
         *([f"interrupted; go on with: fedlalr resume {shlex.quote(str(folder))}"] if interrupted else []),

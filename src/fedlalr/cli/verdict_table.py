@@ -30,6 +30,7 @@ def show(
         return
     from fedlalr.cli.progress import standard_output
     from fedlalr.paper.measures import DEFINITIONS
+    from fedlalr.report.failures import alike
 
     console = standard_output()
     claims.sort(key=lambda claim: claim.number)
@@ -39,8 +40,8 @@ def show(
         console.print("\n".join([*request.verdict_scope, "Words:", *(f"  {words}" for words in DEFINITIONS)]))
     for note in dict.fromkeys(note for one in drawn for note in one.notes):
         console.print(note)
-    for run, reason in failures.items():
-        console.print(f"failed: {run}: {reason}")
+    for runs, reason in alike(failures.items()):
+        console.print(f"failed: {', '.join(runs)}: {reason}")
     for one in drawn:
         told = f"{', '.join(path.name for path in one.files)} in {folder}" if one.files else why_none(one, draw_only)
         console.print(f"{one.figure}: {told}")
@@ -97,11 +98,12 @@ def show_claim(claim: Claim, console: Console) -> None:
     """A claim with its verdict, and the statements below it."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     from fedlalr.paper.verdicts import seeds_in_words
 
-    console.print(f"[bold]Claim {claim.number}[/] {claim.text}")
-    console.print(f"  [bold]{claim.summary}[/]")
+    console.print(Text.assemble((f"Claim {claim.number}", "bold"), f" {claim.text}"))
+    console.print(f"  {claim.summary}", style="bold")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=True)
     for heading, ratio in (("statement", 4), ("where", 3), ("measured", 5), ("seeds", 1), ("verdict", 2)):
         table.add_column(heading, ratio=ratio, overflow="fold")

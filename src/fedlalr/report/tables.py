@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fedlalr.report.comparison import Comparison, Outcome
+from fedlalr.report.failures import alike
 from fedlalr.report.statistics import Interval, Spread, spread
 
 NAMES = {
@@ -98,9 +99,10 @@ def _notes(comparison: Comparison) -> Iterable[str]:
         yield "One seed: there is no spread to judge a difference by; use --seeds."
     if any(0 < o.reached < seeds for o in comparison.outcomes):
         yield f"(k/{seeds}) means that only k of {seeds} seeds reached the target; the mean is over those."
-    for outcome in comparison.outcomes:
-        for failure in dict.fromkeys(filter(None, outcome.failures)):
-            yield f"{name_of(outcome.method)} failed: {failure}"
+    failures = ((name_of(o.method), failure) for o in comparison.outcomes for failure in o.failures if failure)
+    for names, failure in alike(failures):
+        runs = f" in {len(names)} runs" if len(names) > 1 else ""
+        yield f"{', '.join(dict.fromkeys(names))} failed{runs}: {failure}"
 
 
 def _plus_minus(value: Spread, scale: float, digits: int) -> str:

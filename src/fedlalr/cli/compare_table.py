@@ -1,0 +1,57 @@
+"""What `fedlalr compare` prints: the rates that were chosen, the table, its notes and where the figure is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from fedlalr.cli.compare_plan import Part
+    from fedlalr.config.grid import Choice
+    from fedlalr.report import Comparison
+    from fedlalr.report.tables import Table
+
+
+def show(part: Part, comparison: Comparison, choices: Sequence[Choice], pictures: Sequence[Path]) -> None:
+    from fedlalr.cli.progress import standard_output
+    from fedlalr.report.command import description_of
+    from fedlalr.report.tables import comparison_table
+
+    console = standard_output()
+    if choices:
+        console.print(
+            f"Rates chosen from {len(choices[0].tried)} settings of each method, on held-out training samples:"
+        )
+        for choice in choices:
+            rates = ", ".join(f"{name} {value:g}" for name, value in choice.settings.items())
+            edge = f" (at the edge of the grid: {', '.join(choice.at_edge)})" if choice.at_edge else ""
+            console.print(f"  {choice.method}: {rates}, accuracy {choice.score:.1%}{edge}")
+    cells = comparison_table(comparison)
+    console.print(laid_out(cells, f"{part.title}: {description_of([part.config], part.names)}", console))
+    for note in cells.notes:
+        console.print(note)
+    console.print(f"Figure: {' and '.join(map(str, pictures))}")
+
+
+def laid_out(cells: Table, title: str, console: Console) -> RenderableType:
+    """A row for each method, or a list for each where the terminal is too narrow for the words of a row."""
+    from rich import box
+    from rich.measure import Measurement
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title=title, title_justify="left")
+    for i, heading in enumerate(cells.heading):
+        table.add_column(heading, justify="left" if i == 0 else "right")
+    for row in cells.rows:
+        table.add_row(*row)
+    if Measurement.get(console, console.options.update(max_width=1000), table).minimum <= console.width:
+        return table
+    lists = Table(box=None, show_header=False, pad_edge=False, title=title, title_justify="left")
+    for name, *values in cells.rows:
+        lists.add_row(name, style="bold")
+        for heading, value in zip(cells.heading[1:], values, strict=True):
+            lists.add_row(f"  {heading}", value)
+    return lists
