@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 import fedlalr as fl
 from conftest import make_clients, make_model
@@ -85,6 +86,42 @@ def test_another_default_precision_holds_wherever_clients_train(engine):
     finally:
         torch.set_default_dtype(torch.float32)
     assert result.metrics[0].rejected == ()
+
+
+class Samples(Dataset):
+    """The samples of a client one by one."""
+
+    def __init__(self, pair: tuple[Tensor, Tensor]) -> None:
+        self.pair = pair
+
+    def __len__(self) -> int:
+        return len(self.pair[1])
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.pair[0][index], self.pair[1][index]
+
+
+@engines
+@pytest.mark.filterwarnings("ignore::fedlalr.RepliesRefused")
+@pytest.mark.parametrize("algorithm", [fl.FedLALR(), fl.SCAFFOLD()], ids=["fedlalr", "scaffold"])
+@pytest.mark.parametrize("kind", ["pairs", "datasets"])
+def test_another_default_device_changes_nothing(engine, algorithm, kind, tmp_path):
+    """A device without any memory stands for a GPU here: nothing that lands on it can be computed with."""
+    clients = make_clients((8, 12, 6, 10, 14))
+    clients[3][0][0] = float("nan")
+    model = nn.Sequential(make_model()[0], nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
+    settings = {"clients_per_round": 4, "batch_size": 4, "buffers": "recalibrate", "weighting": "samples"}
+    settings |= {"test": clients[0], "local": fl.Epochs(2), "engine": engine, "device": "cpu"}
+    given = [Samples(pair) for pair in clients] if kind == "datasets" else clients
+    right = fl.run(model, given, algorithm, rounds=3, **settings)
+    assert any(record.rejected for record in right.metrics)
+    torch.set_default_device("meta")
+    try:
+        fl.run(model, given, algorithm, rounds=2, run_dir=tmp_path, **settings)
+        mine = fl.run(model, given, algorithm, rounds=3, run_dir=tmp_path, resume=True, **settings)
+    finally:
+        torch.set_default_device(None)
+    assert_same(mine, right)
 
 
 @engines

@@ -67,7 +67,7 @@ def batch_counts(sizes: Tensor, steps: Tensor, batch_size: int | None, drop_last
     tensor([[3, 3, 1, 3],
             [3, 0, 0, 0]])
     """
-    step = torch.arange(int(steps.max()))
+    step = torch.arange(int(steps.max()), device=sizes.device)
     width = int(sizes.max()) if batch_size is None else batch_size
     used = sizes if batch_size is None else _used(sizes, batch_size, drop_last)
     place = (step % batches_per_pass(sizes, batch_size, drop_last)[:, None]) * width

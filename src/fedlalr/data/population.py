@@ -91,9 +91,9 @@ class Population:
             )
         self.inputs, self.targets, self.partition = inputs, targets, partition
         self.transform, self.test, self.classes, self.name = transform, test, classes, name
-        self._sizes = torch.as_tensor(partition.sizes)
-        self._starts = torch.as_tensor(partition.offsets[:-1])
-        self._indices = torch.as_tensor(partition.indices).to(inputs.device)
+        self._sizes = torch.from_numpy(partition.sizes)
+        self._starts = torch.from_numpy(partition.offsets[:-1])
+        self._indices = torch.from_numpy(partition.indices).to(inputs.device)
 
     @property
     def sizes(self) -> Tensor:
@@ -163,7 +163,7 @@ class DatasetClients:
     def __init__(self, datasets: Sequence[Dataset[Any]], device: torch.device | None = None) -> None:
         self.datasets = datasets
         self.device = device or torch.device("cpu")
-        self._sizes = torch.tensor([len(dataset) for dataset in datasets])  # type: ignore[arg-type]
+        self._sizes = torch.tensor([len(dataset) for dataset in datasets], device="cpu")  # type: ignore[arg-type]
 
     @property
     def sizes(self) -> Tensor:
@@ -260,7 +260,7 @@ def _pool(pairs: Sequence[tuple[Tensor, Tensor]]) -> Population:
             raise ValueError(
                 f"client {i} has inputs on {inputs.device} and targets on {targets.device}; use one device"
             )
-    sizes = torch.tensor([len(targets) for _, targets in pairs])
+    sizes = torch.tensor([len(targets) for _, targets in pairs], device="cpu")
     _check_not_empty(sizes)
     partition = Partition(np.arange(int(sizes.sum())), np.concatenate([[0], np.cumsum(sizes.numpy())]))
     return Population(torch.cat([i for i, _ in pairs]), torch.cat([t for _, t in pairs]), partition)

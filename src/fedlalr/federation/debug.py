@@ -126,7 +126,7 @@ def describe(name: str, values: Tensor) -> str:
 def _describe_data(training: Training, client: int) -> tuple[str, ...]:
     size = int(training.clients.sizes[client])
     try:
-        inputs, targets = training.clients.batch(client, torch.arange(size))
+        inputs, targets = training.clients.batch(client, torch.arange(size, device="cpu"))
         lines = [f"{size} samples", describe("inputs", inputs), describe("targets", targets)]
         if not targets.is_floating_point():
             labels, counts = torch.unique(targets, return_counts=True)

@@ -117,7 +117,7 @@ def plain(value: object) -> Any:
         case float():
             return value if np.isfinite(value) else repr(value)
         case Tensor() | np.ndarray():
-            return hash_tensor(torch.as_tensor(value))
+            return hash_tensor(torch.as_tensor(value, device="cpu"))
         case torch.dtype() | torch.device():
             return str(value)
         case Mapping():
@@ -162,7 +162,7 @@ def _data_facts(population: Clients) -> Facts:
     facts: Facts = {"clients": len(population), "samples": int(sizes.sum()), "sizes": hash_tensor(sizes)}
     if isinstance(population, Population):
         facts |= {
-            "partition": hash_tensor(torch.as_tensor(population.partition.indices)),
+            "partition": hash_tensor(torch.from_numpy(population.partition.indices)),
             "inputs": _sampled(population.inputs),
             "targets": hash_tensor(population.targets),
             "transform": plain(population.transform),
@@ -173,7 +173,7 @@ def _data_facts(population: Clients) -> Facts:
 def _sampled(samples: Samples) -> str:
     """A hash of the number of samples and of some of them, evenly spread."""
     count = len(samples)
-    rows = torch.linspace(0, count - 1, min(count, SAMPLED_ROWS), dtype=torch.float64).long()
+    rows = torch.linspace(0, count - 1, min(count, SAMPLED_ROWS), dtype=torch.float64, device="cpu").long()
     return f"{count} samples, {hash_tensor(samples[rows.to(samples.device)])}"
 
 

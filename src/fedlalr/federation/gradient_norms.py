@@ -104,7 +104,7 @@ class GradientNorms(Observer):
         total = torch.zeros_like(x)
         with torch.enable_grad():
             for client, size in enumerate(self.clients.sizes.tolist()):
-                inputs, targets = self.clients.batch(client, torch.arange(size))
+                inputs, targets = self.clients.batch(client, torch.arange(size, device="cpu"))
                 gradients = torch.autograd.grad(self.loss(self.model(inputs), targets), parameters)
                 total += torch.cat([gradient.to_dense().reshape(-1).to(x.dtype) for gradient in gradients])
         return float((total / len(self.clients)).square().sum())

@@ -99,6 +99,6 @@ class KeptFiles:
 def _stacked(kept: Mapping[int, Slots], clients: list[int]) -> dict[str, Tensor]:
     slots = list(kept[clients[0]])
     return {
-        _CLIENTS: torch.tensor(clients),
+        _CLIENTS: torch.tensor(clients, device="cpu"),
         **{slot: torch.stack([kept[client][slot] for client in clients]) for slot in slots},
     }

@@ -38,7 +38,7 @@ def weights(samples: Tensor, weighting: str, dtype: torch.dtype, device: torch.d
     >>> weights(torch.tensor([1, 3]), "samples", torch.float64, torch.device("cpu"))
     tensor([0.2500, 0.7500], dtype=torch.float64)
     """
-    share = samples.to(torch.float64) if weighting == "samples" else torch.ones(len(samples), dtype=torch.float64)
+    share = samples.to(torch.float64) if weighting == "samples" else torch.ones_like(samples, dtype=torch.float64)
     return (share / share.sum()).to(dtype).to(device)
 
 

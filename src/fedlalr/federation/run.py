@@ -322,7 +322,7 @@ def with_included(cohort: Tensor, observers: Sequence[Observer], round: int, pop
             f"which have the numbers 0 to {population - 1}"
         )
     others = [client for client in cohort.tolist() if client not in wanted]
-    return torch.tensor(sorted(wanted + others[: len(cohort) - len(wanted)]))
+    return torch.tensor(sorted(wanted + others[: len(cohort) - len(wanted)]), device="cpu")
 
 
 def private_copy(

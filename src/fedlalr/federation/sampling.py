@@ -16,6 +16,6 @@ def sample(population: int, count: int, seed: int, round: int) -> Tensor:
     True
     """
     if count == population:
-        return torch.arange(population)
+        return torch.arange(population, device="cpu")
     generator = np.random.Generator(np.random.Philox(key=key(seed, COHORT, round) % (1 << 64)))
     return torch.from_numpy(np.sort(generator.choice(population, size=count, replace=False)))

@@ -68,7 +68,9 @@ def screen(
     rejected += [Rejection(int(replies.clients[row]), reason) for row, reason in reasons.items()]
     if not reasons:
         return replies, tuple(sorted(rejected))
-    good = torch.tensor([row for row in range(len(replies.clients)) if row not in reasons], dtype=torch.int64)
+    good = torch.tensor(
+        [row for row in range(len(replies.clients)) if row not in reasons], dtype=torch.int64, device="cpu"
+    )
     return replies.rows(good), tuple(sorted(rejected))
 
 

@@ -128,7 +128,7 @@ def check_problem(training: Training, test: tuple[Samples, Tensor] | None) -> No
     """Try module and loss on one batch without training, and check the labels against the module's outputs."""
     if test is not None:
         check_test(test)
-    first = torch.arange(min(2, int(training.clients.sizes[0])))
+    first = torch.arange(min(2, int(training.clients.sizes[0])), device="cpu")
     inputs, targets = training.clients.batch(0, first)
     outputs = _outputs(training, inputs, "client 0's")
     if ignored_label(training.loss) is not None and isinstance(outputs, Tensor):

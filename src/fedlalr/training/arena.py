@@ -42,7 +42,7 @@ class Plan:
     def add(self, name: str, shape: Iterable[int], dtype: torch.dtype) -> None:
         shape = tuple(shape)
         self.places[name] = Place(self.size, shape, dtype)
-        count = torch.Size(shape).numel() * torch.empty((), dtype=dtype).element_size()
+        count = torch.Size(shape).numel() * dtype.itemsize
         self.size += -(-max(count, 1) // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -76,7 +76,7 @@ class Arena:
     def _view(self, place: Place) -> Tensor:
         count = torch.Size(place.shape).numel()
         if not count:
-            return torch.empty(place.shape, dtype=place.dtype)
+            return torch.empty(place.shape, dtype=place.dtype, device="cpu")
         return torch.frombuffer(self.memory, dtype=place.dtype, count=count, offset=place.offset).view(place.shape)
 
     def close(self) -> None:

@@ -45,7 +45,7 @@ def is_small_chain(training: Training) -> bool:
     """Whether the network is a chain of linear layers, and not too large."""
     if training.layout.size > MOST_PARAMETERS:
         return False
-    inputs, _ = training.clients.batch(0, torch.arange(1))
+    inputs, _ = training.clients.batch(0, torch.arange(1, device="cpu"))
     return linear_chain(training, inputs.shape[1:]) is not None
 
 
@@ -54,7 +54,7 @@ def is_heavy(training: Training, cohort: int) -> bool:
     if any(isinstance(layer, nn.RNNBase) for layer in training.model.modules()):
         return True
     sizes = training.clients.sizes.double()
-    clients = torch.arange(min(len(sizes), 1000))
+    clients = torch.arange(min(len(sizes), 1000), device="cpu")
     batch = sizes[clients] if training.batch_size is None else sizes[clients].clamp(max=training.batch_size)
     samples = float((training.steps(1, clients) * batch).mean()) * cohort
     return 3 * multiplications(training) * samples >= WORTH_PROCESSES  # forward, and twice backward
@@ -63,7 +63,7 @@ def is_heavy(training: Training, cohort: int) -> bool:
 def multiplications(training: Training) -> int:
     """Of one sample's forward pass, counted in linear layers and convolutions."""
     model = training.model
-    inputs, _ = training.clients.batch(0, torch.arange(1))
+    inputs, _ = training.clients.batch(0, torch.arange(1, device="cpu"))
     counted = 0
 
     def count(layer: nn.Module, given: tuple[Tensor, ...], result: Tensor) -> None:

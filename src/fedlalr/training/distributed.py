@@ -44,7 +44,7 @@ class DistributedEngine:
 
     def train(self, work: Work) -> Replies:
         shares = shard(self.training.steps(work.round, work.clients), self.ranks.count)
-        rows = torch.arange(len(work.clients))[shares[self.ranks.rank]]
+        rows = torch.arange(len(work.clients), device="cpu")[shares[self.ranks.rank]]
         mine = self.inner.train(work.part(rows)) if len(rows) else nothing(work, self.training)
         return self._spread(mine)
 
@@ -100,13 +100,13 @@ def shard(costs: Tensor, count: int) -> list[slice]:
     """
     middles = 2 * costs.cumsum(0) - costs
     owner = middles * count // (2 * costs.sum())
-    bounds = torch.searchsorted(owner, torch.arange(count + 1)).tolist()
+    bounds = torch.searchsorted(owner, torch.arange(count + 1, device="cpu")).tolist()
     return [slice(start, stop) for start, stop in pairwise(bounds)]
 
 
 def nothing(work: Work, training: Training) -> Replies:
     """The replies of no client at all."""
-    none = torch.empty(0, dtype=torch.int64)
+    none = torch.empty(0, dtype=torch.int64, device="cpu")
     empty = torch.empty(0, training.layout.size, dtype=training.layout.dtype, device=training.device)
     table = training.algorithm.slots
     return Replies(

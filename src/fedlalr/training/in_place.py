@@ -78,7 +78,7 @@ class AMSGradStep(InPlaceStep):
 
     def __init__(self, betas: tuple[float, float]) -> None:
         self.betas = betas
-        self._late = torch.tensor(torch.inf)
+        self._late = torch.tensor(torch.inf, device="cpu")
 
     def update(self, client: Slots, gradient: Tensor, lr: float | Tensor) -> None:
         if gradient.device.type == "cpu" and not isinstance(lr, Tensor):

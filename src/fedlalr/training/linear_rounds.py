@@ -35,7 +35,9 @@ class Layers:
 
     def __init__(self, layout: Layout, names: tuple[str, ...], clients: int) -> None:
         self.layout, self.clients = layout, clients
-        self.whole = Slots(**{name: torch.empty(clients * layout.size, dtype=layout.dtype) for name in names})
+        self.whole = Slots(
+            **{name: torch.empty(clients * layout.size, dtype=layout.dtype, device="cpu") for name in names}
+        )
         """Every slot in one piece."""
         self.parts = {name: self._views(slot, clients) for name, slot in self.whole.items()}
         """Every layer's parameters, `[C, …]`, by slot and name."""

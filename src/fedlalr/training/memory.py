@@ -69,7 +69,7 @@ class Chunks:
     def _peak(self, work: Work, count: int) -> int:
         """The bytes that one local step takes at its height: the largest client several times and the smallest once."""
         sizes = self.training.clients.sizes
-        clients = torch.tensor([int(sizes.argmax())] * (count - 1) + [int(sizes.argmin())])
+        clients = torch.tensor([int(sizes.argmax())] * (count - 1) + [int(sizes.argmin())], device="cpu")
         kept = work.kept.map(lambda tensor: tensor[:1].expand(count, -1))
         few = replace(work, clients=clients, kept=kept, probe=None)
         return peak_memory(lambda: self._one_step(few), self.training.device)

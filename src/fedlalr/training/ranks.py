@@ -104,7 +104,7 @@ class Spread(NamedTuple):
         """Some rows of the stack, ascending: the places here of those that are here, and how all are spread."""
         if self.is_whole:
             return index, self
-        ends = torch.tensor(self.counts).cumsum(0)
+        ends = torch.tensor(self.counts, device="cpu").cumsum(0)
         counts = torch.bincount(torch.searchsorted(ends, index, right=True), minlength=len(ends)).tolist()
         spread = Spread(self.ranks, tuple(counts))
         return index[spread.held] - self.held.start, spread
@@ -197,7 +197,7 @@ class ProcessRanks(Ranks):
 
     def _agree(self, failure: str | None = None) -> None:
         """Meet the others. A rank that failed comes here with its message, and those that did not raise it."""
-        flag = torch.tensor([failure is not None], dtype=torch.int32)
+        flag = torch.tensor([failure is not None], dtype=torch.int32, device="cpu")
         messages: list[Any] = [None] * self.count
         try:
             dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._control)

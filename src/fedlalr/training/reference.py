@@ -63,7 +63,7 @@ class ReferenceEngine:
         return upload, get_buffers(model), kept, total / len(batches)
 
     def _batches(self, work: Work, client: int) -> list[Tensor]:
-        training, ids = self.training, torch.tensor([client])
+        training, ids = self.training, torch.tensor([client], device="cpu")
         steps = training.steps(work.round, ids)
         sizes = training.clients.sizes[ids]
         batches = plan(training.seed, work.round, ids, sizes, steps, training.batch_size, training.drop_last)[0]
@@ -116,7 +116,7 @@ class ReferenceEngine:
                 layer.momentum = None  # a cumulative average instead of an exponential one
                 layer.reset_running_stats()
             batch_size = training.batch_size or 1000
-            every = torch.arange(int(without_a_single(training.clients.sizes[client], batch_size)))
+            every = torch.arange(int(without_a_single(training.clients.sizes[client], batch_size)), device="cpu")
             for positions in torch.split(every, batch_size):
                 model(training.clients.batch(client, positions)[0])
         finally:
@@ -152,7 +152,7 @@ class Collector:
         self._failures[client] = f"{type(error).__name__}: {error}"
 
     def replies(self) -> Replies:
-        clients = self.work.clients[torch.tensor(self._rows, dtype=torch.int64)]
+        clients = self.work.clients[torch.tensor(self._rows, dtype=torch.int64, device="cpu")]
         table = self.training.algorithm.slots
         size, dtype, device = self.training.layout.size, self.training.layout.dtype, self.training.device
 

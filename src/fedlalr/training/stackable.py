@@ -89,7 +89,9 @@ class Trial:
         self.padded = bool(sizes.min() < sizes.max())
         largest = int(sizes.argmax())
         count = min(SAMPLES, int(sizes[largest]))
-        self.inputs, self.targets = training.clients.training_batch(largest, torch.arange(count), training.seed, 1, 1)
+        self.inputs, self.targets = training.clients.training_batch(
+            largest, torch.arange(count, device="cpu"), training.seed, 1, 1
+        )
         x = training.layout.flatten(dict(training.model.named_parameters()))
         self.x = torch.stack([x, 1.01 * x])  # two clients that differ
         self._model = copy.deepcopy(training.model)

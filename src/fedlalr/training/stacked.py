@@ -81,7 +81,7 @@ class StackedEngine:
         self._chunks.known = clients
 
     def train(self, work: Work) -> Replies:
-        rows = torch.split(torch.arange(len(work.clients)), self._chunks.size(work))
+        rows = torch.split(torch.arange(len(work.clients), device="cpu"), self._chunks.size(work))
         return join_replies([self._train_part(work.part(some), sole=len(rows) == 1) for some in rows])
 
     def _train_part(self, work: Work, *, sole: bool = False) -> Replies:
@@ -99,7 +99,7 @@ class StackedEngine:
         if len(work.clients) > 1:
             if out_of_memory:
                 self._chunks.halve(len(work.clients))
-            halves = torch.arange(len(work.clients)).chunk(2)
+            halves = torch.arange(len(work.clients), device="cpu").chunk(2)
             return join_replies([self._train_part(work.part(half)) for half in halves])
         replies = self._reference.train(work)
         if not replies.failures:
@@ -117,7 +117,7 @@ class StackedEngine:
         `sole` chunk, nothing needs the stack's memory before their replies are used up."""
         feed = Feed(self.training, work.round, work.clients)
         if self._refuses_single_samples:
-            alone = torch.zeros(len(work.clients), dtype=torch.bool)
+            alone = torch.zeros(len(work.clients), dtype=torch.bool, device="cpu")
             alone[feed.order] = (feed.counts == 1).any(0)
             if alone.any():
                 return self._set_aside(work, alone)
@@ -204,7 +204,7 @@ class StackedEngine:
             kept=kept.map(lambda tensor: stacked(tensor, count)),
             traces=tuple(sorted(traces, key=lambda trace: trace[:2])),
         )
-        in_order = torch.equal(feed.order, torch.arange(count))
+        in_order = torch.equal(feed.order, torch.arange(count, device="cpu"))
         return replies if in_order else replies.rows(feed.order.argsort())
 
     def recalibrate(self, x: Tensor, buffers: Buffers, clients: Tensor, round: int) -> Buffers:

@@ -63,7 +63,7 @@ class Feed:
         """The layout of every local step of the clients in some rows, as long as any of them trains."""
         steps = self.steps[first:last]
         counts = self.counts[: int(steps[0]), first:last]
-        training_now = steps > torch.arange(len(counts))[:, None]  # [K, C]
+        training_now = steps > torch.arange(len(counts), device="cpu")[:, None]  # [K, C]
         active = training_now.sum(1).tolist()
         most = counts.amax(1).tolist()
         least = counts.masked_fill(~training_now, torch.iinfo(torch.int64).max).amin(1).tolist()

@@ -57,7 +57,7 @@ def stacked_statistics(
             finished.append({name: buffer[active:] for name, buffer in state.items()})
             state = {name: buffer[:active] for name, buffer in state.items()}
         width = min(batch_size, int(sizes[:active].max()) - k * batch_size)
-        positions = k * batch_size + torch.arange(width).expand(active, -1)
+        positions = k * batch_size + torch.arange(width, device="cpu").expand(active, -1)
         real = positions < sizes[:active, None]
         rows = pool.rows(clients[:active], torch.where(real, positions, 0).to(pool.inputs.device))
         inputs = pool.inputs[rows.reshape(-1)]

@@ -87,14 +87,14 @@ class WorkersEngine:
         self.count = count or usable_cores()
         self._processes: list[Process] = []
         self._arena: Arena | None = None
-        self._cohort = torch.empty(0, dtype=torch.int64)
+        self._cohort = torch.empty(0, dtype=torch.int64, device="cpu")
         self._start()
 
     def train(self, work: Work) -> Replies:
         memory, orders, descriptor = self._prepare(work)
         steps = self.training.steps(work.round, work.clients)
         errors, traces = self._run(orders, descriptor, (-steps).argsort(stable=True).tolist())
-        good = torch.tensor([row for row in range(len(work.clients)) if row not in errors], dtype=torch.int64)
+        good = [row for row in range(len(work.clients)) if row not in errors]
         replies = Replies(
             clients=work.clients,
             samples=self.training.clients.sizes[work.clients],
@@ -106,7 +106,7 @@ class WorkersEngine:
             failures={int(work.clients[row]): error for row, error in sorted(errors.items())},
             traces=tuple(sorted(traces, key=lambda trace: (trace.client, trace.step))),
         )
-        return replies.rows(good) if errors else replies
+        return replies.rows(torch.tensor(good, dtype=torch.int64, device="cpu")) if errors else replies
 
     def recalibrate(self, x: Tensor, buffers: Buffers, clients: Tensor, round: int) -> Buffers:
         work = Work(round, 0.0, clients, Slots(x=x), buffers, Slots(), len(clients), len(self.training.clients))
