@@ -47,6 +47,8 @@ VECTORS = {  # model-sized vectors (down, up) of each method, from its paper
     "fedavgm": (1, 1),
     "fedlada": (3, 2),
     "localadam": (1, 1),
+    "mimelite": (2, 2),
+    "deltasgd": (1, 1),
 }
 
 every = pytest.mark.parametrize("name", VARIANTS)

@@ -34,6 +34,8 @@ RATES = {  # of the methods for which the preset has none, rounded to what learn
     "fedavgm": ["lr=0.1"],
     "fedlada": ["lr=0.01"],
     "localadam": ["lr=0.01"],
+    "mimelite": ["lr=0.3"],
+    "deltasgd": ["lr=0.2"],
 }
 RUNS = {
     **{name: [f"algorithm={name}", *(f"algorithm.{rate}" for rate in RATES.get(name, []))] for name in ALGORITHMS},

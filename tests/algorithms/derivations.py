@@ -310,3 +310,46 @@ def local_adam(beta1: float, beta2: float, eps: float) -> Method:
         return {"x": r.mean(ends)}
 
     return play
+
+
+# Two gradients in a step -------------------------------------------------------------------------------------
+
+
+def mimelite(betas: tuple[float, float], eps: float | None = None) -> Method:
+    """The server's momentum, or its Adam where there is an eps, held still on the clients."""
+    beta1, beta2 = betas
+
+    def play(server: State, kept: Kept, r: Round) -> State:
+        scale = 1.0 if eps is None else np.sqrt(server["v"]) + eps
+        xs, cs = [], []
+        for client in r.clients:
+            x = server["x"]
+            for oracle in client.oracles:
+                x = x - r.lr * ((1 - beta1) * oracle(x) + beta1 * server["m"]) / scale
+            xs.append(x)
+            cs.append(np.mean([oracle(server["x"]) for oracle in client.oracles], axis=0))
+        c = r.mean(cs)
+        new = {"x": r.mean(xs), "m": (1 - beta1) * c + beta1 * server["m"]}
+        return new if eps is None else new | {"v": (1 - beta2) * c**2 + beta2 * server["v"]}
+
+    return play
+
+
+def delta_sgd(gamma: float, delta: float) -> Method:
+    """A step size of each client's own, from two gradients of the same batch."""
+
+    def play(server: State, kept: Kept, r: Round) -> State:
+        xs = []
+        for client in r.clients:
+            before, eta, theta = server["x"], r.lr, 1.0
+            x = before - eta * client.oracles[0](before)
+            for oracle in client.oracles[1:]:
+                g = oracle(x)
+                smoothness = np.linalg.norm(g - oracle(before)) / np.linalg.norm(x - before)
+                new = min(gamma / (2 * smoothness), np.sqrt(1 + delta * theta) * eta)
+                theta, eta = new / eta, new
+                before, x = x, x - eta * g
+            xs.append(x)
+        return {"x": r.mean(xs)}
+
+    return play

@@ -17,6 +17,7 @@ from fedlalr.algorithms import (
     ALGORITHMS,
     SCAFFOLD,
     Algorithm,
+    DeltaSGD,
     FedAdagrad,
     FedAdam,
     FedAMS,
@@ -31,6 +32,7 @@ from fedlalr.algorithms import (
     LAFedOpt,
     LocalAdaAlter,
     LocalAdam,
+    MimeLite,
     SharedAMSGrad,
     SlowMo,
 )
@@ -152,6 +154,11 @@ CASES: dict[str, Case] = {
         {"v_hat": 0.05**2, "g_a": 0.0},
     ),
     "localadam": Case(LocalAdam(lr=5e-3, betas=BETAS, eps=1e-3), d.local_adam(*BETAS, 1e-3)),
+    "mimelite": Case(MimeLite(lr=0.1, betas=BETAS), d.mimelite(BETAS), {"m": 0.0}),
+    "mimelite-adam": Case(
+        MimeLite(lr=0.02, betas=BETAS, eps=0.05, base="adam"), d.mimelite(BETAS, 0.05), {"m": 0.0, "v": 0.05**2}
+    ),
+    "deltasgd": Case(DeltaSGD(lr=0.3, gamma=1.5, delta=0.4), d.delta_sgd(1.5, 0.4)),
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from fedlalr.algorithms import ALGORITHMS, FedAMS, LAFedOpt, create, options
 
-POSITIVE = ("lr", "server_lr", "eps", "server_eps", "initial")
+POSITIVE = ("lr", "server_lr", "eps", "server_eps", "initial", "gamma")
 FRACTIONS = ("beta1", "beta", "momentum")
 PAIRS = {"betas": "", "server_betas": " of server_betas"}
 CHOICES = {
@@ -18,6 +18,7 @@ CHOICES = {
     ("fedadam", "bias_correction"): "False, True, 'flower'",
     ("lafedopt", "server"): "'average', 'adam'",
     ("lafedopt", "correction"): "'none', 'local', 'joint'",
+    ("mimelite", "base"): "'momentum', 'adam'",
 }
 
 
@@ -65,7 +66,7 @@ def test_the_share_of_the_own_gradient_must_lie_above_zero_and_up_to_one(name: s
 
 
 @pytest.mark.parametrize("value", [-1e-9, math.inf, "0"], ids=repr)
-@pytest.mark.parametrize(("name", "option"), having("initial_v", "mu"))
+@pytest.mark.parametrize(("name", "option"), having("initial_v", "mu", "delta"))
 def test_a_start_or_pull_must_not_be_negative(name: str, option: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"^{option} must be a finite number of at least 0, not "):
         create(name, **{option: value})
@@ -94,6 +95,7 @@ def test_fedams_has_options_one_and_two(option: object) -> None:
         ("fedprox", {"mu": 0}),
         ("slowmo", {"beta": 0}),
         ("fedavgm", {"momentum": 0}),
+        ("deltasgd", {"delta": 0}),
     ],
 )
 def test_the_closed_ends_of_the_ranges_are_allowed(name: str, values: dict[str, object]) -> None:
@@ -110,7 +112,7 @@ def test_hyperparameters_are_frozen(name: str) -> None:
 
 
 def test_every_option_is_checked_somewhere_here() -> None:
-    checked = {*POSITIVE, *FRACTIONS, *PAIRS, "initial_v", "mu", "alpha", *(option for _, option in CHOICES)}
+    checked = {*POSITIVE, *FRACTIONS, *PAIRS, "initial_v", "mu", "delta", "alpha", *(option for _, option in CHOICES)}
     assert {option for name in ALGORITHMS for option in options(name)} == checked
 
 

@@ -1,6 +1,7 @@
 """The methods, one file each: pure functions on named slots."""
 
 from fedlalr.algorithms.adaalter import LocalAdaAlter
+from fedlalr.algorithms.deltasgd import DeltaSGD
 from fedlalr.algorithms.fedadagrad import FedAdagrad
 from fedlalr.algorithms.fedadam import FedAdam
 from fedlalr.algorithms.fedams import FedAMS
@@ -15,6 +16,7 @@ from fedlalr.algorithms.fedyogi import FedYogi
 from fedlalr.algorithms.lafedopt import LAFedOpt
 from fedlalr.algorithms.local_sgd import LocalSGD
 from fedlalr.algorithms.localadam import LocalAdam
+from fedlalr.algorithms.mimelite import MimeLite
 from fedlalr.algorithms.registry import ALGORITHMS, create, options
 from fedlalr.algorithms.scaffold import SCAFFOLD
 from fedlalr.algorithms.sharedamsgrad import SharedAMSGrad
@@ -26,6 +28,7 @@ __all__ = [
     "SCAFFOLD",
     "Algorithm",
     "Context",
+    "DeltaSGD",
     "FedAMS",
     "FedAdagrad",
     "FedAdam",
@@ -41,6 +44,7 @@ __all__ = [
     "LocalAdaAlter",
     "LocalAdam",
     "LocalSGD",
+    "MimeLite",
     "SharedAMSGrad",
     "SlotTable",
     "Slots",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from fedlalr.algorithms.adaalter import LocalAdaAlter
+from fedlalr.algorithms.deltasgd import DeltaSGD
 from fedlalr.algorithms.fedadagrad import FedAdagrad
 from fedlalr.algorithms.fedadam import FedAdam
 from fedlalr.algorithms.fedams import FedAMS
@@ -21,6 +22,7 @@ from fedlalr.algorithms.fedprox import FedProx
 from fedlalr.algorithms.fedyogi import FedYogi
 from fedlalr.algorithms.lafedopt import LAFedOpt
 from fedlalr.algorithms.localadam import LocalAdam
+from fedlalr.algorithms.mimelite import MimeLite
 from fedlalr.algorithms.scaffold import SCAFFOLD
 from fedlalr.algorithms.sharedamsgrad import SharedAMSGrad
 from fedlalr.algorithms.slots import Algorithm
@@ -45,6 +47,8 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "fedavgm": FedAvgM,
     "fedlada": FedLADA,
     "localadam": LocalAdam,
+    "mimelite": MimeLite,
+    "deltasgd": DeltaSGD,
 }
 """Command-line name → what makes the algorithm; `fedamsv1` and `fedamsv2` are one class with its option fixed."""
 

@@ -90,12 +90,16 @@ class SlotTable:
     cohort; a slot that also went down is reduced as *change from the broadcast*, so that a coordinate nobody touched
     stays exactly as it was. `kept` stays on the client from one of its rounds to the next and starts at zero. `grows`
     names the slots that can only grow from what was broadcast, so that a reply below it is refused.
+
+    `gradients` asks the engine for more than the gradient at x: before every step it writes into a client's slot the
+    gradient of the same mini-batch at another of its slots, `{"g_start": "x_start"}`.
     """
 
     down: tuple[str, ...]
     up: Mapping[str, Reduction]
     kept: tuple[str, ...] = ()
     grows: tuple[str, ...] = field(default=())
+    gradients: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for what, names in (("down", self.down), ("kept", self.kept), ("grows", self.grows)):

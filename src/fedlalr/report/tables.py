@@ -28,6 +28,8 @@ NAMES = {
     "fedavgm": "FedAvgM",
     "fedlada": "FedLADA",
     "localadam": "local Adam",
+    "mimelite": "MimeLite",
+    "deltasgd": "Δ-SGD",
 }
 """Methods as papers write them."""
 

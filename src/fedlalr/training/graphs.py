@@ -19,10 +19,10 @@ from torch import Tensor
 from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.training.in_place import InPlaceStep
 from fedlalr.training.kernels.fused_step import FusedStep
-from fedlalr.training.local import local_step
+from fedlalr.training.local import local_step, other_gradients
 from fedlalr.training.stack import Stack
 from fedlalr.training.stacked_feed import Feed, Shape, Tables, gather
-from fedlalr.training.stacked_gradient import Batch, StackedGradient
+from fedlalr.training.stacked_gradient import Batch, StackedGradient, gradient_at
 from fedlalr.training.work import Training, Work
 
 MOST_GRAPHS = 24
@@ -65,6 +65,7 @@ class StaticSteps:
         self, training: Training, gradient: StackedGradient, in_place: FusedStep | None, *, capture: bool
     ) -> None:
         self.training, self._gradient, self._in_place = training, gradient, in_place
+        self._others = training.algorithm.slots.gradients
         self.capture = capture
         """Whether steps are captured; off where the computation turned out to forbid it."""
         self.refusal = ""
@@ -185,7 +186,11 @@ class StaticSteps:
         now = memory.stack.rows(0, shape.active)
         active = memory.steps[: shape.active, 0] >= memory.step if held else None
         before = {name: buffer.clone() for name, buffer in now.buffers.items()} if held else now.buffers
-        losses, gradient, after = self._gradient(now.state.x, now.buffers, self._batch(memory, shape))
+        batch = self._batch(memory, shape)
+        others = gradient_at(self._gradient, now.buffers, batch)
+        for name, gradient in other_gradients(self.training, self._others, now.state, others).items():
+            now.state[name].copy_(gradient)
+        losses, gradient, after = self._gradient(now.state.x, now.buffers, batch)
         self._update(memory, now.state, gradient, context, active)
         for name, buffer in now.buffers.items():
             _write(buffer, after[name], before[name], active)

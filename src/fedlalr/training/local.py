@@ -1,6 +1,9 @@
-"""What happens around the algorithm on a client, or a stack alike: clipping, weight decay, and what goes up."""
+"""What happens around the algorithm on a client, or a stack alike: clipping, weight decay, further gradients, and what
+goes up."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -11,14 +14,24 @@ from fedlalr.training.work import Training
 
 def local_step(training: Training, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:
     """Clip the loss gradient, add the weight decay, then take the algorithm's own step."""
-    if training.clip_norm is not None:
-        norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
-        gradient = gradient * (training.clip_norm / norm.clamp(min=training.clip_norm))
-    if training.weight_decay:
-        gradient = gradient + training.weight_decay * client.x
+    gradient = _regularised(training, gradient, client.x)
     if training.decoupled_weight_decay:
         client = client.replace(x=client.x * (1 - context.lr * training.decoupled_weight_decay))
     return training.algorithm.step(client, gradient, broadcast, context)
+
+
+def other_gradients(
+    training: Training, wanted: Mapping[str, str], client: Slots, gradient_at: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor]:
+    """The further gradients of a batch that a table asks for, by slot; clipped and decayed like the one at x."""
+    return {name: _regularised(training, gradient_at(client[at]), client[at]) for name, at in wanted.items()}
+
+
+def _regularised(training: Training, gradient: Tensor, x: Tensor) -> Tensor:
+    if training.clip_norm is not None:
+        norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
+        gradient = gradient * (training.clip_norm / norm.clamp(min=training.clip_norm))
+    return gradient + training.weight_decay * x if training.weight_decay else gradient
 
 
 def finish(algorithm: Algorithm, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedlalr.algorithms.slots import Slots
 from fedlalr.data.batches import PADDING, plan
 from fedlalr.data.random import MODULES, key
-from fedlalr.training.local import finish, local_step
+from fedlalr.training.local import finish, local_step, other_gradients
 from fedlalr.training.work import Buffers, Replies, Trace, Training, Work
 
 
@@ -25,6 +25,7 @@ class ReferenceEngine:
     def __init__(self, training: Training) -> None:
         self.training = training
         self.parameters = [p for p in training.model.parameters() if p.requires_grad]
+        self._others = training.algorithm.slots.gradients
 
     def train(self, work: Work) -> Replies:
         collected = Collector(work, self.training)
@@ -49,8 +50,10 @@ class ReferenceEngine:
         state = algorithm.start(broadcast, work.kept.map(lambda tensor: tensor[row]))
         total = torch.zeros((), device=training.device, dtype=training.layout.dtype)
         for k, positions in enumerate(batches, start=1):
-            self._load(state.x)
             inputs, targets = training.clients.training_batch(client, positions, training.seed, work.round, k)
+            if self._others:
+                state = self._with_others(state, inputs, targets)
+            self._load(state.x)
             loss, gradient = self._gradient(inputs, targets)
             context = work.context(steps=len(batches), step=k)
             with torch.no_grad():
@@ -75,6 +78,18 @@ class ReferenceEngine:
         parts = torch.split(x, [parameter.numel() for parameter in self.parameters])
         for parameter, part in zip(self.parameters, parts, strict=True):
             parameter.copy_(part.view(parameter.shape))
+
+    def _with_others(self, state: Slots, inputs: Tensor, targets: Tensor) -> Slots:
+        """The client's slots with the further gradients of its batch, which leave the module's buffers alone."""
+
+        def gradient_at(x: Tensor) -> Tensor:
+            self._load(x)
+            return self._gradient(inputs, targets)[1]
+
+        buffers = get_buffers(self.training.model)
+        others = other_gradients(self.training, self._others, state, gradient_at)
+        set_buffers(self.training.model, buffers)
+        return state.replace(**others)
 
     def _gradient(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         training = self.training

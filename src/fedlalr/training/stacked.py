@@ -20,14 +20,14 @@ from fedlalr.data.population import Population
 from fedlalr.training.graphs import StaticSteps, keeps_its_slots
 from fedlalr.training.in_place import InPlaceStep, in_place_step
 from fedlalr.training.linear_rounds import LinearRounds
-from fedlalr.training.local import finish, local_step
+from fedlalr.training.local import finish, local_step, other_gradients
 from fedlalr.training.memory import Chunks, is_out_of_memory, keep_freed_memory
 from fedlalr.training.reference import ReferenceEngine
 from fedlalr.training.stack import Stack, join_replies, stacked
 from fedlalr.training.stackable import choose_gradient
 from fedlalr.training.stacked_feed import Feed
 from fedlalr.training.stacked_forms.convmixer import ConvMixerForm
-from fedlalr.training.stacked_gradient import Batch, ForwardGradient
+from fedlalr.training.stacked_gradient import Batch, ForwardGradient, gradient_at
 from fedlalr.training.stacked_linear import LinearGradient
 from fedlalr.training.stacked_statistics import TakesStatistics, stacked_statistics
 from fedlalr.training.vmap_forward import VmapForward
@@ -43,6 +43,7 @@ class StackedEngine:
     def __init__(self, training: Training) -> None:
         self.training = training
         self._gradient = choose_gradient(training)
+        self._others = training.algorithm.slots.gradients
         self._in_place = in_place_step(training.algorithm, training.device, training.layout.dtype)
         self._reference = ReferenceEngine(training)
         self._static = self._static_steps()
@@ -145,6 +146,10 @@ class StackedEngine:
     def _advance(self, stack: Stack, batch: Batch, broadcast: Slots, context: Context) -> Stack:
         """One local step of the stack."""
         training, state = self.training, stack.state
+        if self._others:
+            state = state.replace(
+                **other_gradients(training, self._others, state, gradient_at(self._gradient, stack.buffers, batch))
+            )
         losses, gradient, buffers = self._gradient(state.x, stack.buffers, batch)
         total = stack.total + losses
         if self._in_place is None:

@@ -7,6 +7,7 @@ under vmap, or a form written for the network. `LinearGradient` is written out b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -40,6 +41,11 @@ class StackedGradient(Protocol):
         numbers depend on another's.
         """
         ...
+
+
+def gradient_at(gradient: StackedGradient, buffers: Buffers, batch: Batch) -> Callable[[Tensor], Tensor]:
+    """The gradients of one batch at any parameters `[C, P]`; the buffers stay as they are."""
+    return lambda x: gradient(x, {name: buffer.clone() for name, buffer in buffers.items()}, batch)[1]
 
 
 class ForwardGradient:

@@ -1,0 +1,76 @@
+"""Δ-SGD: local SGD whose step size every client finds by itself, from how fast its gradient turns.
+
+    for round t = 1, 2, …:
+        each client i of the cohort S:
+            x_i = x;  η = η_t, θ = 1                                           # start
+            for k = 1 … K_i, with a fresh mini-batch gradient g at x_i:        # step
+                from the second step on, with g⁻ the same mini-batch's gradient at x_i⁻:
+                    η⁺ = min(γ ‖x_i − x_i⁻‖ / (2 ‖g − g⁻‖), √(1 + δθ) η)
+                    θ = η⁺ / η;  η = η⁺
+                x_i⁻ = x_i;  x_i = x_i − η g
+            send x_i                                                           # finish
+        x = mean x_i  over S                                                   # update
+
+‖x_i − x_i⁻‖ / ‖g − g⁻‖ estimates 1/L of the client's own loss where it is; where either norm is zero nothing is learnt
+of L, and the second bound stands alone. A step takes two gradients. η_t is only what a round starts from, so a decay of
+the rate matters little. Defaults are the paper's.
+
+Kim, Toghani, Uribe, Kyrillidis. "Adaptive Federated Learning with Auto-Tuned Clients". ICLR 2024. arXiv 2306.11201.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedlalr.algorithms.checks import check_not_negative, check_positive
+from fedlalr.algorithms.slots import Context, Slots, SlotTable
+
+
+@dataclass(frozen=True)
+class DeltaSGD:
+    """Local SGD with a step size of each client's own, found anew in every round; `lr` is the first step's."""
+
+    lr: float = 0.2
+    gamma: float = 2.0
+    delta: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_positive("lr", self.lr)
+        check_positive("gamma", self.gamma)
+        check_not_negative("delta", self.delta)
+
+    @property
+    def slots(self) -> SlotTable:
+        return SlotTable(down=("x",), up={"x": "mean"}, gradients={"g_before": "x_before"})
+
+    def init(self, params: Tensor) -> Slots:
+        return Slots(x=params)
+
+    def start(self, broadcast: Slots, kept: Slots) -> Slots:
+        x, one = broadcast.x, broadcast.x[..., :1]  # η and θ are one number for all coordinates
+        return Slots(
+            x=x, x_before=x, g_before=torch.zeros_like(x), eta=torch.zeros_like(one), theta=torch.ones_like(one)
+        )
+
+    def step(self, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:
+        moved, turned = _norm(client.x - client.x_before), _norm(gradient - client.g_before)
+        most = torch.sqrt(1 + self.delta * client.theta) * client.eta
+        smooth = torch.where((moved > 0) & (turned > 0), self.gamma * moved / (2 * turned), most)
+        first = client.eta == 0
+        eta = torch.where(first, context.lr, torch.minimum(smooth, most))
+        theta = torch.where(first, client.theta, eta / client.eta)
+        return client.replace(x=client.x - eta * gradient, x_before=client.x, eta=eta, theta=theta)
+
+    def finish(self, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
+        return client.only("x"), Slots()
+
+    def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
+        return reduced
+
+
+def _norm(vector: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
+    return norm

@@ -1,0 +1,117 @@
+"""Methods that ask for a second gradient of their mini-batch get it on every engine, and nothing else changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedlalr as fl
+from training.jobs import MODELS, assert_same_outcomes, federate, make_training
+
+ENGINES = ["reference", "stacked", "workers"]
+
+
+@dataclass(frozen=True)
+class Watched(fl.FedAvg):
+    """FedAvg that also asks for the gradient at its own x, and at the broadcast one, and sends both means."""
+
+    @property
+    def slots(self) -> fl.SlotTable:
+        up = {"x": "mean", "same": "mean", "start": "mean"}
+        return fl.SlotTable(down=("x",), up=up, gradients={"g_same": "x", "g_start": "x_start"})
+
+    def init(self, params: Tensor) -> fl.Slots:
+        return fl.Slots(x=params, same=torch.zeros_like(params), start=torch.zeros_like(params))
+
+    def start(self, broadcast: fl.Slots, kept: fl.Slots) -> fl.Slots:
+        x, nothing = broadcast.x, torch.zeros_like(broadcast.x)
+        return fl.Slots(x=x, x_start=x, g_same=nothing, g_start=nothing, same=nothing, start=nothing)
+
+    def step(self, client: fl.Slots, gradient: Tensor, broadcast: fl.Slots, context: fl.Context) -> fl.Slots:
+        same = client.same + (gradient - client.g_same).abs()
+        return client.replace(x=client.x - context.lr * gradient, same=same, start=client.start + client.g_start)
+
+    def finish(self, client: fl.Slots, broadcast: fl.Slots, context: fl.Context) -> tuple[fl.Slots, fl.Slots]:
+        return fl.Slots(x=client.x, same=client.same, start=client.start / context.steps), fl.Slots()
+
+    def update(self, server: fl.Slots, reduced: fl.Slots, context: fl.Context) -> fl.Slots:
+        return reduced
+
+
+def client(count: int) -> tuple[Tensor, Tensor]:
+    inputs = torch.randn(count, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(count))
+    return inputs, torch.arange(count) % 3
+
+
+CLIENTS = [client(count) for count in (8, 12, 4)]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 6, bias=False), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)).double()
+
+
+def trained(algorithm: fl.Algorithm, engine: str, **options: object) -> fl.federation.run.Result:
+    settings = {"rounds": 1, "batch_size": 4, "local": fl.Epochs(2), "device": "cpu", "weight_decay": 0.01}
+    return fl.run(network(), CLIENTS, algorithm, engine=engine, **(settings | options))
+
+
+def flat(named: dict[str, Tensor]) -> Tensor:
+    return torch.cat([value.flatten() for value in named.values()])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("clip_norm", [None, 0.05])
+def test_a_gradient_asked_for_at_x_is_the_gradient_and_leaves_the_run_alone(
+    engine: str, clip_norm: float | None
+) -> None:
+    mine = trained(Watched(lr=0.1), engine, clip_norm=clip_norm)
+    plain = trained(fl.FedAvg(lr=0.1), "reference", clip_norm=clip_norm)
+    assert flat(mine.state["same"]).max() < 1e-15
+    torch.testing.assert_close(flat(mine.state["x"]), flat(plain.state["x"]), rtol=1e-12, atol=1e-14)
+    for name, buffer in plain.model.named_buffers():
+        torch.testing.assert_close(dict(mine.model.named_buffers())[name], buffer, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_gradient_asked_for_at_the_broadcast_is_the_whole_gradient_over_whole_passes(engine: str) -> None:
+    model = nn.Sequential(nn.Linear(5, 3)).double()
+    settings = {"rounds": 1, "batch_size": 4, "local": fl.Epochs(2), "device": "cpu"}
+    mine = fl.run(model, CLIENTS, Watched(lr=0.1), engine=engine, **settings).state["start"]
+    right = [
+        torch.autograd.grad(nn.functional.cross_entropy(model(inputs), targets), list(model.parameters()))
+        for inputs, targets in CLIENTS
+    ]
+    means = [torch.stack(parts).mean(0) for parts in zip(*right, strict=True)]
+    torch.testing.assert_close(flat(mine), torch.cat([part.flatten() for part in means]), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("engine", ["stacked", "workers"])
+@pytest.mark.parametrize("model", list(MODELS))
+@pytest.mark.parametrize("algorithm", ["deltasgd", "mimelite"])
+def test_both_methods_give_the_references_result_on_every_network(engine: str, model: str, algorithm: str) -> None:
+    training = make_training(model, algorithm)
+    assert_same_outcomes(federate(engine, training), federate("reference", training))
+
+
+def test_step_sizes_of_delta_sgd_follow_the_clients_own_smoothness() -> None:
+    """On quadratics of curvature L the first estimate is γ/(2L) = 1/L, which ends at the minimum in that step."""
+    inputs = [curvature**0.5 * torch.ones(1, 1, dtype=torch.float64) for curvature in (0.5, 50.0)]
+    clients = [(x, torch.zeros(1, 1, dtype=torch.float64)) for x in inputs]
+    model = nn.Linear(1, 1, bias=False).double()
+    for one in clients:
+        result = fl.run(
+            model,
+            [one],
+            fl.DeltaSGD(lr=1e-3, delta=1e9),
+            loss=lambda outputs, targets: 0.5 * (outputs - targets).square().mean(),
+            rounds=1,
+            local=fl.Steps(2),
+            batch_size=None,
+            engine="reference",
+            device="cpu",
+        )
+        assert abs(float(result.state["x"]["weight"])) < 1e-12
