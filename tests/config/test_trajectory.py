@@ -32,6 +32,7 @@ def test_it_changes_the_cohorts_and_so_the_problem() -> None:
         ("trajectory={clients: [0], rounds: [0]}", "trajectory.rounds.0"),
         ("trajectory.clients=[]", "at least 1 item"),
         ("trajectory={clients: [0], rounds: [1, 4]}", "^trajectory.rounds goes up to 4, but rounds is 3"),
+        ("trajectory.clients=[0, 1, 2, 3]", "^trajectory.clients names 4 clients, but clients_per_round is 3"),
         ("trajectory.client=[0]", "Did you mean 'trajectory.clients'"),
     ],
 )

@@ -44,7 +44,11 @@ def check(tree: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate(resolved)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(problem, resolved) for problem in error.errors())) from error
+        problems = error.errors()
+        said = [_explain(problem, resolved) for problem in problems]
+        if any(problem["type"] == "missing" and len(problem["loc"]) == 1 for problem in problems):
+            said.append("Give it, or let the file build on a preset by a line such as `preset: quickstart`.")
+        raise ConfigError("\n".join(said)) from error
 
 
 def with_method(config: Config, method: str, **changes: Any) -> Config:
@@ -129,6 +133,7 @@ def _explain(problem: Any, tree: Mapping[str, Any]) -> str:
         options = " or ".join(f"{key}.{option}={value}" for option in _keys_at(place)[:2])
         return f"{key} cannot be {given!r}: it has settings of its own; write {options}"
     message = str(problem["msg"]).removeprefix("Value error, ").replace("Input should be", "it must be")
+    message = message.replace("a valid dictionary", "a table, such as {name: value}")
     if problem["type"] == "value_error" and isinstance(given, Mapping):
         named = not key or message.startswith(f"{key}.")  # about several settings, or naming the place itself
         return message if named else f"{key}: {message}"

@@ -222,6 +222,11 @@ class Config(Section):
             )
         if max(wanted.rounds or [1]) > self.rounds:
             raise ValueError(f"trajectory.rounds goes up to {max(wanted.rounds or [1])}, but rounds is {self.rounds}")
+        if self.clients_per_round is not None and len(set(wanted.clients)) > self.clients_per_round:
+            raise ValueError(
+                f"trajectory.clients names {len(set(wanted.clients))} clients, but clients_per_round is "
+                f"{self.clients_per_round}, and all of them take part in the rounds that are recorded"
+            )
         return self
 
     @field_serializer("local")
