@@ -263,6 +263,7 @@ def test_a_malformed_partition_is_refused(indices, offsets, message):
         ({"seed": -1}, "seed must be at least 0"),
         ({"labels": []}, "labels"),
         ({"labels": np.array([], dtype=int)}, "labels is empty"),
+        ({"labels": []}, "labels is empty"),
         ({"labels": [[0, 1], [1, 0]]}, "one dimension"),
         ({"labels": [0.5, 1.5]}, "whole numbers"),
         ({"min_size": 3}, "min_size means nothing to the scheme 'dirichlet', only to 'dirichlet-classes' and"),

@@ -1,6 +1,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -134,3 +135,9 @@ def test_half_precision_computation_still_gives_finite_rates():
         observers=[observer],
     )
     assert all(math.isfinite(value) for point in observer.points for value in point.values.values())
+
+
+def test_clients_and_rounds_may_be_arrays_and_the_file_may_lie_in_a_folder_to_be_made(tmp_path):
+    path = tmp_path / "new" / "trajectory.jsonl"
+    train(Trajectory(np.array([4, 1]), rounds=np.array([1, 3]), path=path))
+    assert {(point.round, point.client) for point in read_trajectory(path)} == {(1, 1), (1, 4), (3, 1), (3, 4)}

@@ -199,10 +199,10 @@ def _check_unread(scheme: str, **options: object) -> None:
 def _classes(labels: ArrayLike) -> Indices:
     """Labels as 0 … K−1, every one of which occurs."""
     array = np.asarray(labels)
+    if not array.size:  # of an empty list NumPy makes an array of floats
+        raise ValueError("labels is empty: there is nothing to deal to clients")
     if array.ndim != 1 or array.dtype.kind not in "iub":
         raise TypeError(f"labels must be whole numbers in one dimension, one per sample, not {_describe(array)}")
-    if not len(array):
-        raise ValueError("labels is empty: there is nothing to deal to clients")
     classes: Indices = np.unique(array, return_inverse=True)[1].astype(np.int64)
     return classes
 

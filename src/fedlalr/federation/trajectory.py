@@ -9,6 +9,7 @@ A run directory gets a line for each step in `trajectory.jsonl`. Rounds and clie
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -70,12 +71,13 @@ class Trajectory(Observer):
     def __init__(
         self, clients: Collection[int], rounds: Collection[int] | None = None, path: str | Path | None = None
     ) -> None:
-        if not clients or min(clients) < 0 or (rounds is not None and (not rounds or min(rounds) < 1)):
+        self.clients = frozenset(map(operator.index, clients))
+        self.rounds = None if rounds is None else frozenset(map(operator.index, rounds))
+        if not self.clients or min(self.clients) < 0 or (self.rounds is not None and min(self.rounds, default=0) < 1):
             raise ValueError(
                 f"a trajectory needs clients, numbered from 0, and rounds, numbered from 1; "
                 f"not clients {list(clients)} and rounds {rounds if rounds is None else list(rounds)}"
             )
-        self.clients, self.rounds = frozenset(clients), None if rounds is None else frozenset(rounds)
         self.path = Path(path) if path is not None else None
         self.points: list[Point] = []
 
@@ -90,6 +92,8 @@ class Trajectory(Observer):
             raise ValueError(
                 f"a trajectory was asked for in round {max(self.rounds)}, but the run has {info.rounds} rounds"
             )
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
         known = read_trajectory(self.path) if self.path is not None else self.points
         self.points = [point for point in known if point.round < info.first_round]
         if self.path is not None and (self.points or self.path.exists()):
