@@ -56,6 +56,8 @@ def test_a_batch_that_is_too_large_for_the_memory_is_parted(error: BaseException
         (F.cross_entropy, -100),
         (nn.CrossEntropyLoss(ignore_index=255), 255),
         (partial(F.cross_entropy, ignore_index=7), 7),
+        (F.nll_loss, -100),
+        (nn.NLLLoss(ignore_index=9), 9),
     ],
 )
 @pytest.mark.parametrize("places", [(), (5,)])

@@ -115,3 +115,13 @@ def test_step_sizes_of_delta_sgd_follow_the_clients_own_smoothness() -> None:
             device="cpu",
         )
         assert abs(float(result.state["x"]["weight"])) < 1e-12
+
+
+def test_a_table_that_asks_for_gradients_at_a_slot_that_is_not_there_is_refused() -> None:
+    class Nowhere(fl.FedAvg):
+        @property
+        def slots(self) -> fl.SlotTable:
+            return fl.SlotTable(down=("x",), up={"x": "mean"}, gradients={"g": "y"})
+
+    with pytest.raises(ValueError, match=r"Nowhere wants the gradients \{'g': 'y'\}, but its start makes no 'g'"):
+        trained(Nowhere(lr=0.1), "reference")

@@ -35,7 +35,7 @@ from fedlalr.training.masked_loss import masked_loss
 from fedlalr.training.masked_norm import MaskedBatchNorm, masked
 from fedlalr.training.memory import free_memory, is_out_of_memory, peak_memory
 from fedlalr.training.patch_convolution import PatchConvolution
-from fedlalr.training.stackable import CannotStack, choose_gradient
+from fedlalr.training.stackable import CannotStack, Trial, choose_gradient
 from fedlalr.training.stacked import StackedEngine
 from fedlalr.training.stacked_feed import Shape
 from fedlalr.training.stacked_forms import stacked_form
@@ -109,6 +109,41 @@ def test_a_loss_that_is_no_mean_over_samples_is_refused_only_where_batches_would
 def test_a_refusal_names_what_to_do_when_the_engine_was_asked_for():
     with pytest.raises(CannotStack, match=r"engine='stacked' cannot train this job.*Use engine='auto'"):
         create_engine("stacked", with_model(Recurrent()), cohort=3)
+
+
+class CentringAndDropping(nn.Module):
+    """Mixes the samples of a batch, and drops some of what comes out without a layer for that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(36, 8), nn.Linear(8, 3)
+
+    def forward(self, images):
+        hidden = self.first(images.flatten(1))
+        return self.last(nn.functional.dropout(hidden - hidden.mean(0), 0.5, self.training))
+
+
+def test_dropout_without_a_layer_hides_no_mixing_of_samples():
+    with pytest.raises(CannotStack, match="no layer but torch's BatchNorm may mix samples"):
+        StackedEngine(with_model(CentringAndDropping()))
+
+
+class Attending(nn.Module):
+    """Attention that drops some of what it attends to."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.attention, self.last = nn.MultiheadAttention(6, 2, dropout, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, images):
+        rows = images.flatten(1, 2)
+        return self.last(self.attention(rows, rows, rows, need_weights=False)[0].mean(1))
+
+
+def test_attention_that_drops_is_tried_without_dropping_and_trained_with_it():
+    dropped, again, whole = (federate("stacked", with_model(Attending(p)))[0].train_loss for p in (0.5, 0.5, 0.0))
+    assert dropped == again != whole
 
 
 def test_trying_the_network_draws_nothing_from_the_generator():
@@ -189,6 +224,20 @@ def test_a_client_that_only_the_stack_cannot_train_is_trained_alone_and_that_is_
     with started("reference", training) as (engine, private):
         right = play_round(initial_state(private), torch.arange(3), 0.05, engine, private, Rules())
     assert_same_outcomes([given], [right])
+
+
+def test_a_stacked_form_that_gives_no_numbers_where_autograd_does_is_not_taken():
+    training, nan = make_training("perceptron"), float("nan")
+    trial = Trial(training)
+    right = choose_gradient(training)
+
+    def spoilt(x, buffers, batch):
+        losses, gradients, after = right(x, buffers, batch)
+        return losses, gradients * torch.tensor([[1.0], [nan]], dtype=gradients.dtype), after
+
+    trial.check(right)
+    with pytest.raises(CannotStack, match="not the one of plain autograd"):
+        trial.check(spoilt)
 
 
 def recalibrated(engine: str, training, spoil=lambda take: take):
@@ -616,5 +665,7 @@ def test_a_step_that_waits_for_the_host_is_not_captured_but_still_right():
             return self.head(images.flatten(1)).tanh() * 2
 
     training = on_gpu(with_model(Waiting(), local=Steps(6)))
-    assert_same_outcomes(federate("stacked", training), federate("reference", training))
+    with pytest.warns(RuntimeWarning, match="cannot be captured as a CUDA graph"):
+        mine = federate("stacked", training)
+    assert_same_outcomes(mine, federate("reference", training))
     assert torch.rand(9, device=training.device).unique().numel() > 1, "the broken capture has left the generator alone"

@@ -80,4 +80,4 @@ class FedLALR:
         return client.only(*self.slots.up), Slots()
 
     def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
-        return reduced
+        return reduced  # mean x_i, mean m_i and mean (or max) v̂_i, as the table says

@@ -111,7 +111,8 @@ class _Runner:
         )
         self.seconds: list[float] = []
         self.processor: list[float] = []
-        assert self._answer() == "ready"
+        if (answer := self._answer()) != "ready":
+            raise RuntimeError(f"{contestant.name} said {answer!r} in the place of 'ready'")
         self.startup = time.perf_counter() - began
 
     def turn(self) -> float:

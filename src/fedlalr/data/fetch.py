@@ -61,12 +61,16 @@ class Fact:
     def _compare_size(self, size: int, where: str) -> None:
         if self.size is not None and size != self.size:
             raise DataCorrupt(
-                f"{where} has {size:,} bytes, but {self.size:,} are expected; it is cut short or another file"
+                f"{where} has {size:,} bytes, but {self.size:,} are expected; it is cut short or another file: "
+                f"take it away and fetch it again"
             )
 
     def _compare_digest(self, found: str, where: str) -> None:
         if found != self.digest:
-            raise DataCorrupt(f"{where} is wrong: its {self.algorithm} checksum is {found}, not {self.digest}")
+            raise DataCorrupt(
+                f"{where} is wrong: its {self.algorithm} checksum is {found}, not {self.digest}; "
+                f"take it away and fetch it again"
+            )
 
 
 def data_folder() -> Path:

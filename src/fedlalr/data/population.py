@@ -103,7 +103,7 @@ class Population:
         return len(self.partition)
 
     def __repr__(self) -> str:
-        return f"Population({self.name or 'unnamed'}: {len(self)} clients, {len(self.targets)} samples)"
+        return f"Population({self.name or 'unnamed'}: {len(self)} clients, {int(self.sizes.sum())} samples)"
 
     def rows(self, clients: Tensor, positions: Tensor) -> Tensor:
         """Pool indices of the samples at `positions` `[C, …]` of each client `[C]`; padding comes out as −1."""

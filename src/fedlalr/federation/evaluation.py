@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from fedlalr.data.population import Samples
 from fedlalr.data.transforms import Transform
+from fedlalr.training.masked_loss import ignored_label
 from fedlalr.training.memory import is_out_of_memory
 from fedlalr.training.ranks import ALONE, Ranks
 from fedlalr.training.stacked_forms import inference_form
-from fedlalr.training.stacked_linear import IGNORED_LABEL
 from fedlalr.training.work import Loss
 
 
@@ -88,22 +88,6 @@ def evaluate(
     if not count:
         return Evaluation(math.nan, None)
     return Evaluation(total / count, correct / count if classed else None)
-
-
-def ignored_label(loss: object) -> int | None:
-    """The label that torch's cross-entropy, as a function, a module or with some arguments given, passes over.
-
-    None: it is another loss.
-
-    >>> ignored_label(functools.partial(nn.functional.cross_entropy, label_smoothing=0.1))
-    -100
-    """
-    label = IGNORED_LABEL
-    while isinstance(loss, functools.partial):
-        label, loss = loss.keywords.get("ignore_index", label), loss.func
-    if type(loss) is nn.CrossEntropyLoss:
-        return int(loss.ignore_index)
-    return label if loss is nn.functional.cross_entropy else None
 
 
 def _in_parts(measure: Callable[[Tensor], Tensor], index: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ class Expected:
     run: str
     round: int
     clients: frozenset[int]
-    """Those that were asked and have not answered yet."""
+    """Those that were asked."""
     contract: str
     layout: Layout
     table: SlotTable

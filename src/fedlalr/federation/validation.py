@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from fedlalr.algorithms.checks import check_choice, check_not_negative, check_positive
 from fedlalr.algorithms.slots import Algorithm, Slots
 from fedlalr.data.population import Population, Samples
-from fedlalr.federation.evaluation import ignored_label, is_class_target
+from fedlalr.federation.evaluation import is_class_target
 from fedlalr.federation.observers import Observer
+from fedlalr.training.masked_loss import ignored_label
 from fedlalr.training.reference import get_buffers, set_buffers
 from fedlalr.training.work import Training
 
@@ -94,7 +95,10 @@ def check_cohort(clients_per_round: int | None, population: int, min_clients: in
             f"use at most {population}, or None for all"
         )
     if min_clients > clients_per_round:
-        raise ValueError(f"min_clients is {min_clients} but only {clients_per_round} clients take part in a round")
+        raise ValueError(
+            f"min_clients is {min_clients} but only {clients_per_round} clients take part in a round; "
+            f"use at most {clients_per_round}"
+        )
     return clients_per_round
 
 
@@ -116,6 +120,12 @@ def check_slots(algorithm: Algorithm, slots: Slots, parameters: Tensor) -> None:
             f"by its table {name} broadcasts {', '.join(algorithm.slots.down)}, but its init returns no "
             f"{', '.join(missing)}"
         )
+    wanted = algorithm.slots.gradients
+    nothing = Slots(**dict.fromkeys(algorithm.slots.kept, torch.zeros_like(parameters)))
+    local = algorithm.start(slots.only(*algorithm.slots.down), nothing) if wanted else {}
+    for slot in (*wanted, *wanted.values()):
+        if slot not in local:
+            raise ValueError(f"by its table {name} wants the gradients {dict(wanted)}, but its start makes no {slot!r}")
     for slot, tensor in slots.items():
         if tensor.shape != parameters.shape:
             raise ValueError(
@@ -190,7 +200,8 @@ def _check_classes(training: Training, outputs: Tensor, targets: Tensor, test: t
         wrong = _outside(test[1], classes, ignored)
         if wrong.any():
             raise ValueError(
-                f"the test set has label {int(test[1][wrong][0])}, but the model has classes 0 to {classes - 1}"
+                f"the test set has label {int(test[1][wrong][0])}, but the model has classes 0 to {classes - 1}; "
+                f"mend the labels or give the model more outputs"
             )
 
 

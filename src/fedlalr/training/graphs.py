@@ -10,6 +10,7 @@ those that have left is held. What a module counts in Python while it runs stand
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -178,6 +179,7 @@ class StaticSteps:
 
     def _stop(self, reason: str) -> None:
         self.capture, self.refusal = False, reason
+        warnings.warn(f"local steps run one by one, which is slower, because {reason}", RuntimeWarning, stacklevel=2)
 
     def _step(self, memory: Memory, shape: Shape, held: bool, context: Context) -> None:
         """One local step of the first clients of the stack; where some of them have left (`held`), they stay put."""

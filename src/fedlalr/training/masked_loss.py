@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,9 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from fedlalr.training.work import Loss
+
+IGNORED_LABEL = -100
+"""The label that torch's losses over classes pass over unless they are told another one."""
 
 
 def masked_loss(loss: Loss, outputs: object, targets: Tensor, mask: Tensor) -> Tensor:
@@ -19,7 +24,7 @@ def masked_loss(loss: Loss, outputs: object, targets: Tensor, mask: Tensor) -> T
     they have keeps its meaning. Any other loss is asked sample by sample.
     """
     ignored = ignored_label(loss)
-    if ignored is not None and not targets.is_floating_point():
+    if ignored is not None and _is_mean_over_classes(loss) and not targets.is_floating_point():
         padding = ~mask.view(-1, *[1] * (targets.dim() - 1))
         return loss(outputs, targets.masked_fill(padding, ignored))
 
@@ -30,17 +35,31 @@ def masked_loss(loss: Loss, outputs: object, targets: Tensor, mask: Tensor) -> T
     return torch.where(mask, each, 0.0).sum() / mask.sum().clamp(min=1)
 
 
-def ignored_label(loss: Loss) -> int | None:
-    """The label that a loss passes over, for the losses known to take a mean over the rest."""
+def ignored_label(loss: object) -> int | None:
+    """The label that a loss of the cross-entropy family, as a function, a module or with options given, passes over.
+
+    None: it is another loss.
+
+    >>> ignored_label(partial(nn.functional.cross_entropy, label_smoothing=0.1))
+    -100
+    """
+    options = _class_options(loss)
+    return None if options is None else int(options.get("ignore_index", IGNORED_LABEL))
+
+
+def _is_mean_over_classes(loss: object) -> bool:
+    options = _class_options(loss)
+    known = {"weight", "ignore_index", "reduction", "label_smoothing"}
+    return options is not None and options.get("reduction", "mean") == "mean" and options.keys() <= known
+
+
+def _class_options(loss: object) -> Mapping[str, Any] | None:
+    """The options of a loss of the cross-entropy family."""
     if type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss):
         assert isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
-        return loss.ignore_index if loss.reduction == "mean" else None
-    function, options = loss, {}
-    if isinstance(loss, partial) and not loss.args:
-        function, options = loss.func, loss.keywords
-    if function not in (nn.functional.cross_entropy, nn.functional.nll_loss):
+        return {"ignore_index": loss.ignore_index, "reduction": loss.reduction}
+    given = loss if isinstance(loss, partial) and not loss.args else None
+    function = loss if given is None else given.func
+    if function is not nn.functional.cross_entropy and function is not nn.functional.nll_loss:
         return None
-    unknown = options.keys() - {"weight", "ignore_index", "reduction", "label_smoothing"}
-    if unknown or options.get("reduction", "mean") != "mean":
-        return None
-    return int(options.get("ignore_index", -100))
+    return {} if given is None else given.keywords

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedlalr.training.memory import forked_generators
+from fedlalr.training.no_dropout import NoDropout
 from fedlalr.training.reference import get_buffers, set_buffers
 from fedlalr.training.stacked_forms import stacked_form
 from fedlalr.training.stacked_gradient import Batch, ForwardGradient, StackedGradient
@@ -168,8 +169,10 @@ class Trial:
 
 def _close(mine: Tensor, right: Tensor, tolerance: float) -> bool:
     """Whether two tensors agree relative to their size; a gradient that vanishes by itself counts as agreeing."""
-    distance, size = float((mine - right).norm()), float(right.norm())
-    return not distance > tolerance * size + 1e-12 or distance != distance
+    if not torch.equal(mine.isfinite(), right.isfinite()):
+        return False
+    mine, right = (torch.nan_to_num(tensor, posinf=0.0, neginf=0.0) for tensor in (mine, right))
+    return float((mine - right).norm()) <= tolerance * float(right.norm()) + 1e-12
 
 
 def _modules(gradient: StackedGradient) -> list[nn.Module]:
@@ -186,7 +189,8 @@ def without_dropout(modules: list[nn.Module]) -> Iterator[None]:
     for layer in dropouts:
         layer.training = False
     try:
-        yield
+        with NoDropout():
+            yield
     finally:
         for layer, mode in zip(dropouts, training, strict=True):
             layer.training = mode

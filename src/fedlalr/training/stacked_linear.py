@@ -17,13 +17,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.func import grad_and_value, vmap
 
-from fedlalr.training.masked_loss import masked_loss
+from fedlalr.training.masked_loss import IGNORED_LABEL, masked_loss
 from fedlalr.training.stacked_feed import Shape
 from fedlalr.training.stacked_gradient import Batch
 from fedlalr.training.work import Buffers, Loss, Training
-
-IGNORED_LABEL = -100
-"""The label that torch's cross-entropy passes over."""
 
 
 @dataclass(frozen=True)
