@@ -1,0 +1,31 @@
+"""Dropout that a module calls as a function, without a layer for it, switched off for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+
+class NoDropout(TorchFunctionMode):
+    """Every function of the dropout family gives back what it was given, and attention drops nothing.
+
+    >>> import torch
+    >>> with NoDropout():
+    ...     F.dropout(torch.ones(3), 0.9)
+    tensor([1., 1., 1.])
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        options = kwargs or {}
+        if "dropout" in getattr(func, "__name__", ""):
+            return args[0] if args else options["input"]
+        if func is F.scaled_dot_product_attention:
+            args, options = args[:4] + (0.0,) * (len(args) > 4) + args[5:], {**options}
+            if "dropout_p" in options:
+                options["dropout_p"] = 0.0
+        return func(*args, **options)
