@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.flower, pytest.mark.timeout(1500)]
 def command(folder, *arguments):
     """Start the command with a temporary folder of its own, which also tells its processes from others."""
     temporary = folder / "tmp"
-    temporary.mkdir()
+    temporary.mkdir(exist_ok=True)
     return subprocess.Popen(
         [sys.executable, "-m", "fedlalr", "flower", "local", "rounds=2", "local.epochs=1", "--nodes", "2", *arguments],
         stdout=subprocess.PIPE,
@@ -50,6 +50,10 @@ def test_a_demonstration_runs_and_leaves_nothing_behind(tmp_path):
     assert summary["accuracy"] > 0.2
     assert left_behind(tmp_path) == ([], [])
     assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 2
+    other = command(tmp_path, "--json", "--run-dir", str(tmp_path / "run"), "algorithm=fedavg")
+    output, _ = other.communicate(timeout=1400)
+    assert other.returncode == 1, "the results of another run are not those of this one"
+    assert "cannot go on with other settings" in output
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

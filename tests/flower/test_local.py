@@ -140,8 +140,10 @@ def test_the_environment_reports_nothing_and_knows_no_proxy(tmp_path, monkeypatc
 def test_settings_are_written_as_flower_reads_them():
     values = {"partition-id": 3, "state-dir": '/a b/"c"', "deadline": 1.5, "overrides": "rounds=3 algorithm.lr=0.01"}
     assert parse_config_args([as_toml(values)]) == values
+    apostrophe = {"state-dir": "/it's/here", "partition-id": 3}
+    assert parse_config_args([as_toml(apostrophe)]) == apostrophe
     with pytest.raises(ValueError, match="apostrophe"):
-        as_toml({"state-dir": "/it's/here"})
+        as_toml({"state-dir": """/it's/"here\""""})
 
 
 def test_a_process_that_does_not_come_up_or_make_progress_is_reported(tmp_path):
@@ -168,6 +170,17 @@ def test_records_are_shown_as_they_are_written(tmp_path):
     assert watched.look() == 1
     assert watched.look() == 1
     assert [r.round for r in seen] == [1]
+
+
+def test_rounds_of_before_are_not_shown_again(tmp_path):
+    seen = []
+    first, second = (Record(t, 0.5, None, 0.5, 0.1, 1.0, 8, 8, 0, 0, 3).to_json() + "\n" for t in (1, 2))
+    (tmp_path / "metrics.jsonl").write_text(first)
+    watched = _Watched(RunDirectory(tmp_path), seen.append)
+    assert watched.look() == 1
+    (tmp_path / "metrics.jsonl").write_text(first + second)
+    assert watched.look() == 2
+    assert [r.round for r in seen] == [2]
 
 
 def test_the_command_line_exports_a_preset(tmp_path):

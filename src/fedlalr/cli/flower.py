@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import math
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedlalr.cli.command import Command
-from fedlalr.cli.errors import FAILED, complain
+from fedlalr.cli.errors import FAILED, complain, told_how_to_go_on
 from fedlalr.cli.options import (
     Arguments,
     Json,
@@ -21,6 +22,7 @@ from fedlalr.cli.options import (
     progress_console,
     split_arguments,
 )
+from fedlalr.cli.run import cost, outcome
 
 if TYPE_CHECKING:
     from fedlalr.cli.progress import RunProgress
@@ -114,6 +116,7 @@ def local(
     fedlalr flower local quickstart algorithm=scaffold rounds=5 --run-dir runs/flower
     """
     from fedlalr.cli.progress import RunProgress
+    from fedlalr.config import RunDirectory
 
     _check_installed()
     from fedlalr.flower.demonstration import demonstrate
@@ -128,9 +131,10 @@ def local(
     console = progress_console(as_json)
     fetch_if_needed(config, console, quiet)
     silent = quiet or (as_json and not console.is_terminal)
-    info = _info(config, check_data(config))
+    info = _info(config, check_data(config), done=len(RunDirectory(run_dir).records()) if run_dir is not None else 0)
+    keeping = told_how_to_go_on() if run_dir is not None else nullcontext()
     try:
-        with RunProgress(console, silent) as progress:
+        with keeping, RunProgress(console, silent, run_dir) as progress:
             records = demonstrate(
                 config,
                 run_dir,
@@ -154,22 +158,20 @@ def _stage(progress: RunProgress, stage: str, info: RunInfo) -> None:
 def _show(config: Config, info: RunInfo, records: list[Record], as_json: bool) -> None:
     import json
 
-    from fedlalr.cli.progress import duration, megabytes, standard_output
+    from fedlalr.cli.progress import standard_output
     from fedlalr.config.run_dir import summarise
 
     summary = summarise(config, info, records)
     if as_json:
         print(json.dumps(summary, ensure_ascii=False))
         return
-    accuracy = "" if summary["accuracy"] is None else f"accuracy {summary['accuracy']:.1%}, "
+    method = summary["algorithm"]["name"]
     standard_output().print(
-        f"{summary['name']} with {summary['algorithm']['name']} on {info.population} supernodes: {accuracy}"
-        f"loss {summary['loss']:.3f} after {summary['rounds']} rounds; {megabytes(summary['bytes_up'])} up, "
-        f"{megabytes(summary['bytes_down'])} down, {duration(summary['seconds'])}"
+        f"{summary['name']} with {method} on {info.population} supernodes: {outcome(summary)}; {cost(summary)}"
     )
 
 
-def _info(config: Config, population: Population) -> RunInfo:
+def _info(config: Config, population: Population, done: int) -> RunInfo:
     """What is known before the run starts."""
     from fedlalr.config import build_algorithm, build_model
     from fedlalr.federation import RunInfo
@@ -182,7 +184,7 @@ def _info(config: Config, population: Population) -> RunInfo:
         reason="real processes",
         device="cpu",
         rounds=config.rounds,
-        first_round=1,
+        first_round=done + 1,
         population=clients,
         clients_per_round=config.clients_per_round or clients,
         parameters=Layout.of(build_model(config.model, population, config.seed)).size,

@@ -140,18 +140,27 @@ def show(folder: Path, as_json: bool) -> bool:
     return bool(summary["status"] == "interrupted")
 
 
-def in_words(summary: dict[str, Any], folder: Path) -> list[str]:
+def outcome(summary: dict[str, Any]) -> str:
+    """How good the model is, and after how many rounds."""
+    accuracy, best, rounds = summary["accuracy"], summary["best_accuracy"], summary["rounds"]
+    measured = "" if accuracy is None else f"accuracy {accuracy:.1%} (best {best:.1%}), "
+    loss = "no finite loss" if summary["loss"] is None else f"loss {summary['loss']:.3f}"
+    return f"{measured}{loss} after {rounds} round{'' if rounds == 1 else 's'}"
+
+
+def cost(summary: dict[str, Any]) -> str:
+    """What it took."""
     from fedlalr.cli.progress import duration, megabytes
 
-    accuracy, best = summary["accuracy"], summary["best_accuracy"]
-    outcome = "" if accuracy is None else f"accuracy {accuracy:.1%} (best {best:.1%}), "
-    loss = "no finite loss" if summary["loss"] is None else f"loss {summary['loss']:.3f}"
     refused = f"; {summary['rejected']} replies refused" if summary["rejected"] else ""
+    sent = f"{megabytes(summary['bytes_up'])} up, {megabytes(summary['bytes_down'])} down"
+    return f"{sent}, {duration(summary['seconds'])}{refused}"
+
+
+def in_words(summary: dict[str, Any], folder: Path) -> list[str]:
     interrupted = summary["status"] == "interrupted"
-    rounds = f"{summary['rounds']} round{'s' * (summary['rounds'] != 1)}"
     return [
-        f"{summary['name']} with {summary['algorithm']['name']}: {outcome}{loss} after {rounds}",
-        f"{megabytes(summary['bytes_up'])} up, {megabytes(summary['bytes_down'])} down, "
-        f"{duration(summary['seconds'])}{refused}; written to {folder}",
+        f"{summary['name']} with {summary['algorithm']['name']}: {outcome(summary)}",
+        f"{cost(summary)}; written to {folder}",
         *([f"interrupted; go on with: fedlalr resume {shlex.quote(str(folder))}"] if interrupted else []),
     ]

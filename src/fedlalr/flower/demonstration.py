@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import tempfile
 import threading
@@ -53,19 +54,27 @@ def demonstrate(
             watched = _Watched(RunDirectory(results), on_record)
             federation.wait_for("run", patience, progress=watched.look)
             watched.look()
-            if len(watched.records) < config.rounds:
-                raise FederationError(
-                    f"the run ended after {len(watched.records)} of {config.rounds} rounds:\n{federation.tail('run')}"
-                )
+            if not federation.completed() or len(watched.records) < config.rounds:
+                raise FederationError(f"the run failed: {reason(federation.tail('run'))}")
             return watched.records
 
 
+def reason(log: str) -> str:
+    """Why a run failed: the library's own words where there are any, or else all that was said.
+
+    >>> reason("Traceback\\n  File …\\nfedlalr.federation.server.RoundFailed: round 2: nobody came\\nExit Code: 201")
+    'round 2: nobody came'
+    """
+    said = re.findall(r"^fedlalr\.[\w.]+: (.*)$", log, flags=re.M)
+    return str(said[-1]) if said else f"its log ends with\n{log}"
+
+
 class _Watched:
-    """The records of a run that another process writes."""
+    """The records of a run that another process writes; of one that goes on, `on_record` hears of new rounds alone."""
 
     def __init__(self, directory: RunDirectory, on_record: Callable[[Record], None]) -> None:
         self.directory, self.on_record = directory, on_record
-        self.records: list[Record] = []
+        self.records = directory.records()
 
     def look(self) -> int:
         """Take note of new records; gives how many there are."""

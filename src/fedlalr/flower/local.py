@@ -126,6 +126,10 @@ class LocalFederation:
         found: list[dict[str, Any]] = answer["runs"]
         return found
 
+    def completed(self) -> bool:
+        """Whether the newest run got through. Its records cannot tell: they may be those of a run before it."""
+        return bool(self.status()[0]["status"] == "finished:completed")
+
     def wait_for(self, name: str, patience: float, progress: Callable[[], object] | None = None) -> int:
         """Wait for a process to end, and give its exit code; not longer than some seconds without any progress."""
         process = self.processes.started(name)
@@ -230,6 +234,8 @@ def as_toml(values: Mapping[str, int | float | str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    if "'" in text:
-        raise ValueError(f"Flower's command line cannot take {text!r}, which has an apostrophe in it")
-    return f"'{text}'"
+    if "'" not in text:
+        return f"'{text}'"
+    if '"' in text or "\\" in text:
+        raise ValueError(f"Flower's command line cannot take {text!r}, which has an apostrophe and another mark in it")
+    return f'"{text}"'
