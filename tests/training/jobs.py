@@ -76,7 +76,8 @@ def make_training(model: str = "batchnorm", algorithm: str = "fedlalr", **option
 @contextmanager
 def started(name: str, training: Training) -> Iterator[tuple[Engine, Training]]:
     training = replace(training, model=copy.deepcopy(training.model))
-    engine = ENGINES[name](training)
+    kind, _, inner = name.partition(":")
+    engine = ENGINES[kind](training, inner) if inner else ENGINES[kind](training)
     try:
         yield engine, training
     finally:

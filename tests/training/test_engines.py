@@ -22,7 +22,9 @@ from training.jobs import MODELS, TOLERANCE, VARIANTS, assert_same_outcomes, fed
 
 pytestmark = pytest.mark.filterwarnings("error")
 
-engines = pytest.mark.parametrize("engine", [name for name in ENGINES if name != "reference"])
+OTHERS = [name for name in ENGINES if name not in ("reference", "distributed")]
+engines = pytest.mark.parametrize("engine", [*OTHERS, "distributed:stacked"])
+"""With one rank, `distributed` alone would be the reference engine itself."""
 
 
 @cache

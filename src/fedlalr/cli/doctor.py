@@ -41,7 +41,7 @@ def in_words(health: Health) -> list[str]:
     from fedlalr.federation.doctor import GIB
 
     versions = ", ".join(f"{name} {version or 'not installed'}" for name, version in health.versions.items())
-    memory = f", {health.memory / GIB:.1f} GiB of memory free" if health.memory is not None else ""
+    memory = f", {health.memory / GIB:.1f} GiB of memory free"
     load = f", {health.load:.1f} processes waiting for them" if health.load is not None else ""
     here = [f"{name} ({where})" for name, where in health.data.items() if where is not None]
     missing = [name for name, where in health.data.items() if where is None]

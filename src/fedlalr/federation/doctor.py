@@ -26,6 +26,7 @@ from fedlalr.federation.run import Result, run
 from fedlalr.federation.server import ServerState
 from fedlalr.training import Steps
 from fedlalr.training.machine import usable_cores
+from fedlalr.training.memory import free_memory
 
 PACKAGES = ("fedlalr", "torch", "numpy", "scipy", "safetensors", "pydantic", "scikit-learn", "flwr")
 GIB = 1 << 30
@@ -59,8 +60,8 @@ class Health:
     machine: str
     cores: int
     """That this process may use."""
-    memory: int | None
-    """Bytes available; None where the platform does not say."""
+    memory: int
+    """Bytes that can be taken."""
     load: float | None
     """Processes that want to run, over the last minute."""
     threads: int
@@ -87,7 +88,7 @@ def examine(run_folder: str | Path = "runs") -> Health:
         versions={"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         machine=f"{platform.system()} {platform.release()}, {platform.machine()}",
         cores=usable_cores(),
-        memory=available_memory(),
+        memory=free_memory(torch.device("cpu")),
         load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         threads=torch.get_num_threads(),
         devices=tuple(_devices()),
@@ -100,21 +101,6 @@ def examine(run_folder: str | Path = "runs") -> Health:
     )
     findings = [*_find(health, failure), *_self_test(), *_bfloat16_test()]
     return replace(health, findings=tuple(findings))
-
-
-def available_memory() -> int | None:
-    """Bytes of memory to be had, by the kernel and by the container's limit."""
-    try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        free = int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return None
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        return free if limit == "max" else min(free, int(limit) - used)
-    except (OSError, ValueError):
-        return free
 
 
 def _find(health: Health, failure: str | None) -> Iterator[Finding]:
@@ -132,7 +118,7 @@ def _find(health: Health, failure: str | None) -> Iterator[Finding]:
         )
     if not any(device.startswith("cuda") for device in health.devices):
         yield Finding("slow", "no GPU", "presets of the paper's size take hours here; `--scale smoke` takes minutes")
-    if health.memory is not None and health.memory < LITTLE_MEMORY:
+    if health.memory < LITTLE_MEMORY:
         yield Finding("slow", f"{health.memory / GIB:.1f} GiB of memory left", "use smaller cohorts or models")
     shared = Path("/dev/shm")
     if shared.is_dir() and shutil.disk_usage(shared).total < LITTLE_SHARED_MEMORY:
