@@ -76,6 +76,24 @@ def test_an_interrupt_ends_with_130_and_says_how_to_go_on(monkeypatch: pytest.Mo
     assert compare("--seeds", "1", "--methods", "fedavg").exit_code == 0
 
 
+@pytest.mark.parametrize("command", [["compare", "quickstart", "--methods", "fedavg"], ["reproduce", "interval"]])
+def test_a_file_in_the_place_of_the_directory_is_told_in_a_line(command: list[str]) -> None:
+    Path("file").write_text("mine")
+    result = CliRunner().invoke(app, [*command, "rounds=1", "--jobs", "1", "--seeds", "1", "--run-dir", "file"])
+    assert result.exit_code in (1, 2), result.output
+    assert isinstance(result.exception, SystemExit), "an error for people, and no traceback"
+    assert "Not a directory" in result.output
+
+
+def test_a_run_with_a_damaged_summary_goes_on_from_its_checkpoint() -> None:
+    compare("--seeds", "1", "--methods", "fedavg")
+    summary = Path("here/fedavg/seed-0/summary.json")
+    before = json.loads(summary.read_text())
+    summary.write_text("{")
+    assert compare("--seeds", "1", "--methods", "fedavg").exit_code == 0
+    assert json.loads(summary.read_text())["accuracy"] == before["accuracy"]
+
+
 def test_brackets_in_a_folder_are_no_markup() -> None:
     for folder in ("runs[old]", "runs[/b]"):
         arguments = ["compare", "quickstart", *SMALL, "--jobs", "1", "--seeds", "1", "--methods", "fedavg"]

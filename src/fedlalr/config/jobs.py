@@ -40,7 +40,7 @@ class Job:
         """Rounds recorded so far."""
         try:
             return (self.folder / METRICS_FILE).read_bytes().count(b"\n")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return 0
 
 
@@ -66,7 +66,10 @@ class ProcessDied(RuntimeError):
 
 def finished(job: Job) -> Summary | None:
     """The summary of a run of the same settings that the folder already holds, be it one that failed in a round."""
-    summary = job.directory.summary()
+    try:
+        summary = job.directory.summary()
+    except ValueError:  # damaged: the run goes on from its checkpoint, and writes another
+        return None
     if summary is None or summary["status"] not in ("finished", "failed"):
         return None
     return summary if same_problem(job.config.model_dump(), job.folder) else None

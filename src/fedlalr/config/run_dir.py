@@ -42,6 +42,8 @@ class RunDirectory:
 
     def clear(self) -> None:
         """Remove the run that is here, and nothing else."""
+        if not self.path.is_dir():
+            return
         clear_run(self.path)
         for name in (REPORT_FILE, SUMMARY_FILE, TRAJECTORY_FILE, CONFIG_FILE):
             (self.path / name).unlink(missing_ok=True)
