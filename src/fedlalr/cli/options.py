@@ -75,7 +75,7 @@ def fetch_if_needed(config: Config, console: Console, quiet: bool) -> None:
 def check_device(device: str) -> None:
     """Refuse a device that is not here, once and not for every run."""
     from fedlalr.config import ConfigError
-    from fedlalr.federation.run import choose_device
+    from fedlalr.federation.options import choose_device
 
     try:
         choose_device(device)

@@ -23,25 +23,24 @@ from fedlalr.federation.evaluation import Evaluation, evaluate
 from fedlalr.federation.fingerprint import facts_of
 from fedlalr.federation.metrics import Record
 from fedlalr.federation.observers import Observer, RunInfo, show_round
-from fedlalr.federation.robust import SlotReduction, as_reductions
+from fedlalr.federation.options import Options
+from fedlalr.federation.robust import SlotReduction
 from fedlalr.federation.rundir import Journal
 from fedlalr.federation.sampling import sample
 from fedlalr.federation.screening import MAX_NORM_RATIO
-from fedlalr.federation.server import Outcome, Rules, ServerState, module_randomness, play_round
+from fedlalr.federation.server import Outcome, ServerState, module_randomness, play_round
 from fedlalr.federation.surroundings import undisturbed
 from fedlalr.federation.validation import (
     check_cohort,
     check_observers,
-    check_options,
     check_problem,
     check_rounds,
     check_slots,
 )
 from fedlalr.training import Epochs, Interval, Training, create_engine
 from fedlalr.training.distributed import join_ranks
-from fedlalr.training.layout import Layout
 from fedlalr.training.memory import forked_generators
-from fedlalr.training.ranks import ALONE, Ranks, own_gpu
+from fedlalr.training.ranks import ALONE, Ranks
 from fedlalr.training.reference import get_buffers, set_buffers
 from fedlalr.training.work import Engine, Loss, Probe
 
@@ -120,11 +119,10 @@ def run(
 
     `engine` is a name or, to put one of your own in its place, a function from `Training` to an `Engine`.
     """
-    check_options(
-        model=model,
-        algorithm=algorithm,
-        local=local,
+    options = Options(
         rounds=rounds,
+        clients_per_round=clients_per_round,
+        local=local,
         batch_size=batch_size,
         drop_last=drop_last,
         lr_decay=lr_decay,
@@ -134,52 +132,39 @@ def run(
         clip_norm=clip_norm,
         weighting=weighting,
         buffers=buffers,
-        min_clients=min_clients,
+        reduce=reduce,
         max_norm_ratio=max_norm_ratio,
-        resume=resume,
-        run_dir=run_dir,
-        checkpoint_every=checkpoint_every,
+        min_clients=min_clients,
+        loss=loss,
         seed=seed,
+        device=device,
         dtype=dtype,
+        run_dir=run_dir,
+        resume=resume,
+        checkpoint_every=checkpoint_every,
     )
+    options.check(model, algorithm)
     check_observers(observers)
     population = as_clients(clients)
     cohort_size = check_cohort(clients_per_round, len(population), min_clients)
-    where = choose_device(device)
-    with undisturbed(where):
-        private, compute = private_copy(model, where, dtype)
-    training = Training(
-        model=private,
-        layout=Layout.of(private),
-        clients=population.to(where),
-        algorithm=algorithm,
-        loss=loss,
-        local=local,
-        batch_size=batch_size,
-        drop_last=drop_last,
-        weight_decay=weight_decay,
-        decoupled_weight_decay=decoupled_weight_decay,
-        clip_norm=clip_norm,
-        seed=seed,
-        device=where,
-        compute=compute,
-    )
+    training = options.training(model, algorithm, population)
+    where = training.device
     transform = population.transform if isinstance(population, Population) else None
     test = test if test is not None else getattr(population, "test", None)
     with undisturbed(where), forked_generators(where):
         check_problem(training, test)
 
-    rules = Rules(weighting, buffers, min_clients, as_reductions(reduce, algorithm.slots), max_norm_ratio)
-    options = {"clients_per_round": cohort_size, "lr_decay": lr_decay, "lr_decay_every": lr_decay_every}
+    rules = options.rules(algorithm)
+    pace = {"clients_per_round": cohort_size, "lr_decay": lr_decay, "lr_decay_every": lr_decay_every}
     engine, ranks = join_ranks(engine, where)
     watching = observers if ranks.is_first else ()
     on_refused = Debugger(training) if debug and ranks.is_first else None
     told = debug  # of refused replies: once is enough, and the debugger says more
     if not ranks.is_first:
         run_dir, resume = None, False  # the first rank alone reads, writes and shows
-    facts = facts_of(training, population, test, {**options, "rules": rules}) if run_dir is not None else {}
+    facts = facts_of(training, population, test, {**pace, "rules": rules}) if run_dir is not None else {}
     with undisturbed(where), ranks.watched(), Journal(run_dir, resume=resume, every=checkpoint_every) as journal:
-        ranks.prepare(private, {"algorithm": repr(algorithm), "rounds": rounds, "seed": seed, "options": options})
+        ranks.prepare(training.model, {"algorithm": repr(algorithm), "rounds": rounds, "seed": seed, "options": pace})
         name = engine if isinstance(engine, str) else "auto"
         state = ranks.first(journal.restore(initial_state(training), facts, algorithm.slots.kept, name))
         check_rounds(rounds, state.round)
@@ -191,7 +176,7 @@ def run(
             while state.round < rounds:
                 began, t = time.perf_counter(), state.round + 1
                 cohort = with_included(sample(len(population), cohort_size, seed, t), observers, t, len(population))
-                lr = algorithm.lr * lr_decay ** ((t - 1) // lr_decay_every)
+                lr = options.rate(algorithm, t)
                 outcome = play_round(state, cohort, lr, chosen, training, rules, _probe(observers, t), on_refused)
                 state = outcome.state
                 journal.choices["chunk"] = getattr(chosen, "chunk", None)
@@ -274,25 +259,6 @@ def initial_state(training: Training) -> ServerState:
     return ServerState(round=0, slots=slots, buffers=get_buffers(training.model))
 
 
-def choose_device(device: str | torch.device) -> torch.device:
-    """`"auto"` is the current CUDA device where there is one, under torchrun each process's own, else the CPU."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        chosen = torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(f"there is no device {device!r}; use 'auto', 'cpu', 'cuda' or 'cuda:0'") from error
-    if chosen.type not in ("cpu", "cuda"):
-        raise ValueError(
-            f"device {device!r} is none that runs here can compute on; use 'auto', 'cpu', 'cuda' or 'cuda:0'"
-        )
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            f"device {device!r} was asked for, but this machine has no usable CUDA device; use device='cpu'"
-        )
-    return own_gpu(chosen)
-
-
 def named_state(state: ServerState, training: Training) -> State:
     """The server's slots under the names of the module's parameters."""
     return {
@@ -323,16 +289,6 @@ def with_included(cohort: Tensor, observers: Sequence[Observer], round: int, pop
         )
     others = [client for client in cohort.tolist() if client not in wanted]
     return torch.tensor(sorted(wanted + others[: len(cohort) - len(wanted)]), device="cpu")
-
-
-def private_copy(
-    model: nn.Module, device: torch.device, dtype: torch.dtype | None
-) -> tuple[nn.Module, torch.dtype | None]:
-    """A copy of the module to train in, and the dtype to compute in where it differs from the parameters'."""
-    private = copy.deepcopy(model).to(device)
-    if dtype in (torch.float32, torch.float64):
-        return private.to(dtype), None
-    return private, dtype
 
 
 def _refusal(record: Record) -> str:

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedlalr.algorithms.checks import check_choice, check_not_negative, check_positive
 from fedlalr.algorithms.slots import Algorithm, Slots
 from fedlalr.data.population import Population, Samples
 from fedlalr.federation.evaluation import is_class_target
@@ -18,51 +17,6 @@ from fedlalr.federation.observers import Observer
 from fedlalr.training.masked_loss import ignored_label
 from fedlalr.training.reference import get_buffers, set_buffers
 from fedlalr.training.work import Training
-
-
-def check_options(**options: Any) -> None:
-    """Check the arguments of `fl.run` one by one."""
-    if not isinstance(options["model"], nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, not {options['model']!r}")
-    algorithm = options["algorithm"]
-    if isinstance(algorithm, type):
-        raise TypeError(
-            f"algorithm is the class {algorithm.__name__}; pass an instance, such as {algorithm.__name__}()"
-        )
-    if not isinstance(algorithm, Algorithm):
-        raise TypeError(
-            f"algorithm must be one of fedlalr's, such as fl.FedLALR(), or a class with the same functions "
-            f"(slots, init, start, step, finish, update and lr), not {algorithm!r}"
-        )
-    if not hasattr(options["local"], "steps"):
-        raise TypeError(
-            f"local must be fl.Steps(K), fl.Epochs(E) or fl.LogInterval(start, base), not {options['local']!r}"
-        )
-    check_count("rounds", options["rounds"])
-    if options["batch_size"] is not None:
-        check_count("batch_size", options["batch_size"], " (or None for full batches)")
-    if not isinstance(options["drop_last"], bool):
-        raise TypeError(f"drop_last must be True or False, not {options['drop_last']!r}")
-    check_positive("lr_decay", options["lr_decay"])
-    check_count("lr_decay_every", options["lr_decay_every"])
-    check_not_negative("weight_decay", options["weight_decay"])
-    check_not_negative("decoupled_weight_decay", options["decoupled_weight_decay"])
-    if options["clip_norm"] is not None:
-        check_positive("clip_norm", options["clip_norm"])
-    check_choice("weighting", options["weighting"], ("uniform", "samples"))
-    check_choice("buffers", options["buffers"], ("average", "recalibrate"))
-    check_count("min_clients", options["min_clients"])
-    if options["max_norm_ratio"] is not None:
-        check_positive("max_norm_ratio", options["max_norm_ratio"])
-    check_count("checkpoint_every", options["checkpoint_every"])
-    seed = options["seed"]
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63:
-        raise TypeError(f"seed must be a whole number from 0 to 2^63 - 1, not {seed!r}")
-    check_choice("dtype", options["dtype"], (None, torch.float32, torch.float64, torch.bfloat16, torch.float16))
-    if options["run_dir"] is not None and not str(options["run_dir"]).strip():
-        raise ValueError("run_dir is empty; name a directory, or leave it out to write nothing")
-    if options["resume"] and options["run_dir"] is None:
-        raise ValueError("resume=True needs run_dir, the directory of the run to go on with")
 
 
 def check_observers(observers: object) -> None:
