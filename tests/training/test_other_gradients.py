@@ -77,6 +77,16 @@ def test_a_gradient_asked_for_at_x_is_the_gradient_and_leaves_the_run_alone(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_dropout_leaves_out_the_same_numbers_in_both_gradients(engine: str) -> None:
+    model = nn.Sequential(nn.Linear(5, 40), nn.Dropout(0.5), nn.Linear(40, 3)).double()
+    settings = {"rounds": 1, "batch_size": 4, "local": fl.Epochs(2), "device": "cpu"}
+    mine = fl.run(model, CLIENTS, Watched(lr=0.1), engine=engine, **settings)
+    plain = fl.run(model, CLIENTS, fl.FedAvg(lr=0.1), engine=engine, **settings)
+    assert flat(mine.state["same"]).max() < 1e-15
+    torch.testing.assert_close(flat(mine.state["x"]), flat(plain.state["x"]), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_gradient_asked_for_at_the_broadcast_is_the_whole_gradient_over_whole_passes(engine: str) -> None:
     model = nn.Sequential(nn.Linear(5, 3)).double()
     settings = {"rounds": 1, "batch_size": 4, "local": fl.Epochs(2), "device": "cpu"}

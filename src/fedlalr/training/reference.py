@@ -14,6 +14,7 @@ from fedlalr.algorithms.slots import Slots
 from fedlalr.data.batches import PADDING, plan
 from fedlalr.data.random import MODULES, key
 from fedlalr.training.local import finish, local_step, other_gradients
+from fedlalr.training.memory import forked_generators
 from fedlalr.training.work import Buffers, Replies, Trace, Training, Work
 
 
@@ -87,7 +88,8 @@ class ReferenceEngine:
             return self._gradient(inputs, targets)[1]
 
         buffers = get_buffers(self.training.model)
-        others = other_gradients(self.training, self._others, state, gradient_at)
+        with forked_generators(self.training.device):  # dropout leaves out the same numbers at x afterwards
+            others = other_gradients(self.training, self._others, state, gradient_at)
         set_buffers(self.training.model, buffers)
         return state.replace(**others)
 
