@@ -244,6 +244,7 @@ def test_batch_norm_under_vmap_refuses_buffers_that_are_not_stacked():
         (lambda: CNN(classes=2.5), "classes must be a whole number"),
         (lambda: DenseCNN(size=5), "at least 6 pixels"),
         (lambda: MLP(10, (5, 0), 2), "hidden must be a whole number above 0, not 0"),
+        (lambda: MLP(10, "big", 2), "hidden must be a whole number above 0, not 'big'"),
         (lambda: Logistic(0), "inputs must be a whole number"),
     ],
 )

@@ -7,6 +7,7 @@ touched stays exactly as it was and v̂, of which every change is at least zero,
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -245,10 +246,12 @@ def _as_reduction(slot: str, how: object) -> SlotReduction:
         if how not in REDUCTIONS:
             choices = ", ".join(REDUCTIONS)
             raise ValueError(f"{slot} cannot be reduced by {how!r}; choose one of {choices}.{_hint(how, REDUCTIONS)}")
-        try:
-            return REDUCTIONS[how](**options)
-        except TypeError as error:
-            raise ValueError(f"the reduction {how!r} of {slot} cannot take {options}: {error}") from error
+        allowed = inspect.signature(REDUCTIONS[how]).parameters
+        for option in options:
+            if option not in allowed:
+                takes = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
+                raise ValueError(f"the reduction {how!r} of {slot} has no option {option!r}; {takes}")
+        return REDUCTIONS[how](**options)
     if isinstance(how, type) or not hasattr(how, "reduce"):
         raise TypeError(
             f"the reduction of {slot} must be one of {', '.join(map(repr, REDUCTIONS))}, or an object such as "

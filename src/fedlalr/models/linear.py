@@ -38,7 +38,7 @@ class MLP(nn.Module):
 
     def __init__(self, inputs: int = 784, hidden: int | Sequence[int] = 64, classes: int = 10) -> None:
         super().__init__()
-        widths = [hidden] if isinstance(hidden, int) else list(hidden)
+        widths = list(hidden) if isinstance(hidden, Sequence) and not isinstance(hidden, str) else [hidden]
         check_sizes("MLP", inputs=inputs, classes=classes)
         for width in widths:
             check_sizes("MLP", hidden=width)
