@@ -160,7 +160,7 @@ def test_a_client_that_hangs_is_left_out_at_the_deadline(federation, tmp_path):
     records = play(
         federation, tmp_path / "run", faults="wait", marker=str(marker), wait=3600.0, deadline=150.0, **options
     )
-    assert marker.exists()
+    marker.unlink()  # or the client would hang on, and its node have no time for the next test
     assert [(r.client, "no reply within the 150 s" in r.reason) for r in records[1].rejected] == [(1, True)]
     assert_same_bits(tmp_path / "run", simulate(broken=[2], **options))
 

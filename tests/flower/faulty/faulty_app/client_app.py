@@ -25,8 +25,10 @@ def misbehave(message: Message, context: Context, call_next: Callable[[Message, 
     if fault == "die":
         os._exit(3)
     if fault == "wait":
-        Path(str(context.run_config["marker"])).touch()
-        time.sleep(float(context.run_config["wait"]))
+        marker, until = Path(str(context.run_config["marker"])), time.monotonic() + float(context.run_config["wait"])
+        marker.touch()
+        while marker.exists() and time.monotonic() < until:
+            time.sleep(0.2)
     reply = call_next(message, context)
     if fault == "stale":
         reply.content["fedlalr"] = ConfigRecord({**reply.content["fedlalr"], "round": int(facts["round"]) - 1})
