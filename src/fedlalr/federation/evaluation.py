@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -58,7 +58,7 @@ def evaluate(
         batch = inputs[index].to(device)
         batch = transform.test(batch) if transform is not None else batch
         if forward is None:
-            forward = inference_form(model, compute, batch.shape[1:]) or functools.partial(_run_module, model)
+            forward = inference_form(model, compute, batch.shape[1:]) or partial(_run_module, model)
         wanted = targets[index.to(targets.device)].to(device)
         tally = torch.zeros(4, device=device, dtype=torch.float64)
         with torch.autocast(device.type, compute, enabled=compute is not None):

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedlalr.algorithms.slots import Algorithm, Slots
+from fedlalr.algorithms.slots import Algorithm
 from fedlalr.data.population import Clients, Population, Samples, as_clients
 from fedlalr.data.transforms import Transform
 from fedlalr.federation.debug import Debugger
@@ -39,6 +39,7 @@ from fedlalr.federation.validation import (
 )
 from fedlalr.training import Epochs, Interval, Training, create_engine
 from fedlalr.training.distributed import join_ranks
+from fedlalr.training.local import starting_slots
 from fedlalr.training.memory import forked_generators
 from fedlalr.training.ranks import ALONE, Ranks
 from fedlalr.training.reference import get_buffers, set_buffers
@@ -227,15 +228,9 @@ def _choose(
         population=len(training.clients),
         clients_per_round=cohort,
         parameters=training.layout.size,
-        slots=tuple(_local_slots(training.algorithm, state.slots)),
+        slots=tuple(starting_slots(training.algorithm, state.slots)),
     )
     return chosen, info
-
-
-def _local_slots(algorithm: Algorithm, slots: Slots) -> Slots:
-    """What a client has when it starts its local steps."""
-    nothing = torch.zeros_like(slots.x)
-    return algorithm.start(slots.only(*algorithm.slots.down), Slots(**dict.fromkeys(algorithm.slots.kept, nothing)))
 
 
 @contextmanager

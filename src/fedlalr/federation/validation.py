@@ -14,6 +14,7 @@ from fedlalr.algorithms.slots import Algorithm, Slots
 from fedlalr.data.population import Population, Samples
 from fedlalr.federation.evaluation import is_class_target
 from fedlalr.federation.observers import Observer
+from fedlalr.training.local import starting_slots
 from fedlalr.training.masked_loss import ignored_label
 from fedlalr.training.reference import get_buffers, set_buffers
 from fedlalr.training.work import Training
@@ -75,8 +76,7 @@ def check_slots(algorithm: Algorithm, slots: Slots, parameters: Tensor) -> None:
             f"{', '.join(missing)}"
         )
     wanted = algorithm.slots.gradients
-    nothing = Slots(**dict.fromkeys(algorithm.slots.kept, torch.zeros_like(parameters)))
-    local = algorithm.start(slots.only(*algorithm.slots.down), nothing) if wanted else {}
+    local = starting_slots(algorithm, slots) if wanted else {}
     for slot in (*wanted, *wanted.values()):
         if slot not in local:
             raise ValueError(f"by its table {name} wants the gradients {dict(wanted)}, but its start makes no {slot!r}")

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.training.in_place import InPlaceStep
 from fedlalr.training.kernels.fused_step import FusedStep
-from fedlalr.training.local import local_step, other_gradients
+from fedlalr.training.local import local_step, other_gradients, starting_slots
 from fedlalr.training.stack import Stack
 from fedlalr.training.stacked_feed import Feed, Shape, Tables, gather
 from fedlalr.training.stacked_gradient import Batch, StackedGradient, gradient_at
@@ -247,8 +247,7 @@ def _write(target: Tensor, new: Tensor, old: Tensor, active: Tensor | None) -> N
 def keeps_its_slots(training: Training, params: Tensor) -> bool:
     """Whether an algorithm's step gives back the slots that its start made, so that they can be written in place."""
     algorithm = training.algorithm
-    zero = torch.zeros_like(params)
-    broadcast = algorithm.init(params).only(*algorithm.slots.down)
-    state = algorithm.start(broadcast, Slots(**dict.fromkeys(algorithm.slots.kept, zero)))
-    new = algorithm.step(state, zero, broadcast, Context(round=1, lr=algorithm.lr, steps=1, step=1))
+    server = algorithm.init(params)
+    state, broadcast = starting_slots(algorithm, server), server.only(*algorithm.slots.down)
+    new = algorithm.step(state, torch.zeros_like(params), broadcast, Context(round=1, lr=algorithm.lr, steps=1, step=1))
     return set(state) == set(new)

@@ -12,6 +12,12 @@ from fedlalr.algorithms.slots import Algorithm, Context, Slots
 from fedlalr.training.work import Training
 
 
+def starting_slots(algorithm: Algorithm, server: Slots) -> Slots:
+    """What a client that has kept nothing yet has when it starts its local steps."""
+    nothing = torch.zeros_like(server.x)
+    return algorithm.start(server.only(*algorithm.slots.down), Slots(**dict.fromkeys(algorithm.slots.kept, nothing)))
+
+
 def local_step(training: Training, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:
     """Clip the loss gradient, add the weight decay, then take the algorithm's own step."""
     gradient = _regularised(training, gradient, client.x)
