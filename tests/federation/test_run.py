@@ -6,6 +6,7 @@ import copy
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -55,6 +56,17 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(model, clients):
     )
     assert torch.equal(flat(first.state["x"]), flat(second.state["x"]))
     assert not torch.equal(flat(first.state["x"]), flat(other.state["x"]))
+
+
+def test_whole_numbers_of_numpy_make_the_run_that_python_s_make(model, clients, tmp_path):
+    """A sweep over `np.arange` gives such numbers, and a run of it is the one that goes on without NumPy."""
+    counts = {"rounds": 3, "clients_per_round": 2, "batch_size": 4, "seed": 5, "checkpoint_every": 2, "min_clients": 1}
+    numpy = {name: np.int64(value) for name, value in counts.items()}
+    first = fl.run(model, clients, fl.FedLALR(), **numpy, engine="reference", run_dir=tmp_path)
+    second = fl.run(model, clients, fl.FedLALR(), **counts, engine="reference")
+    assert torch.equal(flat(first.state["x"]), flat(second.state["x"]))
+    again = fl.run(model, clients, fl.FedLALR(), **counts, engine="reference", run_dir=tmp_path, resume=True)
+    assert [record.round for record in again.metrics] == [1, 2, 3]
 
 
 def test_frozen_parameters_are_neither_trained_nor_sent(model, clients):

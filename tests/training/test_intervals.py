@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given
@@ -51,3 +52,8 @@ def test_log_interval_is_the_floor_of_the_logarithm(start, base, exponent, t):
 def test_bad_intervals_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("interval", [fl.Steps, fl.Epochs, lambda count: fl.LogInterval(count, 2.0)])
+def test_a_count_of_numpy_is_the_same_as_python_s(interval):
+    assert repr(interval(np.int64(3))) == repr(interval(3))

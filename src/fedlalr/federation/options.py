@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -51,6 +52,13 @@ class Options:
     run_dir: str | Path | None = None
     resume: bool = False
     checkpoint_every: int = 1
+
+    def __post_init__(self) -> None:
+        """NumPy's whole numbers, as a sweep over `np.arange` has them, become Python's own."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.integer):
+                object.__setattr__(self, field.name, int(value))
 
     def check(self, model: nn.Module, algorithm: Algorithm) -> None:
         """Refuse what cannot be, one by one."""

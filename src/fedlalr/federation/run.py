@@ -145,9 +145,10 @@ def run(
         checkpoint_every=checkpoint_every,
     )
     options.check(model, algorithm)
+    rounds, seed = options.rounds, options.seed
     check_observers(observers)
     population = as_clients(clients)
-    cohort_size = check_cohort(clients_per_round, len(population), min_clients)
+    cohort_size = check_cohort(options.clients_per_round, len(population), options.min_clients)
     training = options.training(model, algorithm, population)
     where = training.device
     transform = population.transform if isinstance(population, Population) else None
@@ -156,7 +157,7 @@ def run(
         check_problem(training, test)
 
     rules = options.rules(algorithm)
-    pace = {"clients_per_round": cohort_size, "lr_decay": lr_decay, "lr_decay_every": lr_decay_every}
+    pace = {"clients_per_round": cohort_size, "lr_decay": lr_decay, "lr_decay_every": options.lr_decay_every}
     engine, ranks = join_ranks(engine, where)
     watching = observers if ranks.is_first else ()
     on_refused = Debugger(training) if debug and ranks.is_first else None
@@ -164,7 +165,11 @@ def run(
     if not ranks.is_first:
         run_dir, resume = None, False  # the first rank alone reads, writes and shows
     facts = facts_of(training, population, test, {**pace, "rules": rules}) if run_dir is not None else {}
-    with undisturbed(where), ranks.watched(), Journal(run_dir, resume=resume, every=checkpoint_every) as journal:
+    with (
+        undisturbed(where),
+        ranks.watched(),
+        Journal(run_dir, resume=resume, every=options.checkpoint_every) as journal,
+    ):
         ranks.prepare(training.model, {"algorithm": repr(algorithm), "rounds": rounds, "seed": seed, "options": pace})
         name = engine if isinstance(engine, str) else "auto"
         state = ranks.first(journal.restore(initial_state(training), facts, algorithm.slots.kept, name))

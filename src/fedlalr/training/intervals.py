@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import numpy as np
 from torch import Tensor
 
 
@@ -23,7 +25,7 @@ class Steps:
     count: int
 
     def __post_init__(self) -> None:
-        _check_count("Steps", "count", self.count)
+        object.__setattr__(self, "count", _as_count("Steps", "count", self.count))
 
     def steps(self, round: int, batches_per_pass: Tensor) -> Tensor:
         return batches_per_pass.new_full(batches_per_pass.shape, self.count)
@@ -36,7 +38,7 @@ class Epochs:
     count: int
 
     def __post_init__(self) -> None:
-        _check_count("Epochs", "count", self.count)
+        object.__setattr__(self, "count", _as_count("Epochs", "count", self.count))
 
     def steps(self, round: int, batches_per_pass: Tensor) -> Tensor:
         return batches_per_pass * self.count
@@ -55,7 +57,7 @@ class LogInterval:
     unit: Literal["steps", "epochs"] = "steps"
 
     def __post_init__(self) -> None:
-        _check_count("LogInterval", "start", self.start)
+        object.__setattr__(self, "start", _as_count("LogInterval", "start", self.start))
         if isinstance(self.base, bool) or not isinstance(self.base, int | float) or not 1 < self.base < float("inf"):
             raise ValueError(f"LogInterval's base must be a finite number above 1, not {self.base!r}")
         if self.unit not in ("steps", "epochs"):
@@ -75,6 +77,8 @@ class LogInterval:
         return batches_per_pass.new_full(batches_per_pass.shape, self.length(round))
 
 
-def _check_count(kind: str, name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+def _as_count(kind: str, name: str, value: object) -> int:
+    """A whole number from 1 on as Python's own, since NumPy's are none to files and messages."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ValueError(f"{kind}'s {name} must be a whole number of at least 1, not {value!r}")
+    return operator.index(value)
