@@ -196,6 +196,14 @@ def test_a_model_with_nothing_to_train_is_refused():
         run(model=model)
 
 
+def test_a_lazy_module_is_refused_until_it_has_seen_a_batch():
+    model = nn.Sequential(nn.LazyLinear(5), nn.ReLU(), nn.Linear(5, 3))
+    with pytest.raises(ValueError, match=r"the model's 0.weight has no shape .* pass a batch through the model first"):
+        run(model=model)
+    model(torch.zeros(2, 4))
+    assert len(run(model=model).metrics) > 0
+
+
 def test_mixed_devices_are_refused():
     elsewhere = (torch.zeros(3, 4, device="meta"), torch.zeros(3, dtype=torch.int64, device="meta"))
     with pytest.raises(ValueError, match="client 1's inputs are on meta but client 0's on cpu"):

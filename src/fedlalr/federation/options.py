@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fedlalr.algorithms.checks import check_choice, check_not_negative, check_positive
 from fedlalr.algorithms.slots import Algorithm
@@ -64,6 +65,12 @@ class Options:
         """Refuse what cannot be, one by one."""
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, not {model!r}")
+        lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
+        if lazy:
+            raise ValueError(
+                f"the model's {lazy[0]} has no shape before the first forward pass (a lazy module); pass a batch through "
+                f"the model first, such as model(inputs[:2])"
+            )
         if isinstance(algorithm, type):
             raise TypeError(
                 f"algorithm is the class {algorithm.__name__}; pass an instance, such as {algorithm.__name__}()"
