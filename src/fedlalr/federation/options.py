@@ -68,8 +68,8 @@ class Options:
         lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
         if lazy:
             raise ValueError(
-                f"the model's {lazy[0]} has no shape before the first forward pass (a lazy module); pass a batch through "
-                f"the model first, such as model(inputs[:2])"
+                f"the model's {lazy[0]} has no shape before the first forward pass (a lazy module); pass a batch "
+                f"through the model first, such as model(inputs[:2])"
             )
         if isinstance(algorithm, type):
             raise TypeError(
