@@ -245,6 +245,29 @@ def test_a_reason_that_many_clients_share_is_given_once(model, clients):
     assert too_few(1, 0, 1, two_kinds).endswith("client 0: a; 300 clients (1, 2, 3, 4, 5, …): b; client 301: a")
 
 
+@pytest.mark.parametrize(
+    ("error", "recorded"),
+    [("photo-\udce9.png", r"photo-\udce9.png"), ("x" * (1 << 27), "x" * 900)],
+    ids=["word", "size"],
+)
+def test_whatever_a_client_raises_is_recorded_and_the_run_goes_on(error, recorded, model, clients, tmp_path):
+    class Broken(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, place):
+            raise ValueError(error)
+
+    mixed = [*(torch.utils.data.TensorDataset(*pair) for pair in clients), Broken()]
+    for rounds in (2, 3):
+        with pytest.warns(RepliesRefused):
+            result = fl.run(model, mixed, fl.FedLALR(), **{**SETTINGS, "rounds": rounds}, run_dir=tmp_path, resume=True)
+    [(client, reason)] = result.metrics[-1].rejected
+    assert client == len(clients)
+    assert recorded in reason
+    assert len(reason) < 1200
+
+
 def test_an_update_that_is_not_finite_fails_the_round(model, clients):
     with pytest.raises(fl.RoundFailed, match="server's v would no longer be finite after the update of FedAdam"):
         fl.run(model, clients, fl.FedAdam(lr=1e200), **SETTINGS)

@@ -37,7 +37,7 @@ class Inbox:
 
     def fail(self, client: int, reason: str) -> None:
         """Note that a client raised, went away or was too late."""
-        self._rejected.append(Rejection(client, reason))
+        self._rejected.append(Rejection.because(client, reason))
 
     def close(self, max_norm_ratio: float | None = MAX_NORM_RATIO) -> tuple[Replies, tuple[Rejection, ...]]:
         """What may be reduced, in the order of the clients' ids whatever the order of arrival, and what was refused."""

@@ -39,11 +39,22 @@ Key = tuple[str, str]
 """What is measured, and of which slot."""
 
 
+LONGEST_REASON = 1000
+"""Characters of an error that are recorded: what a client raises may be endless."""
+
+
 class Rejection(NamedTuple):
     """A client whose reply was left out, and why."""
 
     client: int
     reason: str
+
+    @classmethod
+    def because(cls, client: int, reason: object) -> Rejection:
+        """For a reason in somebody else's words, made fit to be recorded: of bounded length, and valid Unicode."""
+        text = str(reason)
+        text = text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}…"
+        return cls(client, text.encode(errors="backslashreplace").decode())
 
 
 def screen(
@@ -59,7 +70,7 @@ def screen(
 
     `changes` are what `small_changes` says, for those who need them, too.
     """
-    rejected = [Rejection(client, reason) for client, reason in replies.failures.items()]
+    rejected = [Rejection.because(client, reason) for client, reason in replies.failures.items()]
     changes = small_changes(replies, broadcast) if changes is None else changes
     if not len(replies.clients) or plainly_sound(replies, broadcast, table, max_norm_ratio, changes):
         return replies, tuple(sorted(rejected))

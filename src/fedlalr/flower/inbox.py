@@ -74,7 +74,7 @@ class SpooledInbox:
 
     def refuse(self, client: int, reason: str | Refused) -> Rejection:
         """Note that a client raised, went away, was too late or sent something unreadable."""
-        self._rejected.append(Rejection(client, str(reason)))
+        self._rejected.append(Rejection.because(client, reason))
         return self._rejected[-1]
 
     def close(self, max_norm_ratio: float | None) -> Closed:
