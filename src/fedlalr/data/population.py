@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from fedlalr.data.misfits import told_client, told_clients, told_part, told_sample, told_shapes
 from fedlalr.data.partition import Partition
 from fedlalr.data.random import AUGMENTATION, bits, key
 from fedlalr.data.transforms import Transform
@@ -175,17 +176,16 @@ class DatasetClients:
     def batch(self, client: int, positions: Tensor) -> tuple[Tensor, Tensor]:
         dataset = self.datasets[client]
         samples = [dataset[int(position)] for position in positions]
-        if not isinstance(samples[0], tuple | list) or len(samples[0]) != 2:
-            raise ValueError(
-                f"client {client}'s data set must give (input, target) for a sample, not {_told(samples[0])}"
-            )
-        inputs, targets = default_collate(samples)
+        for sample in samples:
+            if not isinstance(sample, tuple | list) or len(sample) != 2:
+                raise ValueError(told_sample(client, sample))
+        try:
+            inputs, targets = default_collate(samples)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(told_shapes(client, samples) or f"client {client}'s samples: {error}") from error
         for what, part, one in zip(("input", "target"), (inputs, targets), samples[0], strict=True):
             if not isinstance(part, Tensor):
-                raise ValueError(
-                    f"client {client}'s data set must give a tensor, an array or a number as {what} of a sample, not "
-                    f"a {type(one).__name__}; make one of it by torch.tensor(values)"
-                )
+                raise ValueError(told_part(client, what, one))
         return inputs.to(self.device), targets.to(self.device)
 
     def training_batch(self, client: int, positions: Tensor, seed: int, round: int, step: int) -> tuple[Tensor, Tensor]:
@@ -201,10 +201,7 @@ def as_clients(clients: object) -> Clients:
         _check_not_empty(clients.sizes)
         return clients
     if not isinstance(clients, Sequence) or isinstance(clients, str):
-        raise TypeError(
-            f"clients must be a sequence of (inputs, targets) tensors or torch Datasets, or what fl.data.load returns, "
-            f"not {type(clients).__name__}"
-        )
+        raise TypeError(told_clients(clients))
     if not clients:
         raise ValueError("there are no clients; pass at least one (inputs, targets) pair")
     pairs: list[Any] = [client.tensors if isinstance(client, TensorDataset) else client for client in clients]
@@ -220,16 +217,7 @@ def as_clients(clients: object) -> Clients:
             "some clients are pairs of tensors and others torch Datasets; make a Dataset of each pair by "
             "torch.utils.data.TensorDataset(inputs, targets)"
         )
-    if isinstance(pairs[odd], tuple | list) and any(isinstance(part, np.ndarray) for part in pairs[odd]):
-        raise TypeError(f"client {odd} is made of NumPy arrays; make them tensors by torch.from_numpy(array)")
-    raise TypeError(
-        f"client {odd} is a {type(clients[odd]).__name__}; every client must be a pair of tensors (inputs, targets), "
-        f"or every client a torch Dataset with a length"
-    )
-
-
-def _told(sample: object) -> str:
-    return f"{len(sample)} things" if isinstance(sample, tuple | list) else f"a {type(sample).__name__}"
+    raise TypeError(told_client(odd, clients[odd]))
 
 
 def _is_dataset(client: object) -> bool:

@@ -1,0 +1,82 @@
+"""Clients in a form that a run cannot read are refused with the way to make them readable."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from fedlalr.data.population import DatasetClients, as_clients
+
+PAIR = (torch.zeros(4, 2), torch.zeros(4).long())
+
+
+class Given(Dataset):
+    """A data set of what it is given."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, i):
+        return self.samples[i]
+
+
+class Indexed:
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, i):
+        return torch.zeros(2), 0
+
+
+@pytest.mark.parametrize(
+    ("clients", "message"),
+    [
+        ({"north": PAIR}, r"not dict; pass its values, list\(clients.values\(\)\)"),
+        (iter([PAIR]), r"not list_iterator; make a list of it, list\(clients\)"),
+        ([PAIR, DataLoader(TensorDataset(*PAIR))], "client 1 is a DataLoader; pass its data set, loader.dataset"),
+        ([([[1.0], [2.0]], [0, 1])], r"client 0 is a pair of list and list; .*torch.tensor\(values\)"),
+        ([([torch.zeros(3), torch.zeros(5)], PAIR[1])], "a pair of list and Tensor; .* padded to one"),
+        ([[(torch.zeros(2), 0)] * 3], r"client 0 is a list of 3; .* \(torch.stack\(\[input for input, _ in samples"),
+        ([(*PAIR, PAIR[1])], "client 0 is a tuple of 3; every client must be a pair"),
+        ([Indexed()], r"client 0 is a Indexed; .*class Own\(torch.utils.data.Dataset\)"),
+    ],
+)
+def test_clients_of_another_form_are_refused_with_what_to_make_of_them(clients, message):
+    with pytest.raises(TypeError, match=message):
+        as_clients(clients)
+
+
+def test_tables_of_pandas_are_refused_with_the_way_to_tensors():
+    pandas = pytest.importorskip("pandas")
+    table, column = pandas.DataFrame({"a": [1.5, 2.0]}), pandas.Series([0, 1])
+    for client in (table, (table, column)):
+        with pytest.raises(TypeError, match=r"client 0 is made of pandas' tables; .*dtype=torch.float32\)"):
+            as_clients([client])
+    as_clients([(torch.tensor(table.to_numpy(), dtype=torch.float32), torch.tensor(column.to_numpy()))])
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        (
+            [{"ids": torch.zeros(2), "mask": torch.zeros(2), "label": 0}] * 2,
+            r"not a dict of 'ids', 'mask', 'label'; wrap it .* \(sample\['ids'\], sample\['label'\]\)",
+        ),
+        ([{f"column {i}": i for i in range(9)}] * 2, "a dict of 'column 0', .* 'column 4', …; wrap it"),
+        ([(torch.zeros(2), torch.zeros(2), 0)] * 2, "not 3 things; several inputs are packed into one tensor"),
+        ([((torch.zeros(2), torch.zeros(3)), 0)] * 2, "not a tuple; pack several tensors into one"),
+        ([({"a": torch.zeros(2)}, 0)] * 2, "as input of a sample, not a dict; pack several tensors"),
+        ([("some words", 0)] * 2, "not a str; make numbers of words"),
+        ([([1.0, 2.0], 0)] * 2, r"not a list; make one of it by torch.tensor\(values\)"),
+        ([(torch.zeros(2), "yes")] * 2, "as target of a sample, not a str"),
+        ([(torch.zeros(3), 0), (torch.zeros(5), 0)], r"inputs of different shapes, such as \(3,\) and \(5,\); .*pad\("),
+        ([(torch.zeros(3), torch.zeros(2)), (torch.zeros(3), torch.zeros(1))], r"targets of different shapes"),
+        ([(object(), 0), (object(), 0)], "client 1's samples: .*object"),
+    ],
+)
+def test_samples_of_another_form_are_refused_with_what_to_make_of_them(samples, message):
+    clients = DatasetClients([Given([(torch.zeros(1), 0)]), Given(samples)])
+    with pytest.raises(ValueError, match=message):
+        clients.batch(1, torch.arange(2))
