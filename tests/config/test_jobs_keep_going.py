@@ -1,4 +1,9 @@
 import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -61,3 +66,47 @@ def test_a_process_that_dies_takes_only_the_runs_beside_it(tmp_path: Path) -> No
     assert {summary["failure"] for summary in dead} == {"its process died, or one beside it"}
     again = run_jobs(jobs, 1, lambda event: None, keep_going=True)
     assert [summary["status"] for summary in again] == ["finished"] * 4
+
+
+KILLED = """
+import multiprocessing, os, signal, sys
+from pathlib import Path
+from config.test_jobs_keep_going import long_jobs
+from fedlalr.config.jobs import run_jobs
+
+def die_midway(event):
+    if any(job.rounds_done() for job in event.running):
+        print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    run_jobs(long_jobs(Path(sys.argv[1])), 2, die_midway)
+"""
+
+
+def is_running(process: Path) -> bool:
+    try:
+        return (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.faults
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes under /proc")
+def test_no_process_outlives_a_comparison_that_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    tests = str(Path(__file__).parents[1])
+    killed = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "runs")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])},
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    left = [Path("/proc") / pid for pid in killed.stdout.split()]
+    assert len(left) == 2
+    deadline = time.monotonic() + 30
+    while any(map(is_running, left)):
+        assert time.monotonic() < deadline, "a worker goes on though nobody waits for it"
+        time.sleep(0.05)

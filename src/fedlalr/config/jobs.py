@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -208,11 +209,20 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 def _settle(arrivals: Synchronized[int], workers: int) -> None:
     """Prepare a worker: its own share of the processors, so that no engine takes them all; Ctrl-C is for the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     with arrivals.get_lock():
         mine = arrivals.value % workers
         arrivals.value += 1
     if hasattr(os, "sched_setaffinity") and usable_cores() >= workers:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[mine::workers])
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent is gone: killed, it ends no worker, and their runs would keep their folders."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # a worker has one
+    parent.join()
+    os._exit(1)  # at any instant, as runs can take
 
 
 def _work(config: dict[str, Any], folder: str) -> None:
