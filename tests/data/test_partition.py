@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fedlalr.data import schemes
 from fedlalr.data.heterogeneity import count_labels, summarise
 from fedlalr.data.partition import Partition, partition
+from fedlalr.data.population import Population
 
 PLAIN = ("dirichlet", "dirichlet-classes", "iid", "lognormal")
 
@@ -265,7 +266,10 @@ def test_a_malformed_partition_is_refused(indices, offsets, message):
         ({"labels": np.array([], dtype=int)}, "labels is empty"),
         ({"labels": []}, "labels is empty"),
         ({"labels": [[0, 1], [1, 0]]}, "one dimension"),
-        ({"labels": [0.5, 1.5]}, "whole numbers"),
+        ({"labels": [0.5, 1.5]}, "whole numbers.*; the schemes 'iid', 'lognormal' and 'natural' take any targets"),
+        ({"labels": ["cat", "dog"]}, r"number names by numpy.unique\(labels, return_inverse=True\)"),
+        ({"labels": 3, "scheme": "iid"}, "labels must hold one value per sample, not 3"),
+        ({"labels": [], "scheme": "iid"}, "labels is empty"),
         ({"min_size": 3}, "min_size means nothing to the scheme 'dirichlet', only to 'dirichlet-classes' and"),
         ({"ids": [1] * 30}, "ids means nothing"),
         ({"scheme": "dirichlet-classes", "min_size": 8}, "at most min_size=7"),
@@ -276,12 +280,31 @@ def test_a_malformed_partition_is_refused(indices, offsets, message):
         ({"scheme": "natural", "clients": None}, "needs ids"),
         ({"scheme": "natural", "clients": None, "ids": [1, 2]}, "one value for each of the 30 samples"),
         ({"scheme": "natural", "clients": 3, "ids": [1, 2] * 15}, "there are 2 ids, not 3"),
+        ({"scheme": "natural", "ids": [1.0, float("nan")] * 15}, r"ids has no value for sample 1 \(15 in all\)"),
+        ({"scheme": "natural", "ids": np.array(["a", None] * 15, object)}, "no value for sample 1"),
+        ({"scheme": "natural", "ids": np.array(["a", np.nan] * 15, object)}, "no value for sample 1"),
+        ({"scheme": "natural", "ids": np.array(["a", 1] * 15, object)}, "all of one kind, such as all strings"),
     ],
 )
 def test_wrong_input_is_refused_with_what_to_do(arguments, message):
     arguments = {"labels": np.arange(30) % 3, "clients": 4, **arguments}
     with pytest.raises((ValueError, TypeError), match=message):
         partition(**arguments)
+
+
+@pytest.mark.parametrize("scheme", ["iid", "lognormal"])
+def test_schemes_that_only_count_samples_take_targets_of_any_kind(scheme):
+    by_labels = partition(np.arange(30) % 3, 4, scheme)
+    for targets in (np.linspace(0, 1, 30), np.zeros((30, 2)), ["rain"] * 30):
+        assert partition(targets, 4, scheme) == by_labels
+    assert partition(np.linspace(0, 1, 30), scheme="natural", ids=["a", "b"] * 15).sizes.tolist() == [15, 15]
+
+
+def test_a_partition_of_ones_own_is_made_of_lists_as_the_refusal_says():
+    inputs, targets, lists = torch.zeros(6, 2), torch.zeros(6), [[0, 1, 2], [3], [4, 5]]
+    with pytest.raises(TypeError, match=r"not a list; .*fl.data.Partition.from_lists\(lists\)"):
+        Population(inputs, targets, lists)
+    assert Population(inputs, targets, Partition.from_lists(lists)).sizes.tolist() == [3, 1, 2]
 
 
 def test_more_priors_than_memory_are_refused():

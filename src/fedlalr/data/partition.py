@@ -26,6 +26,10 @@ Indices = NDArray[np.int64]
 
 SCHEMES = ("dirichlet", "dirichlet-classes", "iid", "shards", "lognormal", "natural")
 
+_BY_CLASS = ("dirichlet", "dirichlet-classes", "shards")
+
+_NOTHING = ("None", "nan", "<NA>", "NaT")
+
 _READ_BY = {
     "min_size": ("dirichlet-classes", "lognormal"),
     "classes_per_client": ("shards",),
@@ -126,7 +130,8 @@ def partition(
 ) -> Partition:
     """Deal every sample to exactly one client; the same arguments give the same partition.
 
-    labels: the class of every sample, integers `[n]` (an array, a CPU tensor or a list).
+    labels: the class of every sample, integers `[n]` (an array, a CPU tensor or a list). The schemes `iid`, `lognormal`
+        and `natural` only count them, so that targets of any kind will do there.
     clients: how many, 100 unless given; with `natural` the number of distinct ids.
     scheme: `dirichlet`: equal sizes, every client with its own class prior from Dir(alpha), as in FedDyn and the paper.
         `dirichlet-classes`: every class divided over the clients by a draw from Dir(alpha), sizes unequal.
@@ -138,7 +143,7 @@ def partition(
     """
     _check_scheme(scheme)
     _check_unread(scheme, min_size=min_size, classes_per_client=classes_per_client, sigma=sigma, ids=ids)
-    classes = _classes(labels)
+    classes = _classes(labels) if scheme in _BY_CLASS else np.zeros(_count(labels), np.int64)
     if scheme == "natural":
         return _natural(len(classes), clients, ids)
     clients = 100 if clients is None else _whole("clients", clients, least=1)
@@ -171,13 +176,27 @@ def _natural(n: int, clients: int | None, ids: ArrayLike | None) -> Partition:
     values = np.asarray(ids)
     if values.shape != (n,):
         raise ValueError(f"ids must hold one value for each of the {n} samples, not {_describe(values)}")
-    names, owner = np.unique(values, return_inverse=True)
+    missing = _missing(values)
+    if len(missing):
+        raise ValueError(f"ids has no value for sample {missing[0]} ({len(missing)} in all); leave such samples out")
+    try:
+        names, owner = np.unique(values, return_inverse=True)
+    except TypeError as error:
+        raise TypeError(f"ids must be all of one kind, such as all strings: {error}") from error
     if clients is not None and clients != len(names):
         raise ValueError(
             f"the scheme 'natural' makes one client per id and there are {len(names)} ids, not {clients!r}; "
             f"leave clients out"
         )
     return Partition.from_owners(owner, len(names))
+
+
+def _missing(values: NDArray[Any]) -> Sequence[int]:
+    """The places of None, NaN and of pandas' own words for a cell that is empty."""
+    if values.dtype != object:
+        places: list[int] = np.flatnonzero(values != values).tolist()
+        return places
+    return [i for i, value in enumerate(values) if not isinstance(value, str) and str(value) in _NOTHING]
 
 
 def _check_scheme(scheme: object) -> None:
@@ -199,12 +218,24 @@ def _check_unread(scheme: str, **options: object) -> None:
 def _classes(labels: ArrayLike) -> Indices:
     """Labels as 0 … K−1, every one of which occurs."""
     array = np.asarray(labels)
-    if not array.size:  # of an empty list NumPy makes an array of floats
-        raise ValueError("labels is empty: there is nothing to deal to clients")
+    _count(array)
     if array.ndim != 1 or array.dtype.kind not in "iub":
-        raise TypeError(f"labels must be whole numbers in one dimension, one per sample, not {_describe(array)}")
+        named = array.ndim == 1 and array.dtype.kind in "UOT"
+        number = "number names by numpy.unique(labels, return_inverse=True)[1]"
+        mend = number if named else "the schemes 'iid', 'lognormal' and 'natural' take any targets"
+        found = _describe(array)
+        raise TypeError(f"labels must be whole numbers in one dimension, one per sample, not {found}; {mend}")
     classes: Indices = np.unique(array, return_inverse=True)[1].astype(np.int64)
     return classes
+
+
+def _count(labels: ArrayLike) -> int:
+    array = np.asarray(labels)
+    if not array.size:  # of an empty list NumPy makes an array of floats
+        raise ValueError("labels is empty: there is nothing to deal to clients")
+    if not array.ndim:
+        raise TypeError(f"labels must hold one value per sample, not {labels!r}")
+    return len(array)
 
 
 def _min_size(min_size: int | None, clients: int, n: int) -> int:

@@ -77,7 +77,8 @@ class Population:
             raise ValueError(f"there are {len(inputs)} inputs but {len(targets)} targets; they must pair up")
         if not isinstance(partition, Partition):
             raise TypeError(
-                f"partition must be what fl.data.partition(labels, …) gives, not a {type(partition).__name__}"
+                f"partition must be what fl.data.partition(labels, …) gives, not a {type(partition).__name__}; "
+                f"of one list of sample indices per client make one by fl.data.Partition.from_lists(lists)"
             )
         indices = partition.indices
         if len(indices) and not 0 <= indices.min() <= indices.max() < len(targets):
