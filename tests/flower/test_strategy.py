@@ -160,6 +160,7 @@ FAULTS = {
     "other hyper-parameters": (state_facts(contract="0"), "other hyper-parameters"),
     "no samples": (state_metrics(**{"num-examples": 0}), "samples is 0"),
     "1e30 samples": (state_metrics(**{"num-examples": 1e30}), "samples is 1e+30"),
+    "steps it cannot have made": (state_metrics(steps=10**9), "steps is 1,000,000,000, and a client with"),
     "an app that raises": (raising, "its client app raised: ValueError: broken"),
     "no reply": (lambda message, reply: None, "no reply within the 0.05 s"),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,12 +67,16 @@ class Expected:
     buffers: Buffers = field(default_factory=dict)
     answered: frozenset[int] = frozenset()
     """Those whose reply is in already."""
+    steps: Callable[[int], int] | None = None
+    """Local steps that a client with so many samples makes in this round, where that is known."""
 
 
 def unpack(reply: Reply, expected: Expected) -> Replies:
     """The reply as a stack of one, or `Refused`."""
     _check_origin(reply, expected)
     samples, steps = check_count("samples", reply.samples), check_count("steps", reply.steps)
+    if expected.steps is not None and steps != (due := expected.steps(samples)):
+        raise Refused(f"steps is {steps:,}, and a client with {samples:,} samples makes {due:,} in this round")
     layout, table = expected.layout, expected.table
     _check_names("slots", reply.slots, table.up)
     shapes = dict(zip(layout.names, layout.shapes, strict=True))

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from fedlalr.data.batches import batches_per_pass
 from fedlalr.federation.fingerprint import contract
 from fedlalr.federation.payload import Expected
 from fedlalr.federation.reducing import reduce_buffers, weights
@@ -90,6 +92,7 @@ class FederatedServer:
             table=table,
             broadcast=work.broadcast,
             buffers=work.buffers,
+            steps=partial(self._steps, t),
         )
         return OpenRound(work, SpooledInbox(expected, self.spool_folder), Stopwatch())
 
@@ -141,3 +144,9 @@ class FederatedServer:
             traces=(),
             timing=clock.laps,
         )
+
+    def _steps(self, round: int, samples: int) -> int:
+        """Local steps that so many samples make. Methods that scale by them may not take a client's word for it."""
+        training = self.training
+        batches = batches_per_pass(torch.tensor([samples]), training.batch_size, training.drop_last)
+        return int(training.local.steps(round, batches)[0])
