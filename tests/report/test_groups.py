@@ -40,6 +40,27 @@ def test_runs_without_a_configuration_stand_alone_under_their_folders() -> None:
     assert [group.label for group in group_runs(runs)] == ["FedAvg in a", "FedAvg in b"]
 
 
+def from_python(folder: str, **facts: object) -> ReportedRun:
+    return ReportedRun(Path(folder), curve([0.5]).records, facts={"algorithm": "fedlalr.algorithms.FedAvg", **facts})
+
+
+def test_runs_from_python_that_differ_in_the_seed_alone_are_one_group() -> None:
+    runs = [from_python(f"{lr}-{seed}", seed=seed, **{"algorithm.lr": lr}) for lr in (0.1, 0.3) for seed in (2, 1, 0)]
+    groups = group_runs(runs)
+    assert [group.label for group in groups] == ["FedAvg, lr 0.1", "FedAvg, lr 0.3"]
+    assert [[run.seed for run in group.runs] for group in groups] == [[0, 1, 2]] * 2
+
+
+def test_runs_from_python_with_the_same_seed_stand_alone() -> None:
+    runs = [from_python("a", seed=0), from_python("b", seed=0)]
+    assert [group.label for group in group_runs(runs)] == ["FedAvg in a", "FedAvg in b"]
+
+
+def test_a_digest_names_no_group() -> None:
+    runs = [from_python(f"{i}-{seed}", seed=seed, model=f"Net {i:016x}") for i in (1, 2) for seed in (0, 1)]
+    assert [group.label for group in group_runs(runs)] == ["FedAvg in 1-0 and 1 more", "FedAvg in 2-0 and 1 more"]
+
+
 def test_a_curve_is_the_mean_with_the_range_over_the_seeds() -> None:
     (group,) = group_runs([reported(accuracies=(0.1, 0.5)), reported("seed=1", accuracies=(0.3, 0.7, 0.9))])
     curves = curves_of(group)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ Settings = Mapping[str, Any]
 """Dotted name → value."""
 MOST_POINTS = 2000
 """Of a longer curve evenly spaced points are drawn."""
+_DIGEST = re.compile(r"\b[0-9a-f]{16}\b")
+"""What a checkpoint writes in the place of a module, a loss or data, and tells a reader nothing."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +36,23 @@ def group_runs(runs: Iterable[ReportedRun]) -> list[Group]:
     """Runs of the same settings together, in the order of their seeds; FedLALR first, the others as they come."""
     together: dict[str, list[ReportedRun]] = {}
     for run in runs:
-        key = json.dumps(settings_of(run), sort_keys=True) if run.config else str(run.path)
-        together.setdefault(key, []).append(run)
-    members = [sorted(group, key=lambda run: run.seed or 0) for group in together.values()]
+        together.setdefault(json.dumps([run.config is None, settings_of(run)], sort_keys=True), []).append(run)
+    members = [part for group in together.values() for part in _distinct(group)]
     members.sort(key=lambda group: method_of(group[0]) != "FedLALR")
-    labels = _labels([group[0] for group in members])
+    labels = _labels(members)
     return [Group(label, settings_of(g[0]), tuple(g)) for label, g in zip(labels, members, strict=True)]
+
+
+def _distinct(runs: list[ReportedRun]) -> list[list[ReportedRun]]:
+    """Runs of the same settings in the order of their seeds; each alone where a program did not give each its seed.
+
+    A checkpoint says less than a configuration: two programs may differ in what it does not hold, such as the weights
+    they begin with.
+    """
+    seeds = [run.seed for run in runs]
+    if runs[0].config is None and (None in seeds or len(set(seeds)) < len(seeds)):
+        return [[run] for run in runs]
+    return [sorted(runs, key=lambda run: run.seed or 0)]
 
 
 def settings_of(run: ReportedRun) -> Settings:
@@ -110,20 +124,22 @@ def _plain(values: Iterable[float]) -> list[float | None]:
     return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
 
 
-def _labels(runs: Sequence[ReportedRun]) -> list[str]:
+def _labels(groups: Sequence[Sequence[ReportedRun]]) -> list[str]:
     """The method, with the fewest settings that tell it from others of the same method."""
-    methods = [method_of(run) for run in runs]
+    methods = [method_of(group[0]) for group in groups]
     labels = []
-    for run, method in zip(runs, methods, strict=True):
-        alike = [other for other, name in zip(runs, methods, strict=True) if name == method]
+    for group, method in zip(groups, methods, strict=True):
+        alike = [_telling(other[0]) for other, name in zip(groups, methods, strict=True) if name == method]
+        own, names = _telling(group[0]), fewest(alike)
+        words = [_told(name, own[name]) for name in names if name in own]
+        apart = len({json.dumps([one.get(name) for name in names]) for one in alike}) == len(alike)
         if len(alike) == 1:
             labels.append(method)
-        elif any(other.config is None for other in alike):
-            labels.append(f"{method} in {run.path}")
+        elif apart and not any(_DIGEST.search(word) for word in words):
+            labels.append(", ".join([method, *words]))
         else:
-            own = _telling(run)
-            names = fewest([_telling(other) for other in alike])
-            labels.append(", ".join([method, *(_told(name, own[name]) for name in names if name in own)]))
+            more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+            labels.append(f"{method} in {group[0].path}{more}")
     return labels
 
 
