@@ -198,6 +198,23 @@ def test_a_bad_reply_is_refused_by_name(bad, reason):
     assert re.search(reason, outcome.reason)
 
 
+@pytest.mark.parametrize(
+    "client",
+    ["2", [2], None, 2.0, True, math.nan, -3, 10**5000, {"a": 1}, np.zeros(2)],
+    ids=lambda client: type(client).__name__,
+)
+def test_a_reply_that_names_no_client_is_refused_and_the_round_closes(client):
+    inbox = Inbox(EXPECTED)
+    inbox.fail(1, "gone")
+    inbox.receive(HONEST[0])
+    refused = inbox.receive(replace(HONEST[2], client=client))
+    assert refused.client == -1
+    assert "a whole number from 0 on is expected" in refused.reason
+    accepted, rejected = inbox.close()
+    assert accepted.clients.tolist() == [0]
+    assert [rejection.client for rejection in rejected] == [-1, 1]
+
+
 def test_the_contract_is_the_same_for_the_same_settings_and_another_for_others():
     assert contract(build()) == contract(build())
     assert contract(build()) != contract(replace(build(), weight_decay=0.1))

@@ -32,7 +32,7 @@ class Inbox:
             self._rejected.append(outcome)
             return outcome
         self._accepted.append(outcome)
-        self.expected = replace(self.expected, answered=self.expected.answered | {reply.client})
+        self.expected = replace(self.expected, answered=self.expected.answered | {int(outcome.clients)})
         return None
 
     def fail(self, client: int, reason: str) -> None:

@@ -26,6 +26,8 @@ LARGEST_COUNT = 10**9
 LONGEST_NAME, LONGEST_TEXT = 100, 200
 """Metrics with longer names or values are dropped."""
 LARGEST_METRIC = 1e300
+NOBODY = -1
+"""The client of a reply that names none."""
 LONGEST_HEADER = 1024
 """Bytes of an npy header that are parsed at most."""
 
@@ -73,7 +75,7 @@ class Expected:
 
 def unpack(reply: Reply, expected: Expected) -> Replies:
     """The reply as a stack of one, or `Refused`."""
-    _check_origin(reply, expected)
+    client = _check_origin(reply, expected)
     samples, steps = check_count("samples", reply.samples), check_count("steps", reply.steps)
     if expected.steps is not None and steps != (due := expected.steps(samples)):
         raise Refused(f"steps is {steps:,}, and a client with {samples:,} samples makes {due:,} in this round")
@@ -93,7 +95,7 @@ def unpack(reply: Reply, expected: Expected) -> Replies:
     }
     loss = clean_metrics(reply.metrics).get("loss", math.nan)
     return Replies(
-        clients=torch.tensor([reply.client]),
+        clients=torch.tensor([client]),
         samples=torch.tensor([samples]),
         steps=torch.tensor([steps]),
         losses=torch.tensor([float(loss) if isinstance(loss, int | float) else math.nan], dtype=torch.float64),
@@ -196,17 +198,29 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
         raise Refused(f"NumPy has no {dtype}; send it as a tensor") from None
 
 
-def _check_origin(reply: Reply, expected: Expected) -> None:
+def client_of(reply: Reply) -> int:
+    """The id of the client that a reply names, or `NOBODY` where it names none that could be."""
+    client: object = reply.client
+    is_whole = isinstance(client, int | np.integer) and not isinstance(client, bool)
+    return int(client) if is_whole and 0 <= client <= LARGEST_COUNT else NOBODY  # type: ignore[operator,call-overload]
+
+
+def _check_origin(reply: Reply, expected: Expected) -> int:
+    """The client that a reply comes from, if it was asked."""
     if not isinstance(reply.run, str) or reply.run != expected.run:
         raise Refused(f"the reply belongs to run {_short(reply.run)}, and this is {expected.run!r}")
     if not isinstance(reply.round, int) or reply.round != expected.round:
         raise Refused(f"the reply belongs to round {_short(reply.round)}, and this is round {expected.round}")
-    if reply.client in expected.answered:
+    client = client_of(reply)
+    if client == NOBODY:
+        raise Refused(f"the reply names client {_short(reply.client)}, and a whole number from 0 on is expected")
+    if client in expected.answered:
         raise Refused("the client has answered already")
-    if reply.client not in expected.clients:
+    if client not in expected.clients:
         raise Refused("the client was not asked in this round")
     if not isinstance(reply.contract, str) or reply.contract != expected.contract:
         raise Refused("the client trained with other hyper-parameters than the round's")
+    return client
 
 
 def _check_names(what: str, given: object, expected: Iterable[str]) -> None:

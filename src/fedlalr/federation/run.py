@@ -74,6 +74,17 @@ class Result:
         """Slots sent by the server over the whole run."""
         return sum(record.bytes_down for record in self.metrics)
 
+    def __repr__(self) -> str:
+        """One line for a notebook, where every number of the state would be thousands."""
+        if not self.metrics:
+            return f"Result({self.info.algorithm}, no rounds)"
+        last = self.metrics[-1]
+        accuracy = "" if last.accuracy is None else f"accuracy {last.accuracy:.1%}, "
+        return (
+            f"Result({self.info.algorithm}, {last.round} rounds: {accuracy}loss {last.loss:.4g}, "
+            f"{self.bytes_up / 1e6:.3g} MB up, {self.bytes_down / 1e6:.3g} MB down)"
+        )
+
 
 def run(
     model: nn.Module,

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots, SlotTable
 from fedlalr.federation.glance import plainly_sound
-from fedlalr.federation.payload import Expected, Refused, Reply, unpack
+from fedlalr.federation.payload import Expected, Refused, Reply, client_of, unpack
 from fedlalr.federation.reducing import small_changes
 from fedlalr.federation.robust import change_norms, norms_and_falls
 from fedlalr.training.ranks import Spread
@@ -96,10 +96,10 @@ def measure_reply(reply: Reply, expected: Expected) -> tuple[Replies, Measured] 
     try:
         replies = unpack(reply, expected)
     except Refused as refusal:
-        return Rejection(reply.client, str(refusal))
+        return Rejection(client_of(reply), str(refusal))
     measured = Measured.of(replies, expected.broadcast, expected.table, expected.buffers)
     reasons = measured.reasons(None)
-    return Rejection(reply.client, reasons[0]) if reasons else (replies, measured)
+    return Rejection(client_of(reply), reasons[0]) if reasons else (replies, measured)
 
 
 class Measured(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from fedlalr.algorithms.slots import Algorithm, Slots
 from fedlalr.data.population import Population, Samples
@@ -155,12 +156,15 @@ def _check_classes(training: Training, outputs: Tensor, targets: Tensor, test: t
         if wrong.any():
             raise ValueError(
                 f"the test set has label {int(test[1][wrong][0])}, but the model has classes 0 to {classes - 1}; "
-                f"mend the labels or give the model more outputs"
+                f"mend the labels, give the model more outputs, or pass them over by "
+                f"loss=torch.nn.CrossEntropyLoss(ignore_index={int(test[1][wrong][0])})"
             )
 
 
 def _check_loss(training: Training, outputs: Any, targets: Tensor, whose: str) -> None:
     """Refuse a loss that raises, that is not one number, or that pairs every output with every target."""
+    if isinstance(training.loss, type):
+        raise ValueError(f"loss is the class {training.loss.__name__}; pass an instance, {training.loss.__name__}()")
     shapes = f"the model's outputs, {_kind(outputs)}, and {whose} targets, {_kind(targets)}"
     try:
         with (
@@ -170,9 +174,10 @@ def _check_loss(training: Training, outputs: Any, targets: Tensor, whose: str) -
             warnings.filterwarnings("error", "Using a target size")  # torch's word for shapes that it broadcasts
             loss = training.loss(outputs, targets)
     except UserWarning as warning:
+        how = "squeeze(-1)" if targets.dim() > outputs.dim() else "unsqueeze(1)"
         raise ValueError(
             f"the loss would pair {shapes}, by broadcasting, not one by one; give the targets the shape of the "
-            f"outputs, such as by targets.unsqueeze(1)"
+            f"outputs, such as by targets.{how}"
         ) from warning
     except Exception as error:
         raise ValueError(f"the loss cannot be computed of {shapes}: {type(error).__name__}: {error}") from error
@@ -190,7 +195,12 @@ def _kind(value: object) -> str:
 def check_test(test: tuple[Samples, Tensor]) -> None:
     """Refuse a test set that is not pairs of an input and a target."""
     if not isinstance(test, tuple | list) or len(test) != 2:
-        raise TypeError(f"test must be a pair (inputs, targets), not {type(test).__name__}")
+        mend = (
+            "; read it into one by next(iter(torch.utils.data.DataLoader(test, batch_size=len(test))))"
+            if isinstance(test, Dataset)
+            else ""
+        )
+        raise TypeError(f"test must be a pair (inputs, targets), not {type(test).__name__}{mend}")
     inputs, targets = test
     if isinstance(inputs, np.ndarray) or isinstance(targets, np.ndarray):
         raise TypeError("the test set is made of NumPy arrays; make them tensors by torch.from_numpy(array)")
@@ -215,7 +225,8 @@ def _check_labels(clients: Population, classes: int, ignored: int | None) -> Non
             label = clients.targets[torch.as_tensor(rows, device=wrong.device)][mine].flatten()[0]
             raise ValueError(
                 f"client {client} has label {int(label)}, but the model has classes 0 to {classes - 1}; "
-                f"mend the labels or give the model more outputs"
+                f"mend the labels, give the model more outputs, or pass them over by "
+                f"loss=torch.nn.CrossEntropyLoss(ignore_index={int(label)})"
             )
 
 

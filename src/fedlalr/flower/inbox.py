@@ -69,7 +69,7 @@ class SpooledInbox:
         self._measured.append(measured)
         self._spool.append(replies.slots.map(lambda tensor: tensor[0]))
         self._parts.append(replace(replies, slots=Slots()))
-        self.expected = replace(expected, answered=expected.answered | {reply.client})
+        self.expected = replace(expected, answered=expected.answered | {int(replies.clients)})
         return None
 
     def refuse(self, client: int, reason: str | Refused) -> Rejection:
