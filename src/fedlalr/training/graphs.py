@@ -201,7 +201,7 @@ class StaticSteps:
     def _update(self, memory: Memory, state: Slots, gradient: Tensor, context: Context, active: Tensor | None) -> None:
         training = self.training
         if self._in_place is None or (active is not None and isinstance(self._in_place, InPlaceStep)):
-            new = local_step(training, state, gradient, memory.broadcast, context)
+            new = apart(local_step(training, state, gradient, memory.broadcast, context), state)
             for name, slot in state.items():
                 _write(slot, new[name], slot, active)
             return
@@ -236,10 +236,26 @@ def rounded(shape: Shape, clients: int, width: int) -> Shape:
     return Shape(active, width if padded else shape.width, padded)
 
 
+def apart(new: Slots, state: Slots) -> Slots:
+    """A step's result of which nothing changes while the slots that it was made of are written one after another.
+
+    A step may hand a slot on under another name, as `x_before = x` does. Such values are copied.
+    """
+    fixed = {slot.untyped_storage().data_ptr() for slot in state.values()}
+    return Slots(
+        **{
+            name: value.clone()
+            if value.untyped_storage().data_ptr() in fixed and value.data_ptr() != state[name].data_ptr()
+            else value
+            for name, value in new.items()
+        }
+    )
+
+
 def _write(target: Tensor, new: Tensor, old: Tensor, active: Tensor | None) -> None:
     """Write new values in place, or keep the old ones of clients that are not active."""
     if active is not None:
-        new = torch.where(active.view(-1, *[1] * (new.dim() - 1)), new, old)
+        new = torch.where(active.view(-1, *[1] * (old.dim() - 1)), new, old)
     if new.data_ptr() != target.data_ptr():
         target.copy_(new)
 
