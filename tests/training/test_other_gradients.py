@@ -107,8 +107,13 @@ def test_both_methods_give_the_references_result_on_every_network(engine: str, m
     assert_same_outcomes(federate(engine, training), federate("reference", training))
 
 
-def test_step_sizes_of_delta_sgd_follow_the_clients_own_smoothness() -> None:
-    """On quadratics of curvature L the first estimate is γ/(2L) = 1/L, which ends at the minimum in that step."""
+@pytest.mark.parametrize("decay", [0.0, 100.0])
+def test_step_sizes_of_delta_sgd_follow_the_clients_own_smoothness(decay: float) -> None:
+    """On quadratics of curvature L the first estimate is γ/(2L) = 1/L, which ends at the minimum in that step.
+
+    Decoupled weight decay moves x by itself, so that of x₁ it leaves x₁ (1 − ηλ) − x₁, but it tells nothing about L.
+    """
+    lr = 1e-3
     inputs = [curvature**0.5 * torch.ones(1, 1, dtype=torch.float64) for curvature in (0.5, 50.0)]
     clients = [(x, torch.zeros(1, 1, dtype=torch.float64)) for x in inputs]
     model = nn.Linear(1, 1, bias=False).double()
@@ -116,15 +121,18 @@ def test_step_sizes_of_delta_sgd_follow_the_clients_own_smoothness() -> None:
         result = fl.run(
             model,
             [one],
-            fl.DeltaSGD(lr=1e-3, delta=1e9),
+            fl.DeltaSGD(lr=lr, delta=1e9),
             loss=lambda outputs, targets: 0.5 * (outputs - targets).square().mean(),
             rounds=1,
             local=fl.Steps(2),
             batch_size=None,
+            decoupled_weight_decay=decay,
             engine="reference",
             device="cpu",
         )
-        assert abs(float(result.state["x"]["weight"])) < 1e-12
+        curvature = float(one[0].square())
+        first = float(model.weight.detach()) * (1 - lr * decay - lr * curvature)
+        assert float(result.state["x"]["weight"]) == pytest.approx(-lr * decay * first, abs=1e-12)
 
 
 def test_a_table_that_asks_for_gradients_at_a_slot_that_is_not_there_is_refused() -> None:

@@ -52,17 +52,24 @@ class DeltaSGD:
     def start(self, broadcast: Slots, kept: Slots) -> Slots:
         x, one = broadcast.x, broadcast.x[..., :1]  # η and θ are one number for all coordinates
         return Slots(
-            x=x, x_before=x, g_before=torch.zeros_like(x), eta=torch.zeros_like(one), theta=torch.ones_like(one)
+            x=x,
+            x_here=x,
+            x_before=x,
+            g_before=torch.zeros_like(x),
+            eta=torch.zeros_like(one),
+            theta=torch.ones_like(one),
         )
 
     def step(self, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:
-        moved, turned = _norm(client.x - client.x_before), _norm(gradient - client.g_before)
+        # The gradients are those at x_here and x_before; decoupled weight decay has moved x from there since.
+        moved, turned = _norm(client.x_here - client.x_before), _norm(gradient - client.g_before)
         most = torch.sqrt(1 + self.delta * client.theta) * client.eta
         smooth = torch.where((moved > 0) & (turned > 0), self.gamma * moved / (2 * turned), most)
         first = client.eta == 0
         eta = torch.where(first, context.lr, torch.minimum(smooth, most))
         theta = torch.where(first, client.theta, eta / client.eta)
-        return client.replace(x=client.x - eta * gradient, x_before=client.x, eta=eta, theta=theta)
+        x = client.x - eta * gradient
+        return client.replace(x=x, x_here=x, x_before=client.x_here, eta=eta, theta=theta)
 
     def finish(self, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
         return client.only("x"), Slots()
