@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -466,3 +467,13 @@ class Counting(fl.FedAvg):
 def test_a_server_state_of_another_shape_is_refused_before_any_training(model, clients, lacking, message):
     with pytest.raises(ValueError, match=message):
         fl.run(model, clients, Counting(lacking=lacking), **SETTINGS)
+
+
+def test_a_result_shows_itself_in_one_line():
+    clients = [(torch.zeros(20, 4), torch.zeros(20).long())] * 3
+    shown = repr(fl.run(nn.Linear(4, 3), clients, fl.FedAvg(), rounds=2, test=clients[0]))
+    assert re.fullmatch(
+        r"Result\(FedAvg, 2 rounds: accuracy \d+\.\d%, loss [\d.]+, 0\.00036 MB up, 0\.00036 MB down\)", shown
+    )
+    without = repr(fl.run(nn.Linear(4, 3), clients, fl.FedAvg(), rounds=1))
+    assert "accuracy" not in without

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import fedlalr as fl
 from fedlalr.federation.run import RepliesRefused
@@ -100,6 +100,7 @@ def test_bad_values_are_refused_with_a_sentence(options, message):
         ({"seed": 1.5}, "seed must be a whole number from 0 to 2.63 - 1, not 1.5"),
         ({"test": PAIR[0]}, r"test must be a pair \(inputs, targets\), not Tensor"),
         ({"local": 5}, "local must be fl.Steps"),
+        ({"test": TensorDataset(*PAIR)}, r"not TensorDataset; read it into one by next\(iter\(.*DataLoader\(test"),
         ({"clients": {1: PAIR}}, "clients must be a sequence"),
         ({"clients": [PAIR, "two"]}, "client 1 is a str"),
         ({"clients": [PAIR, (PAIR[0].numpy(), PAIR[1].numpy())]}, r"client 1 is made of NumPy.*torch.from_numpy"),
@@ -147,6 +148,36 @@ def test_what_cannot_be_computed_is_refused_before_the_first_round(options, mess
     with pytest.raises(ValueError, match=message):
         run(run_dir=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_data_set_is_read_into_a_test_set_as_the_refusal_says():
+    test = TensorDataset(*PAIR)
+    inputs, targets = next(iter(DataLoader(test, batch_size=len(test))))
+    assert torch.equal(inputs, PAIR[0])
+    assert run(test=(inputs, targets), rounds=1).metrics[-1].accuracy is not None
+
+
+def test_the_class_of_a_loss_is_refused():
+    with pytest.raises(ValueError, match=r"loss is the class CrossEntropyLoss; pass an instance, CrossEntropyLoss\(\)"):
+        run(loss=nn.CrossEntropyLoss)
+
+
+def test_targets_with_a_dimension_too_many_are_told_to_lose_it():
+    clients = [(torch.zeros(3, 4), torch.zeros(3, 2, 1))] * 2
+    with pytest.raises(ValueError, match=r"would pair .* such as by targets.squeeze\(-1\)"):
+        run(nn.Linear(4, 2), clients, loss=nn.functional.l1_loss)
+
+
+@pytest.mark.parametrize("where", ["client 1", "the test set"])
+def test_the_label_of_a_pixel_that_is_no_class_is_named_with_the_way_to_pass_it_over(where):
+    clean = torch.rand(4, 1, 3, 3), torch.ones(4, 3, 3).long()
+    border = clean[0], clean[1].clone()
+    border[1][2, 1, 1] = 255
+    clients, test = ([clean, border], clean) if where == "client 1" else ([clean, clean], border)
+    model = nn.Conv2d(1, 3, 1)
+    with pytest.raises(ValueError, match=rf"{where} has label 255, .*CrossEntropyLoss\(ignore_index=255\)"):
+        run(model, clients, test=test)
+    run(model, clients, test=test, rounds=1, loss=nn.CrossEntropyLoss(ignore_index=255))
 
 
 def test_test_targets_that_would_be_paired_with_every_output_are_refused():

@@ -152,13 +152,9 @@ def _check_classes(training: Training, outputs: Tensor, targets: Tensor, test: t
     if isinstance(training.clients, Population):
         _check_labels(training.clients, classes, ignored)
     if test is not None:
-        wrong = _outside(test[1], classes, ignored)
-        if wrong.any():
-            raise ValueError(
-                f"the test set has label {int(test[1][wrong][0])}, but the model has classes 0 to {classes - 1}; "
-                f"mend the labels, give the model more outputs, or pass them over by "
-                f"loss=torch.nn.CrossEntropyLoss(ignore_index={int(test[1][wrong][0])})"
-            )
+        wrong = test[1][_outside(test[1], classes, ignored)]
+        if len(wrong):
+            raise ValueError(f"the test set has {_told_label(int(wrong[0]), classes)}")
 
 
 def _check_loss(training: Training, outputs: Any, targets: Tensor, whose: str) -> None:
@@ -216,20 +212,22 @@ def check_test(test: tuple[Samples, Tensor]) -> None:
 
 
 def _check_labels(clients: Population, classes: int, ignored: int | None) -> None:
-    wrong = _outside(clients.targets, classes, ignored)
-    if not wrong.any():
+    outside = _outside(clients.targets, classes, ignored)
+    if not outside.any():
         return
     for client, rows in enumerate(clients.partition):
-        mine = wrong[torch.as_tensor(rows, device=wrong.device)]
-        if mine.any():
-            label = clients.targets[torch.as_tensor(rows, device=wrong.device)][mine].flatten()[0]
-            raise ValueError(
-                f"client {client} has label {int(label)}, but the model has classes 0 to {classes - 1}; "
-                f"mend the labels, give the model more outputs, or pass them over by "
-                f"loss=torch.nn.CrossEntropyLoss(ignore_index={int(label)})"
-            )
+        own = torch.as_tensor(rows, device=outside.device)
+        wrong = clients.targets[own][outside[own]]
+        if len(wrong):
+            raise ValueError(f"client {client} has {_told_label(int(wrong[0]), classes)}")
+
+
+def _told_label(label: int, classes: int) -> str:
+    return (
+        f"label {label}, but the model has classes 0 to {classes - 1}; mend the labels, give the model more outputs or "
+        f"pass such targets over by loss=torch.nn.CrossEntropyLoss(ignore_index={label})"
+    )
 
 
 def _outside(targets: Tensor, classes: int, ignored: int | None) -> Tensor:
-    wrong = ((targets < 0) | (targets >= classes)) & (targets != ignored)
-    return wrong.flatten(1).any(1) if wrong.dim() > 1 else wrong
+    return ((targets < 0) | (targets >= classes)) & (targets != ignored)
