@@ -130,11 +130,22 @@ def test_a_mean_of_ones_own_is_asked_whatever_was_taken_before():
     assert reduced.x.tolist() == [4.0]
 
 
-def test_integer_buffers_are_copied_from_the_first_client():
-    stacked = {"count": torch.tensor([3, 9]), "mean": torch.tensor([1.0, 2.0])}
-    reduced = reduce_buffers(stacked, {"count": torch.tensor(0), "mean": torch.tensor(0.0)}, torch.tensor([0.5, 0.5]))
-    assert reduced["count"] == 3
+def test_of_whole_numbers_in_buffers_the_median_is_taken():
+    stacked = {
+        "count": torch.tensor([1 << 62, 3, 9, 4]),
+        "mean": torch.tensor([1.0, 2.0, 1.0, 2.0]),
+        "places": torch.tensor([[0, -7], [0, 1], [0, 1], [0, 1]]),
+        "mask": torch.tensor([[True], [False], [False], [False]]),
+        "turns": torch.tensor([[1j], [1j], [1j], [1j]]),
+    }
+    like = {name: torch.zeros_like(values[0]) for name, values in stacked.items()}
+    reduced = reduce_buffers(stacked, like, torch.full((4,), 0.25))
+    assert list(reduced) == list(stacked)
+    assert reduced["count"] == 4
     assert reduced["mean"] == 1.5
+    assert reduced["places"].tolist() == [0, 1]
+    assert reduced["mask"].tolist() == [False]
+    assert reduced["turns"].tolist() == [1j]
 
 
 def test_a_reduction_that_picks_a_reply_gets_memory_of_its_own():

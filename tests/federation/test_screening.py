@@ -355,6 +355,7 @@ def scaling(name: str, factor: float):
         (setting("slots", "v_hat", math.nan), "v_hat is not finite"),
         (setting("buffers", "1.running_var", math.nan), "buffers are not finite"),
         (setting("buffers", "1.running_var", -1e-6), "running_var is below zero"),
+        (setting("buffers", "1.num_batches_tracked", -1), "num_batches_tracked fell below the broadcast"),
         (setting("slots", "v_hat", EPS_SQUARED * 0.999), "v_hat fell below the broadcast v_hat"),
         (setting("slots", "v_hat", 0.0), "v_hat fell below the broadcast v_hat"),
         (setting("slots", "x", 1e100), "the change of x has norm 1e+100, more than 1000 times the cohort's"),

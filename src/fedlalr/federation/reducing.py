@@ -83,15 +83,24 @@ def _own(value: Tensor, upload: Tensor) -> Tensor:
 
 
 def reduce_buffers(stacked: Buffers, broadcast: Mapping[str, Tensor], share: Tensor, spread: Spread = WHOLE) -> Buffers:
-    """Floating-point buffers averaged as change from the broadcast; integer ones copied from the first client."""
+    """Floating-point buffers averaged as change from the broadcast; of whole numbers, which have no mean, the median.
+
+    It is what most clients say of a number that never changes, and no single client can move a count far.
+    """
+    floats = {name: values for name, values in stacked.items() if values.is_floating_point()}
+    others = {name: _middle_one(spread.gather(values)) for name, values in stacked.items() if name not in floats}
     if not spread.is_whole:
-        return _reduce_spread(dict.fromkeys(stacked, Mean()), stacked, broadcast, share, spread)
-    return {
-        name: mean_change(values, broadcast[name], share.to(values.dtype))
-        if values.is_floating_point()
-        else values[0].clone()  # the replies' memory may be used again
-        for name, values in stacked.items()
-    }
+        averaged = _reduce_spread(dict.fromkeys(floats, Mean()), floats, broadcast, share, spread)
+    else:
+        averaged = {
+            name: mean_change(values, broadcast[name], share.to(values.dtype)) for name, values in floats.items()
+        }
+    return {name: (averaged | others)[name] for name in stacked}
+
+
+def _middle_one(values: Tensor) -> Tensor:
+    """The lower median of each number over the replies; of complex numbers, which have no order, the first reply's."""
+    return values[0].clone() if values.is_complex() else values.sort(0).values[(len(values) - 1) // 2].clone()
 
 
 def _reduce_spread(
@@ -114,14 +123,10 @@ def _reduce_spread(
             every = spread.gather(values)
             reduced[name] = _checked(name, how[name].reduce(every, reference, share), every)
     for name, total in spread.ranks.sum(sums).items():
-        is_change = name in broadcast and total.is_floating_point()
-        reduced[name] = broadcast[name] + total if is_change else total
+        reduced[name] = broadcast[name] + total if name in broadcast else total
     return reduced | spread.ranks.max(maxima)
 
 
 def _part_of_mean(values: Tensor, reference: Tensor | None, share: Tensor, spread: Spread) -> Tensor:
-    """What the rows that are here add to the mean; where there is none to take, as of integers, the first row."""
-    if not values.is_floating_point():
-        has_first = spread.held.start == 0 and len(values) > 0
-        return values[0].clone() if has_first else values.new_zeros(values.shape[1:])
+    """What the rows that are here add to the mean."""
     return mean_change(values if reference is None else values - reference, None, spread.mine(share).to(values.dtype))

@@ -31,8 +31,9 @@ from fedlalr.training.work import Buffers, Replies
 MAX_NORM_RATIO = 1000.0
 """A reply whose change is longer than this many times the cohort's median is refused, where the user says nothing."""
 
-VARIANCE = "running_var"
-"""What torch's normalisation layers call the variance that they remember: no average of batches is below zero."""
+VARIANCE, COUNT = "running_var", "num_batches_tracked"
+"""What torch's normalisation layers call the variance that they remember, which no average of batches brings below
+zero, and the number of those batches, which can only grow."""
 
 
 Key = tuple[str, str]
@@ -108,7 +109,7 @@ class Measured(NamedTuple):
     finite: dict[str, list[bool]]
     """Whether every number is finite, of each slot, of the buffers together and of each kept slot."""
     fell: dict[str, list[bool]]
-    """Whether a slot that can only grow is below its broadcast anywhere, or a variance below zero."""
+    """Whether a slot or count that can only grow is below its broadcast anywhere, or a variance below zero."""
     norms: dict[str, list[float]]
     """Norm of the change of each slot and of the buffers together."""
     scales: dict[str, float]
@@ -132,6 +133,10 @@ class Measured(NamedTuple):
         variances = [_rows(values) for name, values in replies.buffers.items() if name.endswith(VARIANCE)]
         if variances:
             rows["fell", VARIANCE] = torch.cat(variances, 1).amin(1) < 0
+        known = replies.buffers.keys() & buffers.keys()
+        counts = [_rows(replies.buffers[name] < buffers[name]) for name in sorted(known) if name.endswith(COUNT)]
+        if counts:
+            rows["fell", COUNT] = torch.cat(counts, 1).any(1)
         host = _on_the_host(rows, spread)
         norms = {name: host["norm", name] for name in values}
         return cls(
