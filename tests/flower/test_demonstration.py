@@ -27,6 +27,7 @@ def command(folder, *arguments):
         text=True,
         env={**os.environ, "TMPDIR": str(temporary)},
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
 
 
