@@ -1,0 +1,26 @@
+"""What float32 must not lose."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fedlalr as fl
+from fedlalr.algorithms.slots import Context, Slots
+
+
+@pytest.mark.parametrize("beta2", [0.0, 0.999, 0.99999])
+def test_the_bias_correction_of_local_adam_is_as_exact_in_float32_as_torchs_own(beta2: float) -> None:
+    method = fl.LocalAdam(lr=0.1, betas=(0.9, beta2))
+    torch.manual_seed(0)
+    x, zero = torch.zeros(5), torch.zeros(5)
+    theirs = torch.nn.Parameter(x.clone())
+    optimiser = torch.optim.Adam([theirs], lr=method.lr, betas=method.betas, eps=method.eps)
+    broadcast = Slots(x=x)
+    client = method.start(broadcast, Slots(m=zero, v=zero, n=zero))
+    for k in range(1, 6):
+        gradient = torch.randn(5)
+        client = method.step(client, gradient, broadcast, Context(round=1, lr=method.lr, steps=5, step=k))
+        theirs.grad = gradient.clone()
+        optimiser.step()
+        torch.testing.assert_close(client.x, theirs.detach(), rtol=2e-6, atol=2e-7)
