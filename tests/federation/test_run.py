@@ -274,6 +274,15 @@ def test_an_update_that_is_not_finite_fails_the_round(model, clients):
         fl.run(model, clients, fl.FedAdam(lr=1e200), **SETTINGS)
 
 
+def test_statistics_that_are_not_finite_fail_the_round(clients):
+    """The new x is so large that the variance of what it makes of the data is none."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    single = [(x.float(), y) for x, y in clients]
+    settings = {**SETTINGS, "local": fl.Steps(1), "buffers": "recalibrate"}
+    with pytest.raises(fl.RoundFailed, match=r"server's 1.running_\w+ would no longer be finite with the statistics"):
+        fl.run(model, single, fl.FedAvg(lr=1e30), **settings)
+
+
 def test_half_precision_compute_keeps_moments_in_float32(clients):
     model = nn.Linear(4, 3)
     single = [(x.float(), y) for x, y in clients]

@@ -120,6 +120,7 @@ def play_round(
         with module_randomness(training, work.round):
             statistics = engine.recalibrate(new.slots.x, new.buffers, accepted.clients, work.round)
         new = replace(new, buffers=reduce_buffers(statistics, new.buffers, _share(accepted, training, rules)))
+        check_finite(new.buffers, work.round, "with the statistics that clients measured of the new x")
     clock.lap("reduce")
     return Outcome(
         state=new,
@@ -170,13 +171,18 @@ def update_slots(
     )
     with torch.no_grad():
         slots = algorithm.update(state.slots, reduced, context)
-    for name, tensor in slots.items():
+    check_finite(slots, work.round, f"after the update of {type(algorithm).__name__}")
+    return slots
+
+
+def check_finite(tensors: Mapping[str, Tensor], round: int, when: str) -> None:
+    """Fail a round before a state that is not finite is taken, or saved."""
+    for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():
             raise RoundFailed(
-                f"round {work.round}: the server's {name} would no longer be finite after the update of "
-                f"{type(algorithm).__name__}; lower the learning rates (the state before the round is kept)"
+                f"round {round}: the server's {name} would no longer be finite {when}; "
+                f"lower the learning rates (the state before the round is kept)"
             )
-    return slots
 
 
 @contextmanager
