@@ -89,6 +89,26 @@ def test_the_last_two_checkpoints_are_kept_and_nothing_lies_about(tmp_path):
     assert sorted(os.listdir(tmp_path / "checkpoint/round-000006")) == ["checkpoint.json", "state.safetensors"]
 
 
+def test_what_a_killed_process_left_half_done_goes_and_a_copy_that_somebody_made_stays(tmp_path):
+    run(run_dir=tmp_path, rounds=4)
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(folder / "round-000004", folder / "round-000004.good")
+    (folder / "round-000002 of mine").write_text("a note")
+    for left in (".writing-round-000017", ".stale-round-000002"):
+        shutil.copytree(folder / "round-000003", folder / left)
+    (folder / ".writing-kept-000017.safetensors").write_bytes(b"half")
+    run(run_dir=tmp_path, resume=True)
+    assert sorted(os.listdir(folder)) == ["round-000002 of mine", "round-000004.good", "round-000005", "round-000006"]
+
+
+def test_the_millionth_checkpoint_is_the_newest(tmp_path):
+    run(run_dir=tmp_path, rounds=3)
+    newest = tmp_path / "checkpoint/round-000003"
+    newest.rename(newest.with_name("round-1000000"))
+    newest.with_name("round-000002").rename(newest.with_name("round-999999"))
+    assert run(run_dir=tmp_path, resume=True).info.first_round == 4
+
+
 class StopAtOnce(fl.Observer):
     """Breaks a run off before its first round."""
 
@@ -125,7 +145,7 @@ def test_a_checkpoint_is_never_half_removed_under_its_name(tmp_path, monkeypatch
 
     def watched(path, *arguments, **options):
         newest = max(int(place.name[-6:]) for place in (tmp_path / "checkpoint").glob("round-*"))
-        if Path(path).name.startswith("round-"):
+        if Path(path).name.startswith("round-") and (Path(path) / "state.safetensors").stat().st_size:
             removed.append(newest - int(Path(path).name[-6:]))
         remove(path, *arguments, **options)
 
@@ -133,7 +153,7 @@ def test_a_checkpoint_is_never_half_removed_under_its_name(tmp_path, monkeypatch
     with pytest.warns(RuntimeWarning, match="going on from round 3"):
         resumed = run(run_dir=tmp_path, resume=True)
     assert removed
-    assert min(removed) >= 2  # only what two newer ones stand for
+    assert min(removed) >= 2  # of good ones only what two newer ones stand for
     assert same(run(), resumed)
     assert sorted(os.listdir(tmp_path / "checkpoint")) == ["round-000005", "round-000006"]
 
@@ -317,6 +337,23 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning_and_two_are_an_error
     with pytest.raises(RunDirectoryError, match=r"no checkpoint in .* can be used: .*round-000004.*round-000003"):
         run(run_dir=copy, resume=True)
     assert contents(copy) == before
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_two_good_checkpoints_stay_after_damaged_ones_were_passed_over(kind, tmp_path):
+    """Also where the run stops before it comes to the damaged one's round again."""
+    with pytest.raises(KeyboardInterrupt):
+        run(run_dir=tmp_path, checkpoint_every=2, observers=[StopAt(4)])
+    damaged = tmp_path / "checkpoint/round-000004"
+    if kind == "folder":
+        damage(damaged / "state.safetensors", "truncated")
+    else:
+        shutil.rmtree(damaged)
+        damaged.write_text("a file")
+    with pytest.warns(RuntimeWarning, match="going on from round 2"), pytest.raises(KeyboardInterrupt):
+        run(run_dir=tmp_path, resume=True, checkpoint_every=2, observers=[StopAt(3)])
+    assert sorted(os.listdir(tmp_path / "checkpoint")) == ["round-000002", "round-000003"]
+    assert same(run(), run(run_dir=tmp_path, resume=True))
 
 
 def test_a_newer_format_is_refused_by_its_number(tmp_path):

@@ -14,6 +14,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, kept: KeptFiles | None
     place = folder / f"round-{checkpoint.state.round:06d}"
     aside, stale = folder / f".writing-{place.name}", folder / f".stale-{place.name}"
     for left in (aside, stale):
-        shutil.rmtree(left, ignore_errors=True)
+        discard(left)
     rows = (kept or KeptFiles(folder)).save(checkpoint.state.round, checkpoint.state.kept)
     try:
         aside.mkdir()
@@ -69,11 +70,20 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, kept: KeptFiles | None
             place.rename(stale)  # not removed under its name, which would stand for half a checkpoint meanwhile
         aside.rename(place)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        discard(aside)
         raise
     sync_folder(folder)
-    shutil.rmtree(stale, ignore_errors=True)
+    discard(stale)
     return place
+
+
+def discard(place: Path) -> None:
+    """Remove a checkpoint or what is left of one, be it a file; what cannot be removed does no harm."""
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            place.unlink(missing_ok=True)
 
 
 def load_checkpoint(

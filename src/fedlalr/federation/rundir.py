@@ -13,6 +13,7 @@ back to what the checkpoint knows and appends its record.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import time
@@ -32,6 +33,7 @@ from filelock import FileLock, Timeout
 from fedlalr.federation.checkpoint import (
     Checkpoint,
     CheckpointError,
+    discard,
     kept_files_of,
     load_checkpoint,
     read_description,
@@ -45,6 +47,7 @@ from fedlalr.federation.server import ServerState
 METRICS_FILE, CHECKPOINTS, LOCK_FILE = "metrics.jsonl", "checkpoint", ".lock"
 KEPT = 2
 """Checkpoints that stay."""
+_CHECKPOINT = re.compile(r"round-(\d{6,})")
 
 
 class RunDirectoryError(RuntimeError):
@@ -79,6 +82,8 @@ class Journal:
         self._lock: FileLock | None = None
         self._kept = KeptFiles(self.path / CHECKPOINTS) if self.path is not None else None
         self._progress = _Progress()
+        self._passed_over: set[Path] = set()
+        """Damaged checkpoints that the run did not go on from; they go when there is a good one in their place."""
 
     def __enter__(self) -> Journal:
         """Take the directory. A directory that holds a run is refused unless that run is to be resumed."""
@@ -124,6 +129,9 @@ class Journal:
         with _explained(f"the run directory {self.path} cannot be written"):
             self._file = FileIO(self.path / METRICS_FILE, "ab")
             self._append()
+        for pattern in (".writing-*", ".stale-*"):  # what a process that was killed was about to write or remove
+            for left in (self.path / CHECKPOINTS).glob(pattern):
+                discard(left)
         return fresh if found is None else found.state
 
     def start(self, state: ServerState) -> None:
@@ -156,15 +164,18 @@ class Journal:
                 os.fsync(self._file.fileno())
             folder = self.path / CHECKPOINTS
             checkpoint = Checkpoint(state, record, offset, self._facts, self.choices, versions())
-            save_checkpoint(folder, checkpoint, self._kept)
+            self._passed_over.discard(save_checkpoint(folder, checkpoint, self._kept))
         self._progress = self._progress._replace(unsaved=None)
         self._remove_old()
 
     def _remove_old(self) -> None:
         """Leave the last checkpoints and what they refer to."""
+        for damaged in self._passed_over:
+            discard(damaged)
+        self._passed_over.clear()
         places = self._places()
         for old in places[:-KEPT]:
-            shutil.rmtree(old, ignore_errors=True)
+            discard(old)
         if self._kept is not None:
             self._kept.prune(file for place in places[-KEPT:] for file in kept_files_of(place))
 
@@ -198,6 +209,7 @@ class Journal:
                 found = load_checkpoint(place, like, kept, self._kept)
             except CheckpointError as error:
                 errors.append(str(error))
+                self._passed_over.add(place)
                 continue
             for message in errors:
                 warnings.warn(
@@ -240,9 +252,10 @@ class Journal:
         return records
 
     def _places(self) -> list[Path]:
-        """The checkpoints there are, oldest first."""
+        """The checkpoints there are, oldest first. Copies that somebody made under other names are not looked at."""
         assert self.path is not None
-        return sorted((self.path / CHECKPOINTS).glob("round-*"))
+        found = ((_CHECKPOINT.fullmatch(place.name), place) for place in (self.path / CHECKPOINTS).glob("round-*"))
+        return [place for _, place in sorted((int(name[1]), place) for name, place in found if name)]
 
     def _has_lines(self) -> bool:
         assert self.path is not None
