@@ -16,22 +16,24 @@ ENGINES = ["reference", "stacked", "workers"]
 
 @dataclass(frozen=True)
 class Watched(fl.FedAvg):
-    """FedAvg that also asks for the gradient at its own x, and at the broadcast one, and sends both means."""
+    """FedAvg that also asks for the gradient at its own x, at the broadcast one and at x again, and sends means of how
+    far those at x are from the one of the step, and of the other."""
 
     @property
     def slots(self) -> fl.SlotTable:
         up = {"x": "mean", "same": "mean", "start": "mean"}
-        return fl.SlotTable(down=("x",), up=up, gradients={"g_same": "x", "g_start": "x_start"})
+        return fl.SlotTable(down=("x",), up=up, gradients={"g_same": "x", "g_start": "x_start", "g_again": "x"})
 
     def init(self, params: Tensor) -> fl.Slots:
         return fl.Slots(x=params, same=torch.zeros_like(params), start=torch.zeros_like(params))
 
     def start(self, broadcast: fl.Slots, kept: fl.Slots) -> fl.Slots:
         x, nothing = broadcast.x, torch.zeros_like(broadcast.x)
-        return fl.Slots(x=x, x_start=x, g_same=nothing, g_start=nothing, same=nothing, start=nothing)
+        asked = dict.fromkeys(("g_same", "g_start", "g_again"), nothing)
+        return fl.Slots(x=x, x_start=x, same=nothing, start=nothing, **asked)
 
     def step(self, client: fl.Slots, gradient: Tensor, broadcast: fl.Slots, context: fl.Context) -> fl.Slots:
-        same = client.same + (gradient - client.g_same).abs()
+        same = client.same + (gradient - client.g_same).abs() + (gradient - client.g_again).abs()
         return client.replace(x=client.x - context.lr * gradient, same=same, start=client.start + client.g_start)
 
     def finish(self, client: fl.Slots, broadcast: fl.Slots, context: fl.Context) -> tuple[fl.Slots, fl.Slots]:
@@ -84,6 +86,27 @@ def test_dropout_leaves_out_the_same_numbers_in_both_gradients(engine: str) -> N
     plain = fl.run(model, CLIENTS, fl.FedAvg(lr=0.1), engine=engine, **settings)
     assert flat(mine.state["same"]).max() < 1e-15
     torch.testing.assert_close(flat(mine.state["x"]), flat(plain.state["x"]), rtol=1e-12, atol=1e-14)
+
+
+class Remembering(nn.Module):
+    """Shifts its input by a running mean of what it has seen, which it keeps in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(5))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.seen.mul_(0.9).add_(0.1 * inputs.detach().mean(0))
+        return inputs - self.seen
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_gradient_of_a_batch_begins_with_the_same_buffers(engine: str) -> None:
+    model = nn.Sequential(Remembering(), nn.Linear(5, 3)).double()
+    clients = [client(8), client(8)]  # of one size: a running mean would know padding
+    settings = {"rounds": 1, "batch_size": 4, "local": fl.Epochs(2), "device": "cpu"}
+    mine = fl.run(model, clients, Watched(lr=0.1), engine=engine, **settings)
+    assert flat(mine.state["same"]).max() < 1e-15
 
 
 @pytest.mark.parametrize("engine", ENGINES)

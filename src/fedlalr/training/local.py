@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Algorithm, Context, Slots
+from fedlalr.training.memory import forked_generators
 from fedlalr.training.work import Training
 
 
@@ -31,6 +32,16 @@ def other_gradients(
 ) -> dict[str, Tensor]:
     """The further gradients of a batch that a table asks for, by slot; clipped and decayed like the one at x."""
     return {name: _regularised(training, gradient_at(client[at]), client[at]) for name, at in wanted.items()}
+
+
+def without_drawing(gradient_at: Callable[[Tensor], Tensor], device: torch.device) -> Callable[[Tensor], Tensor]:
+    """A batch's gradient at any parameters, in which dropout leaves out what it will leave out at x afterwards."""
+
+    def at(x: Tensor) -> Tensor:
+        with forked_generators(device):
+            return gradient_at(x)
+
+    return at
 
 
 def _regularised(training: Training, gradient: Tensor, x: Tensor) -> Tensor:

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from fedlalr.algorithms.slots import Slots
 from fedlalr.data.batches import PADDING, plan
 from fedlalr.data.random import MODULES, key
-from fedlalr.training.local import finish, local_step, other_gradients
-from fedlalr.training.memory import forked_generators
+from fedlalr.training.local import finish, local_step, other_gradients, without_drawing
 from fedlalr.training.work import Buffers, Replies, Trace, Training, Work
 
 
@@ -82,16 +81,16 @@ class ReferenceEngine:
 
     def _with_others(self, state: Slots, inputs: Tensor, targets: Tensor) -> Slots:
         """The client's slots with the further gradients of its batch, which leave the module's buffers alone."""
+        training, buffers = self.training, get_buffers(self.training.model)
 
         def gradient_at(x: Tensor) -> Tensor:
             self._load(x)
-            return self._gradient(inputs, targets)[1]
+            gradient = self._gradient(inputs, targets)[1]
+            set_buffers(training.model, buffers)
+            return gradient
 
-        buffers = get_buffers(self.training.model)
-        with forked_generators(self.training.device):  # dropout leaves out the same numbers at x afterwards
-            others = other_gradients(self.training, self._others, state, gradient_at)
-        set_buffers(self.training.model, buffers)
-        return state.replace(**others)
+        at = without_drawing(gradient_at, training.device)
+        return state.replace(**other_gradients(training, self._others, state, at))
 
     def _gradient(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         training = self.training

@@ -20,8 +20,8 @@ from fedlalr.data.population import Population
 from fedlalr.training.graphs import StaticSteps, keeps_its_slots
 from fedlalr.training.in_place import InPlaceStep, in_place_step
 from fedlalr.training.linear_rounds import LinearRounds
-from fedlalr.training.local import finish, local_step, other_gradients
-from fedlalr.training.memory import Chunks, forked_generators, is_out_of_memory, keep_freed_memory
+from fedlalr.training.local import finish, local_step, other_gradients, without_drawing
+from fedlalr.training.memory import Chunks, is_out_of_memory, keep_freed_memory
 from fedlalr.training.reference import ReferenceEngine
 from fedlalr.training.stack import Stack, join_replies, stacked
 from fedlalr.training.stackable import choose_gradient
@@ -147,9 +147,8 @@ class StackedEngine:
         """One local step of the stack."""
         training, state = self.training, stack.state
         if self._others:
-            at = gradient_at(self._gradient, stack.buffers, batch)
-            with forked_generators(training.device):  # dropout leaves out the same numbers at x afterwards
-                state = state.replace(**other_gradients(training, self._others, state, at))
+            at = without_drawing(gradient_at(self._gradient, stack.buffers, batch), training.device)
+            state = state.replace(**other_gradients(training, self._others, state, at))
         losses, gradient, buffers = self._gradient(state.x, stack.buffers, batch)
         total = stack.total + losses
         if self._in_place is None:
