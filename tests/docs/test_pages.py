@@ -68,7 +68,7 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pyte
             example = doctest.DocTestParser().get_doctest(block.text, namespace, page.name, str(page), 0)
             assert doctest.DocTestRunner().run(example, clear_globs=False).failed == 0
         else:
-            exec(compile(block.text, str(page), "exec"), namespace)
+            exec(compile(block.text, str(page), "exec", dont_inherit=True), namespace)
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)
