@@ -9,6 +9,7 @@ from torch import nn
 import fedlalr as fl
 from conftest import make_clients, make_model
 from fedlalr.algorithms import Context, Slots
+from fedlalr.federation.rundir import RunDirectoryError
 from fedlalr.federation.trajectory import (
     QUANTILES,
     V_HAT_SQUARED,
@@ -77,6 +78,44 @@ def test_a_resumed_run_goes_on_with_its_trajectory(tmp_path):
     train(resumed, run_dir=tmp_path, resume=True)
     assert resumed.points == whole.points
     assert read_trajectory(path) == whole.points
+
+
+class Dies(Trajectory):
+    """Ends the process, as far as it can, when the traces of a round come."""
+
+    def on_traces(self, round, lr, traces):
+        if round == 2:
+            raise KeyboardInterrupt
+        super().on_traces(round, lr, traces)
+
+
+def test_no_round_is_missing_from_the_trajectory_wherever_a_run_broke_off(tmp_path):
+    whole, path = Trajectory([0, 1]), tmp_path / "trajectory.jsonl"
+    train(whole)
+    with pytest.raises(KeyboardInterrupt):
+        train(Dies([0, 1], path=path), run_dir=tmp_path)
+    train(Trajectory([0, 1], path=path), run_dir=tmp_path, resume=True)
+    assert read_trajectory(path) == whole.points
+
+
+def test_a_trajectory_cut_off_within_a_character_goes_on_and_one_with_other_damage_is_named(tmp_path):
+    whole, path = Trajectory([0, 1]), tmp_path / "trajectory.jsonl"
+    train(whole)
+    train(Trajectory([0, 1], path=path), rounds=2, run_dir=tmp_path)
+    line = path.read_bytes().splitlines()[0]
+    path.write_bytes(path.read_bytes() + line[: line.index("‖".encode()) + 1])
+    train(Trajectory([0, 1], path=path), rounds=3, run_dir=tmp_path, resume=True)
+    assert read_trajectory(path) == [point for point in whole.points if point.round <= 3]
+    path.write_bytes(b"\xff\n" + path.read_bytes())
+    with pytest.raises(RunDirectoryError, match=r"trajectory.jsonl is damaged: .*; put it back, or move it away"):
+        train(Trajectory([0, 1], path=path), run_dir=tmp_path, resume=True)
+
+
+def test_a_trajectory_that_cannot_be_written_is_told_like_any_file_of_the_run(tmp_path):
+    path = tmp_path / "trajectory.jsonl"
+    path.mkdir()
+    with pytest.raises(RunDirectoryError, match=r"trajectory.jsonl cannot be written: Is a directory"):
+        train(Trajectory([0], path=path), rounds=1, run_dir=tmp_path)
 
 
 def test_a_new_run_forgets_the_trajectory_of_another(tmp_path):

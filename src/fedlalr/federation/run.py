@@ -201,9 +201,9 @@ def run(
                 evaluation = evaluate_state(state, training, test, transform, ranks)
                 outcome.timing["evaluate"] = time.perf_counter() - evaluating
                 record = make_record(outcome, evaluation, lr, len(cohort), training, time.perf_counter() - began)
-                record = journal.add(state, record, last=t == rounds)
                 for observer in watching if outcome.traces else ():
-                    observer.on_traces(t, lr, outcome.traces)
+                    observer.on_traces(t, lr, outcome.traces)  # first: a round that is saved is not played again
+                record = journal.add(state, record, last=t == rounds)
                 stopped = show_round(watching, record, partial(trained_model, model, state, training))
                 if record.rejected and not told and ranks.is_first:
                     warnings.warn(_refusal(record), RepliesRefused, stacklevel=2)

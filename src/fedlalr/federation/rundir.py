@@ -88,7 +88,7 @@ class Journal:
     def __enter__(self) -> Journal:
         """Take the directory. A directory that holds a run is refused unless that run is to be resumed."""
         if self.path is not None:
-            with _explained(f"the run directory {self.path} cannot be written"):
+            with explained(f"the run directory {self.path} cannot be written"):
                 (self.path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
                 self._lock = FileLock(self.path / LOCK_FILE)
                 self._take_lock(self._lock)
@@ -126,7 +126,7 @@ class Journal:
             _check_choices(found, engine, self.path)
             self.choices = dict(found.choices)
             self.records = self._cut(found, self.path / METRICS_FILE)
-        with _explained(f"the run directory {self.path} cannot be written"):
+        with explained(f"the run directory {self.path} cannot be written"):
             self._file = FileIO(self.path / METRICS_FILE, "ab")
             self._append()
         for pattern in (".writing-*", ".stale-*"):  # what a process that was killed was about to write or remove
@@ -159,7 +159,7 @@ class Journal:
         offset, state, record = self._progress
         if state is None or self.path is None:
             return
-        with _explained(self._failed(state.round)):
+        with explained(self._failed(state.round)):
             if self._file is not None:
                 os.fsync(self._file.fileno())
             folder = self.path / CHECKPOINTS
@@ -185,7 +185,7 @@ class Journal:
         if record is None or self._file is None:
             return
         line = record.to_json().encode() + b"\n"
-        with _explained(self._failed(record.round)):
+        with explained(self._failed(record.round)):
             self._file.truncate(offset)
             rest = memoryview(line)
             while rest:
@@ -222,7 +222,7 @@ class Journal:
 
     def _cut(self, found: Checkpoint, file: Path) -> list[Record]:
         """Bring `metrics.jsonl` back to the checkpoint's round, and give the records of the rounds up to it."""
-        with _explained(f"{file} cannot be read"):
+        with explained(f"{file} cannot be read"):
             content = file.read_bytes() if file.exists() else b""
         if len(content) < found.offset:
             raise RunDirectoryError(
@@ -246,7 +246,7 @@ class Journal:
         else:
             records.append(found.record)
             self._progress = _Progress(offset=found.offset, unwritten=found.record)
-        with _explained(f"the run directory {self.path} cannot be written"):
+        with explained(f"the run directory {self.path} cannot be written"):
             if self._progress.offset < len(content):
                 os.truncate(file, self._progress.offset)
         return records
@@ -276,7 +276,7 @@ def clear_run(directory: str | Path) -> None:
     path = Path(directory)
     if not path.is_dir():
         return
-    with Journal(path, resume=True), _explained(f"the run directory {path} cannot be cleared"):
+    with Journal(path, resume=True), explained(f"the run directory {path} cannot be cleared"):
         (path / METRICS_FILE).unlink(missing_ok=True)
         shutil.rmtree(path / CHECKPOINTS)
 
@@ -320,7 +320,7 @@ def _record_in(line: bytes) -> Record | None:
 
 
 @contextmanager
-def _explained(what: str) -> Iterator[None]:
+def explained(what: str) -> Iterator[None]:
     """Turn what the operating system says into a sentence about the run directory."""
     try:
         yield

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import operator
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +20,8 @@ import torch
 
 from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.federation.observers import Observer, RunInfo
+from fedlalr.federation.rundir import RunDirectoryError, explained
+from fedlalr.federation.tensor_file import write_bytes
 from fedlalr.training.work import Probe, Trace
 
 TRAJECTORY_FILE = "trajectory.jsonl"
@@ -92,14 +94,16 @@ class Trajectory(Observer):
             raise ValueError(
                 f"a trajectory was asked for in round {max(self.rounds)}, but the run has {info.rounds} rounds"
             )
+        if self.path is not None and info.first_round > 1:
+            self.points = self._recorded(self.path)
+        self.points = [point for point in self.points if point.round < info.first_round]
         if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        known = read_trajectory(self.path) if self.path is not None else self.points
-        self.points = [point for point in known if point.round < info.first_round]
-        if self.path is not None and (self.points or self.path.exists()):
-            temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-            temporary.write_text("".join(map(_line, self.points)), encoding="utf-8")
-            temporary.replace(self.path)
+            with explained(f"the trajectory {self.path} cannot be written"):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                if self.points or self.path.exists():
+                    temporary = self.path.with_name(f".{self.path.name}.writing")
+                    write_bytes(temporary, _lines(self.points))
+                    temporary.replace(self.path)
 
     def probe(self, round: int) -> Probe | None:
         return MomentProbe(self.clients) if self._wants(round) else None
@@ -113,8 +117,16 @@ class Trajectory(Observer):
         new = [Point(round, trace.client, trace.step, trace.values) for trace in traces]
         self.points += new
         if self.path is not None:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write("".join(map(_line, new)))
+            with explained(f"the trajectory {self.path} cannot be written"), self.path.open("ab") as file:
+                file.write(_lines(new))
+                file.flush()
+                os.fsync(file.fileno())  # the checkpoint of this round may be on the disk before this file otherwise
+
+    def _recorded(self, path: Path) -> list[Point]:
+        try:
+            return read_trajectory(path)
+        except (OSError, ValueError) as error:
+            raise RunDirectoryError(f"{error}; put it back, or move it away to go on without it") from error
 
     def _wants(self, round: int) -> bool:
         return self.rounds is None or round in self.rounds
@@ -124,9 +136,12 @@ def read_trajectory(path: str | Path) -> list[Point]:
     """The points of a file; none where there is no file. A last line that was not written to its end is left out."""
     if not Path(path).is_file():
         return []
-    lines = Path(path).read_text(encoding="utf-8").split("\n")[:-1]
-    return [Point(**json.loads(line)) for line in lines]
+    lines = Path(path).read_bytes().split(b"\n")[:-1]  # before they are decoded: the end may be half a character
+    try:
+        return [Point(**json.loads(line)) for line in lines]
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"the trajectory {path} is damaged: {error}") from error
 
 
-def _line(point: Point) -> str:
-    return json.dumps(point._asdict(), ensure_ascii=False) + "\n"
+def _lines(points: Iterable[Point]) -> bytes:
+    return "".join(json.dumps(point._asdict(), ensure_ascii=False) + "\n" for point in points).encode()
