@@ -8,6 +8,7 @@ import pytest
 from fedlalr import config
 from fedlalr.config.jobs import Event, Job, _settle, default_workers, run_jobs
 from fedlalr.federation import Observer, Record
+from fedlalr.federation.rundir import RunDirectoryError
 from settings import replaced
 
 SMALL = ("rounds=2", "partition.clients=12", "clients_per_round=2", "local.steps=1", "engine=reference")
@@ -65,6 +66,24 @@ def test_a_failed_round_is_an_outcome_and_the_others_go_on(tmp_path: Path) -> No
     assert bad["status"] == "failed"
     assert good["status"] == "finished"
     assert [event.reused for event in run(jobs)] == [True, True]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits as POSIX has them")
+def test_a_run_that_the_disk_stopped_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    import resource
+
+    stopped, limits = job(tmp_path / "0"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))  # enough for all files but the tensors
+    try:
+        with pytest.raises(RunDirectoryError, match="File too large"):
+            run([stopped])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    summary = stopped.directory.summary()
+    assert summary is not None
+    assert summary["status"] == "interrupted"
+    assert [event.reused for event in run([stopped])] == [False]
+    assert len(stopped.directory.records()) == 2
 
 
 def test_two_at_a_time_give_what_one_at_a_time_gives_and_an_error_ends_them(tmp_path: Path) -> None:

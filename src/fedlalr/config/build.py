@@ -48,8 +48,8 @@ PLAIN = (
     "checkpoint_every",
 )
 """Settings that are arguments of `fl.run` under the same name."""
-FAILURES = (ValueError, TypeError, RunDirectoryError, RoundFailed)
-"""What makes a run that has begun a failed one; other errors interrupt it."""
+FAILURES = (ValueError, TypeError, RoundFailed)
+"""What makes a run that has begun a failed one; other errors interrupt it, as a full disk does: it goes on later."""
 
 
 def build_population(config: Config) -> Population:

@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
@@ -209,7 +210,8 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 def _settle(arrivals: Synchronized[int], workers: int) -> None:
     """Prepare a worker: its own share of the processors, so that no engine takes them all; Ctrl-C is for the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if (parent := multiprocessing.parent_process()) is not None:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     with arrivals.get_lock():
         mine = arrivals.value % workers
         arrivals.value += 1
@@ -217,10 +219,8 @@ def _settle(arrivals: Synchronized[int], workers: int) -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[mine::workers])
 
 
-def _end_with_parent() -> None:
+def _end_with(parent: BaseProcess) -> None:
     """End this process when its parent is gone: killed, it ends no worker, and their runs would keep their folders."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None  # a worker has one
     parent.join()
     os._exit(1)  # at any instant, as runs can take
 
