@@ -15,7 +15,7 @@ import torch
 import typer
 
 import fedlalr as fl
-from fedlalr import config
+from fedlalr import config, flower
 from fedlalr.cli import app
 from fedlalr.config import Config
 
@@ -121,7 +121,7 @@ def test_the_page_on_the_api_names_every_argument_of_run() -> None:
 def test_every_public_name_is_documented() -> None:
     reference = set(re.findall(r"^::: [\w.]+\.(\w+)$", (DOCS / "api.md").read_text(encoding="utf-8"), flags=re.M))
     methods = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "algorithms").glob("*.md"))
-    for name in {*fl.__all__, *fl.theory.__all__} - {"data", "models", "theory", "ASSUMPTIONS"}:
+    for name in {*fl.__all__, *fl.theory.__all__, *flower.__all__} - {"data", "models", "theory", "ASSUMPTIONS"}:
         assert name in reference or f"fl.{name}(" in methods, name
 
 
