@@ -152,7 +152,8 @@ class StackedEngine:
         losses, gradient, buffers = self._gradient(state.x, stack.buffers, batch)
         total = stack.total + losses
         if self._in_place is None:
-            return Stack(local_step(training, state, gradient, broadcast, context), buffers, total)
+            new = local_step(training, state, gradient, broadcast, context)  # a slot of it may be the broadcast one
+            return Stack(new.map(lambda slot: stacked(slot, stack.size)), buffers, total)
         self._in_place(
             state,
             gradient,
