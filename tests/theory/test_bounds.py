@@ -1,12 +1,14 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlalr.theory import (
     Problem,
+    communication,
     constants,
     corollary1,
     corollary2,
@@ -215,3 +217,25 @@ def test_wrong_requests_are_refused(call, word):
 def test_asking_for_a_term_that_is_not_there_names_those_that_are():
     with pytest.raises(KeyError, match="initial gap"):
         theorem1(PLAIN, **RUN)["noise"]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("whole", [np.int32, np.int64])
+def test_narrow_numbers_of_numpy_do_not_overflow_in_the_formulas(whole):
+    """600,000² and 2,000³ do not fit into 32 bits, and (1e-7)⁶ not into a float32."""
+    wide = replace(PLAIN, d=600_000, eps=0.25)
+    narrow = replace(PLAIN, d=whole(600_000), eps=np.float32(0.25))
+    assert constants(narrow) == constants(wide)
+    assert math.isfinite(constants(replace(PLAIN, eps=np.float32(1e-7))).C4_2)
+    run, same = {"N": 2_000, "K": 300}, {"N": whole(2_000), "K": whole(300)}
+    assert rounds_to_speedup(narrow, **same) == rounds_to_speedup(wide, **run)
+    assert theorem1(narrow, **same, T=whole(10**8)) == theorem1(wide, **run, T=10**8)
+    assert theorem2(narrow, N=same["N"], intervals=[1, 2]) == theorem2(wide, N=run["N"], intervals=[1, 2])
+    assert communication(0.01, **same, params=narrow.d) == communication(0.01, **run, params=wide.d)
+
+
+def test_numbers_beyond_double_precision_are_told_or_infinite_but_raise_nothing_of_pythons_own():
+    with pytest.raises(ValueError, match="do not fit into double precision"):
+        theorem1(replace(PLAIN, G_inf=1e200), **RUN)
+    assert theorem1(PLAIN, **RUN, alpha=1e200).total == math.inf
+    assert rounds_to_speedup(replace(PLAIN, gap=1e-200, sigma=0.0), N=4, K=3) == math.inf

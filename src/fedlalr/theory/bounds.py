@@ -15,7 +15,7 @@ import numpy as np
 
 from fedlalr.theory import checks
 from fedlalr.theory.problem import Constants, Problem, constants
-from fedlalr.theory.step_sizes import StepSize, adaptive_step_size, largest_smoothness, step_size
+from fedlalr.theory.step_sizes import StepSize, cap, largest_smoothness, smaller
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,12 @@ def theorem1(
     The statement has 1/T and αN/T where the last line of the proof has 1/(KT) and αN/(KT).
     """
     checks.choice("form", form, ("statement", "proof"))
-    step = step_size(N=N, K=K, T=T, eps=problem.eps, L=problem.L)
-    return _bound("Theorem 1", form, problem, step, _Run(N, K, T, K * T, "KT"), alpha)
+    return _bound("Theorem 1", form, problem, _equal_rounds(N, K, T), alpha)
 
 
 def corollary1(problem: Problem, *, N: int, K: int, T: int) -> Bound:
     """Corollary 1: C1/√(NKT) + C2 N/(KT) + C3/(KT) + C4 (N/(KT))^1.5, which needs α = √(N/(KT)) below the cap."""
-    step = step_size(N=N, K=K, T=T, eps=problem.eps, L=problem.L)
-    return _bound("Corollary 1", "constants", problem, step, _Run(N, K, T, K * T, "KT"))
+    return _bound("Corollary 1", "constants", problem, _equal_rounds(N, K, T))
 
 
 def corollary2(
@@ -96,8 +94,7 @@ def corollary2(
 ) -> Bound:
     """Corollary 2, momentum restarted in every round: the proof of Theorem 1 without the K² part of its α² term."""
     checks.choice("form", form, ("proof", "constants"))
-    step = step_size(N=N, K=K, T=T, eps=problem.eps, L=problem.L)
-    return _bound("Corollary 2", form, problem, step, _Run(N, K, T, K * T, "KT"), alpha, restart=True)
+    return _bound("Corollary 2", form, problem, _equal_rounds(N, K, T), alpha, restart=True)
 
 
 def theorem2(
@@ -114,8 +111,8 @@ def theorem2(
     """
     checks.choice("form", form, ("proof", "constants"))
     K = checks.intervals(intervals)
-    step = adaptive_step_size(N=N, intervals=K, eps=problem.eps, L=problem.L)
-    return _bound("Theorem 2", form, problem, step, _Run(N, int(K[-1]), len(K), int(K.sum()), "ΣK"), alpha)
+    run = _Run(checks.count("N", N), int(K[-1]), len(K), int(K.sum()), "ΣK")
+    return _bound("Theorem 2", form, problem, run, alpha)
 
 
 def rounds_to_speedup(problem: Problem, *, N: int, K: int, restart: bool = False) -> float:
@@ -123,17 +120,12 @@ def rounds_to_speedup(problem: Problem, *, N: int, K: int, restart: bool = False
 
     For large N it is the term N/(KT) that decides: it asks for KT ≥ N³ (C2/C1)².
     """
-    checks.count("N", N)
-    checks.count("K", K)
+    N, K = checks.count("N", N), checks.count("K", K)
     parts = constants(problem, restart=restart)
     if parts.C1 == 0:
         raise ValueError("with gap = 0 and sigma = 0 the first term is 0 and never the largest; give one of them")
-    steps = (
-        N**3 * (parts.C2(K) / parts.C1) ** 2,
-        N * (parts.C3(K) / parts.C1) ** 2,
-        N**2 * parts.C4(K) / parts.C1,
-    )
-    return max(steps) / K
+    second, third, fourth = (constant / parts.C1 for constant in (parts.C2(K), parts.C3(K), parts.C4(K)))
+    return max(N**3 * second * second, N * third * third, N**2 * fourth) / K
 
 
 class _Run(NamedTuple):
@@ -151,16 +143,15 @@ class _Run(NamedTuple):
         return f"({self.name})" if self.name == "KT" else self.name
 
 
+def _equal_rounds(N: int, K: int, T: int) -> _Run:
+    N, K, T = checks.count("N", N), checks.count("K", K), checks.count("T", T)
+    return _Run(N, K, T, K * T, "KT")
+
+
 def _bound(
-    source: str,
-    form: str,
-    problem: Problem,
-    step: StepSize,
-    run: _Run,
-    alpha: float | None = None,
-    restart: bool = False,
+    source: str, form: str, problem: Problem, run: _Run, alpha: float | None = None, restart: bool = False
 ) -> Bound:
-    parts = constants(problem, restart=restart)
+    step, parts = smaller(run.N, run.steps, cap(eps=problem.eps, L=problem.L)), constants(problem, restart=restart)
     if alpha is not None:
         if form == "constants":
             raise ValueError(f'form="constants" has α = √(N/{run.below}) built in; leave alpha out or use form="proof"')
@@ -174,7 +165,7 @@ def _terms(parts: Constants, alpha: float, run: _Run, form: str) -> tuple[Term, 
     below, divisor = ("T", run.T) if form == "statement" else (run.below, run.steps)
     return (
         Term("initial gap", parts.gap, 1 / (alpha * run.steps)),
-        Term("α²", parts.C2(run.K), alpha**2),
+        Term("α²", parts.C2(run.K), alpha * alpha),
         Term(f"1/{below}", parts.C3(run.K), 1 / divisor),
         Term(f"αN/{below}", parts.C4(run.K), alpha * run.N / divisor),
         Term("α/N", parts.noise, alpha / run.N),

@@ -96,8 +96,8 @@ def communication(
     `growing` are the start and the base of K_t = start + ⌊log_base t⌋.
     """
     checks.choice("momentum", momentum, tuple(VECTORS))
-    checks.count("params", params)
-    checks.count("bytes_per_value", bytes_per_value)
+    N, params = checks.count("N", N), checks.count("params", params)
+    bytes_per_value = checks.count("bytes_per_value", bytes_per_value)
     if growing is not None and (not isinstance(growing, tuple) or len(growing) != 2):
         raise ValueError(f"growing must be a pair (start, base), such as (3, 4.0), not {growing!r}")
     if K is not None and growing is not None:

@@ -39,11 +39,12 @@ class Problem:
     beta1: float = 0.9
 
     def __post_init__(self) -> None:
+        # Python's numbers from here on: NumPy's narrow ones overflow in the formulas, whole ones without a word.
         for name in ("L", "G_inf", "eps"):
-            checks.positive(name, getattr(self, name))
+            object.__setattr__(self, name, checks.positive(name, getattr(self, name)))
         for name in ("sigma", "gap", "beta1"):
-            checks.not_negative(name, getattr(self, name))
-        checks.count("d", self.d)
+            object.__setattr__(self, name, checks.not_negative(name, getattr(self, name)))
+        object.__setattr__(self, "d", checks.count("d", self.d))
         if self.beta1 >= 1:
             raise ValueError(f"beta1 must lie in [0, 1), not {self.beta1!r}")
         if self.eps > self.G_inf:
@@ -94,9 +95,9 @@ class Constants:
 def constants(problem: Problem, *, restart: bool = False) -> Constants:
     """Evaluate the constants. With `restart`, momentum starts from zero in every round, and C2,2 falls away."""
     L, G, d, eps, beta1 = problem.L, problem.G_inf, problem.d, problem.eps, problem.beta1
-    room = G**2 - eps**2  # as far as a second moment can move
     rest = 1 - beta1
     try:
+        room = G**2 - eps**2  # as far as a second moment can move
         parts = Constants(
             gap=2 * G * problem.gap,
             noise=2 * G * 5 * L * d * problem.sigma**2 / (4 * eps**2),

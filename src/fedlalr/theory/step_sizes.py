@@ -53,13 +53,13 @@ def step_size(*, N: int, K: int, T: int, eps: float, L: float) -> StepSize:
     0.02
     """
     steps = checks.count("K", K) * checks.count("T", T)
-    return _smaller(checks.count("N", N), steps, cap(eps=eps, L=L))
+    return smaller(checks.count("N", N), steps, cap(eps=eps, L=L))
 
 
 def adaptive_step_size(*, N: int, intervals: Sequence[int] | np.ndarray, eps: float, L: float) -> StepSize:
     """α = min(√(N/ΣK_t), 3ε/(20L)) of Theorem 2, for the local steps K_0 … K_{T−1} of every round."""
     steps = int(checks.intervals(intervals).sum())
-    return _smaller(checks.count("N", N), steps, cap(eps=eps, L=L))
+    return smaller(checks.count("N", N), steps, cap(eps=eps, L=L))
 
 
 MOST_ROUNDS = 10**8
@@ -83,6 +83,7 @@ def log_intervals(T: int, *, start: int, base: float) -> NDArray[np.int64]:
     return np.searchsorted(np.array(powers), np.arange(1, T + 1), side="right") + start
 
 
-def _smaller(N: int, steps: int, largest: float) -> StepSize:
+def smaller(N: int, steps: int, largest: float) -> StepSize:
+    """The step size of N clients that make so many local steps each, by a cap."""
     uncapped = math.sqrt(N / steps)
     return StepSize(alpha=min(uncapped, largest), uncapped=uncapped, cap=largest)
