@@ -10,6 +10,7 @@ from typing import Any
 from fedlalr.federation import Record
 from fedlalr.report.comparison import MEGABYTE, Curve, compare
 from fedlalr.report.groups import Group, differing
+from fedlalr.report.losses import losses_table
 from fedlalr.report.runs import ReportedRun
 from fedlalr.report.tables import Table, comparison_table
 
@@ -43,27 +44,45 @@ def _run_row(label: str, run: ReportedRun) -> tuple[str, ...]:
         f"{accuracies[-1]:.1%}" if accuracies else "–",
         f"{max(accuracies):.1%}" if accuracies else "–",
         f"{records[-1].loss:.3f}" if records else "–",
-        f"{sum(record.sent_up for record in records) / MEGABYTE:.1f}",
-        f"{sum(record.sent_down for record in records) / MEGABYTE:.1f}",
+        _megabytes(sum(record.sent_up for record in records)),
+        _megabytes(sum(record.sent_down for record in records)),
         f"{sum(record.seconds for record in records):.1f}",
         str(len(run.refusals)),
         run.state,
     )
 
 
+def _megabytes(sent: int) -> str:
+    """
+    >>> _megabytes(12_345_678), _megabytes(4_321), _megabytes(0)
+    ('12.3', '0.0043', '0')
+    """
+    return f"{sent / MEGABYTE:.1f}" if sent >= MEGABYTE / 10 else f"{sent / MEGABYTE:.2g}"
+
+
 def comparison_section(groups: Sequence[Group]) -> Table | None:
-    """Groups against each other; None unless there are several, of the same data and seeds, with an accuracy."""
-    if any(name.startswith(("data", "partition")) for name in differing([group.settings for group in groups])):
+    """Groups against each other, by accuracy or, where there is none, by loss; None unless there are several groups, of
+    the same data and seeds."""
+    if any(name.startswith(("data", "partition", "test")) for name in differing([group.settings for group in groups])):
         return None
     seeds = {tuple(run.seed for run in group.runs) for group in groups}
     accuracies = [record.accuracy for group in groups for run in group.runs for record in run.records]
-    if len(groups) < 2 or len(seeds) != 1 or not accuracies or None in accuracies:
+    if len(groups) < 2 or len(seeds) != 1 or not accuracies:
+        return None
+    if set(accuracies) == {None}:
+        return None if len(set(map(_loss_of, groups))) > 1 else losses_table(groups)
+    if None in accuracies:
         return None
     targets = {run.config.target if run.config else None for group in groups for run in group.runs}
     curves = {group.label: [Curve(run.records, run.failure) for run in group.runs] for group in groups}
     return comparison_table(
         compare(curves, {label: {} for label in curves}, targets.pop() if len(targets) == 1 else None)
     )
+
+
+def _loss_of(group: Group) -> str:
+    """Which loss it minimises: values of different losses are not compared."""
+    return json.dumps([value for name, value in group.settings.items() if name.partition(".")[0] == "loss"])
 
 
 def settings_table(groups: Sequence[Group]) -> Table:

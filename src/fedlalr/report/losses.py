@@ -1,0 +1,73 @@
+"""Methods side by side where there is no accuracy: the loss they end with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fedlalr.federation import Record
+from fedlalr.report.comparison import Curve
+from fedlalr.report.groups import Group
+from fedlalr.report.statistics import Interval, paired_difference, spread
+from fedlalr.report.tables import Table
+
+
+def losses_table(groups: Sequence[Group]) -> Table:
+    """The final loss of each group over its seeds, the lowest first, with the difference to the lowest."""
+    finals = {
+        group.label: [run.records[-1].loss if run.records else math.nan for run in group.runs] for group in groups
+    }
+    order = sorted(groups, key=lambda group: _mean(finals[group.label]))
+    best = finals[order[0].label]
+    differences = [_difference(finals[group.label], best) for group in order[1:]]
+    rows = [_row(group, finals[group.label], to) for group, to in zip(order, [None, *differences], strict=True)]
+    heading = ("method", "final loss", "difference to lowest [95 %]", "MB sent", "seconds")
+    return Table(heading, tuple(rows), tuple(_notes(order, differences)))
+
+
+def _final(records: Sequence[Record]) -> float:
+    return records[-1].loss if records else math.nan
+
+
+def _mean(finals: Sequence[float]) -> float:
+    """What is not finite comes last."""
+    mean = spread(finals).mean
+    return mean if math.isfinite(mean) else math.inf
+
+
+def _difference(mine: Sequence[float], best: Sequence[float]) -> Interval | None:
+    return paired_difference(mine, best) if all(map(math.isfinite, (*mine, *best))) else None
+
+
+def _row(group: Group, finals: Sequence[float], to_best: Interval | None) -> tuple[str, ...]:
+    curves = [Curve(run.records) for run in group.runs]
+    megabytes = spread([(curve.megabytes() or [0.0])[-1] for curve in curves]).mean
+    seconds = spread([(curve.seconds() or [0.0])[-1] for curve in curves]).mean
+    loss, deviation = spread(finals)
+    shown = f"{loss:.4g}" if deviation is None else f"{loss:.4g} ± {deviation:.2g}"
+    return (group.label, shown, _interval(to_best), f"{megabytes:.3g}", f"{seconds:.3g}")
+
+
+def _interval(value: Interval | None) -> str:
+    if value is None:
+        return "–"
+    if value.low is None or value.high is None:
+        return f"{value.mean:+.3g}"
+    return f"{value.mean:+.3g} [{value.low:+.3g}, {value.high:+.3g}]"
+
+
+def _notes(order: Sequence[Group], differences: Sequence[Interval | None]) -> list[str]:
+    seeds = len(order[0].runs)
+    records = [record for group in order for run in group.runs for record in run.records]
+    notes = []
+    if all(record.loss == record.train_loss for record in records):
+        notes.append("Without a test set this is the training loss, of the clients that took part in the last round.")
+    if seeds == 1:
+        return [*notes, "One seed: there is no spread to judge a difference by."]
+    notes.append(
+        f"± is the standard deviation over {seeds} seeds. Differences are paired by seed, with Student's 95 % "
+        f"interval, not adjusted for several comparisons."
+    )
+    pairs = zip(order[1:], differences, strict=True)
+    ties = [group.label for group, to in pairs if to is not None and not to.excludes_zero]
+    return [*notes, f"Not told apart from {order[0].label} by {seeds} seeds: {'; '.join(ties)}."] if ties else notes

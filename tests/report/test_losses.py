@@ -1,0 +1,66 @@
+"""Runs without an accuracy are compared by the loss they end with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fedlalr as fl
+from fedlalr.report.groups import group_runs
+from fedlalr.report.html import write_report
+from fedlalr.report.losses import losses_table
+from fedlalr.report.runs import ReportedRun
+from fedlalr.report.sections import comparison_section
+from report.curves import curve
+
+
+def reported(method: str, seed: int, loss: float, other: Mapping[str, object] | None = None) -> ReportedRun:
+    (record,) = curve([None]).records
+    facts = {"algorithm": method, "seed": seed, "data.inputs": "30 samples", "loss": "mse_loss", **(other or {})}
+    return ReportedRun(Path(f"{method}-{seed}"), [replace(record, loss=loss, train_loss=1.0)], facts=facts)
+
+
+def test_the_lowest_loss_comes_first_with_paired_differences() -> None:
+    runs = [reported("FedAvg", seed, loss) for seed, loss in enumerate((0.5, 0.7, 0.6))]
+    runs += [reported("SCAFFOLD", seed, loss) for seed, loss in enumerate((0.3, 0.4, 0.35))]
+    runs += [reported("FedProx", seed, loss) for seed, loss in enumerate((0.5, 0.3, 0.4))]
+    table = comparison_section(group_runs(runs))
+    assert table is not None
+    assert [row[0] for row in table.rows] == ["SCAFFOLD", "FedProx", "FedAvg"]
+    assert table.rows[0][1:3] == ("0.35 ± 0.05", "–")
+    assert table.rows[2][2] == "+0.25 [+0.126, +0.374]"
+    assert table.notes[-1] == "Not told apart from SCAFFOLD by 3 seeds: FedProx."
+
+
+def test_what_is_not_finite_comes_last_and_differs_by_nothing() -> None:
+    runs = [reported("FedAvg", 0, float("nan")), reported("SCAFFOLD", 0, 0.5)]
+    table = losses_table(group_runs(runs))
+    assert [row[:3] for row in table.rows] == [("SCAFFOLD", "0.5", "–"), ("FedAvg", "nan", "–")]
+    assert table.notes == ("One seed: there is no spread to judge a difference by.",)
+
+
+@pytest.mark.parametrize("other", [{"loss": "l1_loss"}, {"data.inputs": "40"}, {"test.inputs": "9"}, {"seed": 1}])
+def test_runs_of_another_loss_other_data_or_another_seed_are_not_compared(other: dict[str, object]) -> None:
+    runs = [reported("FedAvg", 0, 0.5), reported("SCAFFOLD", 0, 0.4, other)]
+    assert comparison_section(group_runs(runs)) is None
+
+
+@pytest.mark.parametrize("with_test", [True, False])
+def test_the_page_of_a_regression_compares_its_methods(tmp_path: Path, with_test: bool) -> None:
+    inputs = torch.randn(4, 20, 1, generator=torch.Generator().manual_seed(0))
+    clients = [(own, 3 * own) for own in inputs]
+    for method in (fl.FedAvg(lr=0.05), fl.FedLALR(lr=0.05)):
+        for seed in (0, 1):
+            fl.run(
+                nn.Linear(1, 1), clients, method, rounds=2, seed=seed, loss=nn.functional.mse_loss,
+                test=clients[0] if with_test else None, run_dir=tmp_path / type(method).__name__ / str(seed),
+            )  # fmt: skip
+    text = write_report([tmp_path], tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<h3>Methods compared</h3>" in text
+    assert "final loss" in text
+    assert ("this is the training loss" in text) is not with_test
