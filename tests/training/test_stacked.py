@@ -106,6 +106,20 @@ def test_a_loss_that_is_no_mean_over_samples_is_refused_only_where_batches_would
     assert_same_outcomes(federate("stacked", training), federate("reference", training))
 
 
+@pytest.mark.parametrize("model", ["perceptron", "groupnorm"])
+def test_a_loss_of_one_number_in_a_row_is_stacked_in_chunks_of_any_size(model):
+    def row(outputs, targets):
+        return F.cross_entropy(outputs, targets).reshape(1)
+
+    training = make_training(model, loss=row)
+    with started("stacked", training) as (engine, private):
+        engine.chunk = 3
+        given = play_round(initial_state(private), torch.arange(4), 0.05, engine, private, Rules())
+    with started("reference", training) as (engine, private):
+        wanted = play_round(initial_state(private), torch.arange(4), 0.05, engine, private, Rules())
+    assert_same_outcomes([given], [wanted])
+
+
 def test_a_refusal_names_what_to_do_when_the_engine_was_asked_for():
     with pytest.raises(CannotStack, match=r"engine='stacked' cannot train this job.*Use engine='auto'"):
         create_engine("stacked", with_model(Recurrent()), cohort=3)

@@ -17,6 +17,12 @@ IGNORED_LABEL = -100
 """The label that torch's losses over classes pass over unless they are told another one."""
 
 
+def mean_loss(loss: Loss, outputs: object, targets: Tensor, mask: Tensor | None) -> Tensor:
+    """The user's loss of a batch as one number, of which some samples may be padding."""
+    value = loss(outputs, targets) if mask is None else masked_loss(loss, outputs, targets, mask)
+    return value.reshape(())  # a loss may be one number in a row
+
+
 def masked_loss(loss: Loss, outputs: object, targets: Tensor, mask: Tensor) -> Tensor:
     """The user's loss over the samples that `mask` (bool `[B]`) keeps, for a loss that is a mean over samples.
 
@@ -29,7 +35,7 @@ def masked_loss(loss: Loss, outputs: object, targets: Tensor, mask: Tensor) -> T
         return loss(outputs, targets.masked_fill(padding, ignored))
 
     def alone(output: object, target: Tensor) -> Tensor:
-        return loss(tree_map(lambda tensor: tensor[None], output), target[None])
+        return loss(tree_map(lambda tensor: tensor[None], output), target[None]).reshape(())
 
     each = vmap(alone, randomness="different")(outputs, targets)
     return torch.where(mask, each, 0.0).sum() / mask.sum().clamp(min=1)

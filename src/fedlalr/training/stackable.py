@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from fedlalr.training.masked_loss import mean_loss
 from fedlalr.training.memory import forked_generators
 from fedlalr.training.no_dropout import NoDropout
 from fedlalr.training.reference import get_buffers, set_buffers
@@ -147,7 +148,7 @@ class Trial:
         parameters = [p for p in model.parameters() if p.requires_grad]
         try:
             with torch.autocast(training.device.type, training.compute, enabled=training.compute is not None):
-                loss = training.loss(model(self.inputs[:count]), self.targets[:count])
+                loss = mean_loss(training.loss, model(self.inputs[:count]), self.targets[:count], mask=None)
             slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
         except Exception as error:
             raise CannotStack(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedlalr.training.masked_loss import masked_loss
+from fedlalr.training.masked_loss import mean_loss
 from fedlalr.training.stacked_forms import StackedForward
 from fedlalr.training.work import Buffers, Training
 
@@ -74,5 +74,4 @@ class ForwardGradient:
 
     def _loss(self, outputs: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
         """One client's loss."""
-        loss = self.training.loss
-        return loss(outputs, targets) if mask is None else masked_loss(loss, outputs, targets, mask)
+        return mean_loss(self.training.loss, outputs, targets, mask)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.func import grad_and_value, vmap
 
-from fedlalr.training.masked_loss import IGNORED_LABEL, masked_loss
+from fedlalr.training.masked_loss import IGNORED_LABEL, mean_loss
 from fedlalr.training.stacked_feed import Shape
 from fedlalr.training.stacked_gradient import Batch
 from fedlalr.training.work import Buffers, Loss, Training
@@ -167,8 +167,7 @@ class LinearGradient:
         return transposed
 
     def _loss(self, logits: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
-        loss = self.training.loss
-        return loss(logits, targets) if mask is None else masked_loss(loss, logits, targets, mask)
+        return mean_loss(self.training.loss, logits, targets, mask)
 
 
 def is_plain_cross_entropy(loss: Loss) -> bool:
