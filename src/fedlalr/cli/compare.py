@@ -13,7 +13,7 @@ import typer
 from fedlalr.cli.compare_plan import Part, in_words, refuse_others, replacing
 from fedlalr.cli.compare_table import show
 from fedlalr.cli.errors import FAILED, told_how_to_go_on
-from fedlalr.cli.options import Arguments, Json, Quiet, fetch_if_needed, progress_console, split_arguments
+from fedlalr.cli.options import MOST_SEEDS, Arguments, Json, Quiet, fetch_if_needed, progress_console, split_arguments
 from fedlalr.cli.variations import parse_variations
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def compare(
         typer.Option(help="Methods, with commas between them.", show_default="those the preset has settings for"),
     ] = None,
     seeds: Annotated[
-        int, typer.Option(min=1, help="Runs of each method; seeds count up from the configuration's.")
+        int, typer.Option(min=1, max=MOST_SEEDS, help="Runs of each method; seeds count up from the configuration's.")
     ] = 3,
     target: Annotated[
         float | None,
@@ -47,7 +47,7 @@ def compare(
         bool,
         typer.Option("--grid", help="First tune every method's rates, by equally many settings on held-out samples."),
     ] = False,
-    grid_seeds: Annotated[int, typer.Option(min=1, help="Runs of each setting of the grid.")] = 2,
+    grid_seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="Runs of each setting of the grid.")] = 2,
     vary: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=A,B", help="Compare once for every value; several combine.", show_default=False),

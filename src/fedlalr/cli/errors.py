@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ import typer
 from typer.core import TyperGroup
 
 FAILED, USAGE, NO_DATA, INTERRUPTED = 1, 2, 3, 130
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What the operating system says when a file could be used, but not now."""
 
 
 class InterruptTold(KeyboardInterrupt):
@@ -48,7 +51,7 @@ class Commands(TyperGroup):
             code = exit_code(error)
             if code is None:
                 raise
-            complain(f"error: {error}")
+            complain(f"error: {told(error)}")
             raise typer.Exit(code) from error
 
 
@@ -68,7 +71,21 @@ def exit_code(error: Exception) -> int | None:
         return USAGE
     if isinstance(error, RoundFailed | RunDirectoryError | RankFailed | WorkerDied | ProcessDied):
         return FAILED
+    if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
+        return FAILED
+    if isinstance(error, OSError) and error.filename is not None:
+        return USAGE
     return None
+
+
+def told(error: Exception) -> str:
+    """An error in words; of the operating system's, which file it is about, where that is known."""
+    if not isinstance(error, OSError) or error.errno is None:
+        return str(error)
+    if error.errno in _OF_THE_DISK:
+        where = "" if error.filename is None else f" ({error.filename})"
+        return f"a file cannot be written{where}: {error.strerror}; make room, then the same command goes on from here"
+    return f"{error.filename} cannot be used: {error.strerror}"
 
 
 def complain(message: str) -> None:

@@ -11,6 +11,9 @@ from rich.console import Console
 if TYPE_CHECKING:
     from fedlalr.config import Config
 
+MOST_SEEDS = 10_000
+"""A number above this is a slip of the finger, and the plan of so many runs alone would fill the memory."""
+
 Arguments = Annotated[
     list[str] | None,
     typer.Argument(

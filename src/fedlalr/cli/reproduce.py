@@ -14,7 +14,7 @@ import typer
 
 from fedlalr.cli.errors import FAILED, NO_DATA, told_how_to_go_on
 from fedlalr.cli.files import as_file_name
-from fedlalr.cli.options import Json, Quiet, check_device, progress_console
+from fedlalr.cli.options import MOST_SEEDS, Json, Quiet, check_device, progress_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,7 +74,7 @@ def reproduce(
     scale: Annotated[
         ScaleName, typer.Option(help="smoke: in small, for two cores, in minutes. paper: the paper's setting.")
     ] = ScaleName.smoke,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of every curve.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="Runs of every curve.")] = 1,
     methods: Annotated[
         str | None,
         typer.Option(help="Run only these; the figure still shows what is finished of others.", show_default="all six"),

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+_LONGEST_SHOWN = 200
+"""Characters of a setting that an error repeats."""
+
 
 @dataclass(frozen=True)
 class Variation:
@@ -55,7 +58,7 @@ def _axis(text: str) -> tuple[str, list[Any]]:
         raise _unusable(text, "seeds are varied by --seeds")
     try:
         values = parse(written if written.lstrip().startswith("[") else f"[{written}]")
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter two for endless numbers and nesting
         raise _unusable(text, f"its values cannot be read: {error}") from error
     if not isinstance(values, list) or not values or None in values:
         raise _unusable(text, "write the values with commas between them, such as partition.alpha=0.1,0.6")
@@ -67,4 +70,5 @@ def _axis(text: str) -> tuple[str, list[Any]]:
 def _unusable(text: str, why: str) -> Exception:
     from fedlalr.config import ConfigError
 
-    return ConfigError(f"--vary {text!r} cannot be used: {why}")
+    shown = text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+    return ConfigError(f"--vary {shown!r} cannot be used: {why}")
