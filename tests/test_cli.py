@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -109,6 +110,12 @@ def test_a_method_without_settings_in_the_preset_is_announced() -> None:
         (["data", "show", "digits", "--output", "x.foo"], 2, "x.foo: a figure can be written as png, svg, pdf"),
         (["data", "show", "digits", "--output", "/proc/q/x.png"], 2, "/proc/q/x.png cannot be written: No such file"),
         (["data", "show", "digits", "--output", "."], 2, "--output . is a folder"),
+        (["run", "rounds=" + "9" * 5000], 2, "cannot be read: Exceeds the limit"),
+        (["run", "reduce=" + "[" * 3000], 2, "cannot be read: maximum recursion depth"),
+        (["compare", "--vary", "rounds=" + "9" * 5000], 2, "cannot be read: Exceeds the limit"),
+        (["run", "q" * 300], 2, "cannot be used: File name too long"),
+        (["run", *SMALL, "--run-dir", "q" * 300], 2, "cannot be used: File name too long"),
+        (["report", "q" * 300], 2, "File name too long"),
         (["bench", "--plot", "races"], 2, "--plot races: a figure can be written as png, svg, pdf"),
     ],
 )
@@ -118,6 +125,31 @@ def test_exit_codes_and_messages(arguments: list[str], code: int, message: str) 
     assert "error: " in result.stderr
     assert message in result.stderr
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("command", [["compare"], ["compare", "--grid"], ["reproduce", "cifar"]], ids=" ".join)
+def test_more_seeds_than_a_plan_can_hold_are_refused(command: list[str]) -> None:
+    option = "--grid-seeds" if "--grid" in command else "--seeds"
+    result = cli(*command, option, str(10**20))
+    assert result.exit_code == 2
+    assert "is not in the range" in result.stderr
+
+
+def test_runs_that_start_in_the_same_second_have_folders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "strftime", lambda _: "20260101-000000")
+    name = "name=" + "長" * 200
+    for _ in range(3):
+        assert cli("run", *SMALL, name, "-q").exit_code == 0
+    assert cli("run", *SMALL, name, "clients_per_round=500").exit_code == 2
+    first, *others = sorted(folder.name for folder in Path("runs").iterdir())
+    assert others == [f"{first}-2", f"{first}-3"]
+
+
+def test_a_file_where_runs_go_is_told_in_a_line() -> None:
+    Path("runs").write_text("mine")
+    result = cli("run", *SMALL)
+    assert result.exit_code == 2
+    assert "error: runs cannot be written: File exists; name another place by --run-dir" in result.stderr
 
 
 def test_a_misspelt_command_is_answered_with_the_nearest_one_once() -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedlalr.cli.errors import InterruptTold, complain
-from fedlalr.cli.files import as_file_name
+from fedlalr.cli.files import as_file_name, writing
 from fedlalr.cli.options import (
     Arguments,
     Debug,
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
 
     from fedlalr.cli.progress import RunProgress
     from fedlalr.config import Config
+
+RUNS = Path("runs")
+LONGEST_NAME = 120
+"""Bytes of a run's name that go into that of its folder."""
 
 
 def run(
@@ -68,11 +74,13 @@ def run(
     if process_rank() > 0:  # under torchrun the first process writes and shows, for all
         configuration.execute(config)
         return
-    folder = run_dir or default_folder(config)
     console = progress_console(as_json)
     note_defaults(config, console, quiet or as_json)
     fetch_if_needed(config, console, quiet)
-    with tracked(track, config, folder) as trackers:
+    with (
+        new_folder(config) if run_dir is None else nullcontext(run_dir) as folder,
+        tracked(track, config, folder) as trackers,
+    ):
         run_shown(
             folder,
             console,
@@ -113,9 +121,22 @@ def write_page(folder: Path) -> None:
         complain(f"warning: no report was written ({error}); write it with: fedlalr report {shlex.quote(str(folder))}")
 
 
-def default_folder(config: Config) -> Path:
-    name = as_file_name(config.name).strip(".") or "run"  # a name may look like a path
-    return Path("runs") / f"{name}-{config.algorithm.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+@contextmanager
+def new_folder(config: Config) -> Iterator[Path]:
+    """A folder that no other run has, be it started in the same second. It goes where nothing comes of the run."""
+    name = as_file_name(config.name).strip(".").encode()[:LONGEST_NAME].decode(errors="ignore")  # may look like a path
+    place = RUNS / f"{name or 'run'}-{config.algorithm.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    with writing(RUNS, "--run-dir"):
+        RUNS.mkdir(exist_ok=True)
+        for folder in chain([place], (place.with_name(f"{place.name}-{number}") for number in count(2))):
+            with suppress(FileExistsError):
+                folder.mkdir()
+                break
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):  # there is something in it
+            folder.rmdir()
 
 
 def note_defaults(config: Config, console: Console, quiet: bool) -> None:
