@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -176,6 +177,34 @@ def test_the_processes_of_a_finished_run_serve_the_next():
     second.close()
     end_idle_workers()
     assert not _alive(pid)
+
+
+class InterruptedAtTheStart(WorkersEngine):
+    """Ctrl-C comes while the processes make themselves ready."""
+
+    def _receive(self, process):
+        raise KeyboardInterrupt
+
+
+class InterruptedInAMessage(WorkersEngine):
+    """Ctrl-C comes when half of a round's orders is sent."""
+
+    def _send(self, process, message, descriptor=None):
+        process.channel.endpoint.sendall(b"half")
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("interrupted", [InterruptedAtTheStart, InterruptedInAMessage])
+def test_the_run_after_an_interrupted_one_gets_no_answer_that_was_meant_for_it(interrupted):
+    setting = training()
+
+    def played(kind):
+        with closing(kind(setting, 2)) as engine:
+            return two_rounds(engine, setting)[0]
+
+    with pytest.raises(KeyboardInterrupt):
+        played(interrupted)
+    assert_equal_states(played(WorkersEngine), two_rounds(ReferenceEngine(setting), setting)[0])
 
 
 @pytest.mark.parametrize("where", ["here", "there"])

@@ -52,6 +52,8 @@ class Process:
     popen: subprocess.Popen[bytes]
     channel: Channel
     in_hand: deque[int] = field(default_factory=deque)
+    settled: bool = False
+    """It has heard everything and answered everything; an interruption finds it otherwise."""
 
     def end(self) -> None:
         self.channel.endpoint.close()
@@ -120,7 +122,7 @@ class WorkersEngine:
     def close(self) -> None:
         """Let the processes rest for the next run; end those that died or are in the middle of something."""
         for process in self._processes:
-            if process.in_hand or process.popen.poll() is not None:
+            if not process.settled or process.popen.poll() is not None:
                 process.end()
             else:
                 process.channel.send(Rest())
@@ -143,8 +145,12 @@ class WorkersEngine:
             for _ in range(self.count):
                 self._processes.append(_launch())
             for process in self._processes:
+                process.settled = False
                 process.channel.send(setup, arena.descriptor)
-            troubles = [self._receive(process) for process in self._processes]
+            troubles = []
+            for process in self._processes:
+                troubles.append(self._receive(process))
+                process.settled = True
             if any(troubles):
                 raise _unsendable(next(filter(None, troubles)))
         except BaseException:
@@ -184,6 +190,7 @@ class WorkersEngine:
         waiting = deque(rows)
         with selectors.DefaultSelector() as selector:
             for process in self._processes:
+                process.settled = False
                 self._send(process, message, descriptor)
                 selector.register(process.channel.endpoint, selectors.EVENT_READ, process)
             for _ in range(_AHEAD):
@@ -197,6 +204,8 @@ class WorkersEngine:
                     if error is not None:
                         errors[row] = error
                     self._give(key.data, waiting)
+        for process in self._processes:
+            process.settled = True
         return errors, traces
 
     def _give(self, process: Process, waiting: deque[int]) -> None:
