@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
@@ -277,6 +278,13 @@ def test_other_values_of_frozen_parameters_are_another_run(tmp_path):
     run(model=partly(0), run_dir=tmp_path, rounds=2)
     with pytest.raises(RunDirectoryError, match=r"model\.frozen was"):
         run(model=partly(1), run_dir=tmp_path, resume=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names of files are Unicode")
+def test_a_run_in_a_folder_whose_name_is_no_unicode_goes_on(tmp_path):
+    folder = os.fsencode(tmp_path) + b"/caf\xe9"
+    run(run_dir=os.fsdecode(folder), rounds=3)
+    assert same(run(), run(run_dir=os.fsdecode(folder), resume=True))
 
 
 def test_a_directory_that_holds_a_run_is_not_overwritten(tmp_path):
