@@ -1,6 +1,7 @@
 import itertools
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -284,6 +285,14 @@ def test_the_module_runs_as_a_command() -> None:
     done = subprocess.run([sys.executable, "-m", "fedlalr", "data", "list"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "digits" in done.stdout
+
+
+@pytest.mark.skipif(os.name != "posix", reason="streams as POSIX has them")
+def test_a_run_whose_streams_are_closed_writes_its_files() -> None:
+    command = [sys.executable, "-m", "fedlalr", "run", *SMALL, "--run-dir", "quiet"]
+    closed = f"{shlex.join(command)} <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", closed], capture_output=True).returncode == 0
+    assert [record.round for record in config.RunDirectory("quiet").records()] == [1, 2, 3]
 
 
 def test_on_a_terminal_the_progress_is_live(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import os
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -65,6 +66,9 @@ for _name, _group in GROUPS.items():
 def main() -> None:
     """The console script `fedlalr`."""
     gc.freeze()  # what was imported stays until the end: to look for garbage in it takes half a second
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed, so that a file of the run would get its number and all that is printed
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open until the end
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # where a terminal knows no √, a ? is better than no answer
