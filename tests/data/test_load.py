@@ -108,3 +108,11 @@ def test_shakespeares_windows_can_be_dealt_evenly_or_by_the_next_character(plays
 def test_inputs_and_targets_must_pair_up() -> None:
     with pytest.raises(ValueError, match="there are 3 inputs but 2 targets"):
         Population(torch.zeros(3, 1), torch.zeros(2), partition([0, 1], 2, "iid"))
+
+
+@pytest.mark.parametrize(
+    ("option", "meant"), [("shceme", "scheme"), ("client", "clients"), ("class_per_client", "classes_per_client")]
+)
+def test_a_misspelt_option_is_answered_with_the_right_one(option, meant):
+    with pytest.raises(TypeError, match=f"there is no option '{option}'; did you mean '{meant}'"):
+        load("digits", **{option: 2})

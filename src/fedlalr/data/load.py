@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -46,6 +49,7 @@ def load(
     from fedlalr.data.sources import raw
 
     dealing = {option: options.pop(option) for option in _PARTITION_OPTIONS if option in options}
+    _refuse_misspelt(options)
     if name == "shakespeare":
         options = {"seed": seed, **({"roles": clients} if scheme in ("natural", "iid") else {}), **options}
     found = raw(name, folder=folder, **options)
@@ -73,6 +77,15 @@ def load(
         classes=found.classes,
         name=name,
     )
+
+
+def _refuse_misspelt(options: Mapping[str, object]) -> None:
+    """Refuse what is almost the name of an option of `load` or of a partition; the data set judges the rest."""
+    named = [option for option in inspect.signature(load).parameters if option != "options"]
+    for option in options:
+        near = difflib.get_close_matches(option, [*named, *_PARTITION_OPTIONS], n=1, cutoff=0.75)
+        if near:
+            raise TypeError(f"there is no option {option!r}; did you mean {near[0]!r}?")
 
 
 def _hold_out(count: int, share: float, seed: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
