@@ -162,6 +162,39 @@ def test_the_class_of_a_loss_is_refused():
         run(loss=nn.CrossEntropyLoss)
 
 
+def test_a_loss_with_parameters_is_refused_until_they_are_fixed():
+    class Shifted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shift = nn.Parameter(torch.zeros(3))
+
+        def forward(self, outputs, targets):
+            return nn.functional.cross_entropy(outputs + self.shift, targets)
+
+    with pytest.raises(ValueError, match=r"parameters of its own, such as shift, .* loss.requires_grad_\(False\)"):
+        run(loss=Shifted())
+    run(loss=Shifted().requires_grad_(False), rounds=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool])
+def test_narrow_labels_are_told_to_be_long(dtype):
+    clients = [(torch.zeros(3, 4), torch.zeros(3, dtype=dtype))] * 2
+    with pytest.raises(ValueError, match=r"so use targets.long\(\)"):
+        run(nn.Linear(4, 2), clients)
+
+
+def test_images_of_bytes_are_told_to_be_floats():
+    clients = [(torch.zeros(3, 4, dtype=torch.uint8), torch.zeros(3).long())] * 2
+    with pytest.raises(ValueError, match=r"where they are values and no indices use inputs.to\(torch.float32\)"):
+        run(nn.Linear(4, 2), clients)
+
+
+def test_labels_that_count_from_one_are_not_told_to_be_passed_over():
+    clients = [(torch.zeros(3, 4), torch.tensor([1, 2, 3]))] * 2
+    with pytest.raises(ValueError, match=r"has label 3, .* give the model more outputs$"):
+        run(nn.Linear(4, 3), clients)
+
+
 def test_targets_with_a_dimension_too_many_are_told_to_lose_it():
     clients = [(torch.zeros(3, 4), torch.zeros(3, 2, 1))] * 2
     with pytest.raises(ValueError, match=r"would pair .* such as by targets.squeeze\(-1\)"):

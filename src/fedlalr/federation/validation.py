@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from fedlalr.algorithms.slots import Algorithm, Slots
@@ -19,6 +19,9 @@ from fedlalr.training.local import starting_slots
 from fedlalr.training.masked_loss import ignored_label
 from fedlalr.training.reference import get_buffers, set_buffers
 from fedlalr.training.work import Training
+
+_NO_CLASS = 255
+"""What masks of images have where there is no label."""
 
 
 def check_observers(observers: object) -> None:
@@ -120,8 +123,8 @@ def _outputs(training: Training, inputs: Tensor, whose: str) -> Any:
             return training.model(inputs)
     except Exception as error:
         mine = training.layout.dtype
-        other = inputs.is_floating_point() and inputs.dtype != mine
-        hint = f"; the model is {mine}, so use inputs.to({mine})" if other else ""
+        what = "" if inputs.is_floating_point() else "where they are values and no indices "
+        hint = f"; the model is {mine}, so {what}use inputs.to({mine})" if inputs.dtype != mine else ""
         raise ValueError(
             f"the model cannot run on {whose} inputs, {tuple(inputs.shape)} {inputs.dtype}: "
             f"{type(error).__name__}: {error}{hint}"
@@ -161,6 +164,12 @@ def _check_loss(training: Training, outputs: Any, targets: Tensor, whose: str) -
     """Refuse a loss that raises, that is not one number, or that pairs every output with every target."""
     if isinstance(training.loss, type):
         raise ValueError(f"loss is the class {training.loss.__name__}; pass an instance, {training.loss.__name__}()")
+    own = [name for name, value in _parameters(training.loss) if value.requires_grad]
+    if own:
+        raise ValueError(
+            f"the loss has parameters of its own, such as {own[0]}, which would not be trained; make them part of the "
+            f"model, or fix them by loss.requires_grad_(False)"
+        )
     shapes = f"the model's outputs, {_kind(outputs)}, and {whose} targets, {_kind(targets)}"
     try:
         with (
@@ -176,12 +185,18 @@ def _check_loss(training: Training, outputs: Any, targets: Tensor, whose: str) -
             f"outputs, such as by targets.{how}"
         ) from warning
     except Exception as error:
-        raise ValueError(f"the loss cannot be computed of {shapes}: {type(error).__name__}: {error}") from error
+        narrow = targets.dtype in (torch.bool, torch.int8, torch.int16, torch.int32)
+        hint = "; labels are whole numbers of 64 bits, so use targets.long()" if narrow else ""
+        raise ValueError(f"the loss cannot be computed of {shapes}: {type(error).__name__}: {error}{hint}") from error
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise ValueError(
             f"the loss must be a tensor with one number, the mean over the batch, not {_kind(loss)}; "
             f"torch's losses give that with reduction='mean'"
         )
+
+
+def _parameters(loss: object) -> Iterator[tuple[str, Tensor]]:
+    return loss.named_parameters() if isinstance(loss, nn.Module) else iter(())
 
 
 def _kind(value: object) -> str:
@@ -223,10 +238,10 @@ def _check_labels(clients: Population, classes: int, ignored: int | None) -> Non
 
 
 def _told_label(label: int, classes: int) -> str:
-    return (
-        f"label {label}, but the model has classes 0 to {classes - 1}; mend the labels, give the model more outputs or "
-        f"pass such targets over by loss=torch.nn.CrossEntropyLoss(ignore_index={label})"
-    )
+    told = f"label {label}, but the model has classes 0 to {classes - 1}; mend them or give the model more outputs"
+    if 0 <= label < _NO_CLASS:
+        return told
+    return f"{told}, or pass such targets over by loss=torch.nn.CrossEntropyLoss(ignore_index={label})"
 
 
 def _outside(targets: Tensor, classes: int, ignored: int | None) -> Tensor:
