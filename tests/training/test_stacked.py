@@ -314,6 +314,25 @@ def test_an_index_beyond_an_embedding_spoils_its_own_client_and_no_other():
     assert torch.equal(forward(parameters, {}, right)[0][1], module(right[1]))
 
 
+class TwoNames(nn.Module):
+    """One embedding under two names, of which the second is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.known = self.called = nn.Embedding(5, 3)
+
+    def forward(self, indices):
+        return self.called(indices).sum((1, 2))
+
+
+def test_an_index_beyond_an_embedding_of_two_names_spoils_its_own_client_and_no_other():
+    module = TwoNames().double()
+    parameters = {name: p.detach().expand(2, *p.shape).contiguous() for name, p in module.named_parameters()}
+    outputs, _ = VmapForward(module)(parameters, {}, torch.tensor([[[0, 5]], [[1, 2]]]))
+    assert outputs[0].isnan().all()
+    assert torch.equal(outputs[1], module(torch.tensor([[1, 2]])))
+
+
 def test_dropout_differs_between_clients_and_repeats_with_the_seed():
     module = nn.Sequential(nn.Flatten(), nn.Linear(36, 64), nn.Dropout(0.5), nn.Linear(64, 3))
     training = with_model(module, algorithm="fedavg", sizes=(8,) * 4)

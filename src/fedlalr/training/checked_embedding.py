@@ -31,7 +31,7 @@ def replace_embeddings(model: nn.Module) -> None:
     """Put a checked embedding in the place of every stock one of a module; others are left to vmap as they are."""
     made: dict[nn.Embedding, CheckedEmbedding] = {}
     for parent in list(model.modules()):
-        for name, child in parent.named_children():
+        for name, child in list(parent._modules.items()):  # a layer may go by two names
             if type(child) is nn.Embedding and child.max_norm is None and not child.scale_grad_by_freq:
                 made.setdefault(child, CheckedEmbedding(child))
                 setattr(parent, name, made[child])

@@ -205,7 +205,7 @@ def replace_layers(model: nn.Module) -> None:
     """Put layers for many clients in the place of a module's stock ones where there are such."""
     made: dict[nn.Module, nn.Module] = {}
     for parent in list(model.modules()):
-        for name, child in parent.named_children():
+        for name, child in list(parent._modules.items()):  # a layer may go by two names
             if type(child) is nn.Conv2d and is_plain(child):
                 made.setdefault(child, GroupedConv2d(child))
             elif type(child) is nn.MaxPool2d and not child.return_indices:
