@@ -18,6 +18,7 @@ from fedlalr.data.population import DatasetClients
 from fedlalr.federation.run import initial_state
 from fedlalr.federation.server import Outcome, Rules, play_round
 from fedlalr.training import ENGINES, LogInterval, Steps
+from fedlalr.training.layout import Layout
 from training.jobs import MODELS, TOLERANCE, VARIANTS, assert_same_outcomes, federate, make_training, started
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -138,6 +139,17 @@ def test_a_norm_that_the_caller_froze_is_neither_trained_nor_recalibrated(engine
 def test_a_frozen_norm_gives_the_references_result_with_recalibrated_statistics(engine):
     training = make_training()
     training.model[1].eval()
+    rules = {"buffers": "recalibrate"}
+    assert_same_outcomes(federate(engine, training, **rules), federate("reference", training, **rules))
+
+
+@engines
+def test_a_norm_that_a_module_calls_twice_gives_the_references_result_with_recalibrated_statistics(engine):
+    shared = nn.BatchNorm2d(4)
+    first, second = nn.Conv2d(1, 4, 3, bias=False), nn.Conv2d(4, 4, 3, bias=False)
+    torch.manual_seed(1)
+    model = nn.Sequential(first, shared, nn.Tanh(), second, shared, nn.Flatten(), nn.Linear(16, 3)).double()
+    training = replace(make_training(), model=model, layout=Layout.of(model))
     rules = {"buffers": "recalibrate"}
     assert_same_outcomes(federate(engine, training, **rules), federate("reference", training, **rules))
 

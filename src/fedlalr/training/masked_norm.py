@@ -28,6 +28,10 @@ class MaskedBatchNorm(_BatchNorm):
     """Which samples of the batch are real, bool `[B]`; None where all are."""
     over_samples_alone: bool
     """Whether an input without further dimensions was seen: then torch's layer refuses a batch of one sample."""
+    averaging: bool
+    """Whether the running statistics are to be the mean over inputs, whatever the momentum."""
+    averaged: int
+    """How many inputs they are the mean of; a module may call a layer more than once for a batch."""
 
     def __init__(self, stock: _BatchNorm) -> None:
         super().__init__(stock.num_features, stock.eps, stock.momentum, affine=False, track_running_stats=False)
@@ -38,6 +42,7 @@ class MaskedBatchNorm(_BatchNorm):
         self.training = stock.training
         self._check = stock._check_input_dim
         self.mask, self.over_samples_alone = None, False
+        self.averaging, self.averaged = False, 0
 
     def _check_input_dim(self, input: Tensor) -> None:
         self._check(input)
@@ -45,6 +50,9 @@ class MaskedBatchNorm(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         if not (self.training or self.running_mean is None):
             return super().forward(input)
+        if self.averaging:
+            self.averaged += 1
+            self.momentum = 1 / self.averaged
         places = input[0, 0].numel()
         self.over_samples_alone |= places == 1
         cumulative = self.training and self.track_running_stats and self.momentum is None
@@ -89,7 +97,7 @@ def replace_norms(model: nn.Module) -> list[MaskedBatchNorm]:
     """Put a masked layer in the place of every stock BatchNorm of a module, in place; a layer used twice stays one."""
     made: dict[_BatchNorm, MaskedBatchNorm] = {}
     for parent in list(model.modules()):
-        for name, child in parent.named_children():
+        for name, child in list(parent._modules.items()):  # a layer may go by two names
             if type(child) in STOCK:
                 assert isinstance(child, _BatchNorm)
                 made.setdefault(child, MaskedBatchNorm(child))

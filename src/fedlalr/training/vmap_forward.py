@@ -52,7 +52,7 @@ class VmapForward:
     def statistics(
         self, parameters: Mapping[str, Tensor], buffers: Buffers, inputs: Tensor, mask: Tensor | None, seen: int
     ) -> Buffers:
-        with self._averaging(1 / (seen + 1)):
+        with self._averaging(anew=not seen):
             run = self._shared if mask is None else self._shared_masked
             after: Buffers = run(parameters, buffers, inputs, mask)[1]
         return after
@@ -88,13 +88,13 @@ class VmapForward:
         return outputs, {name: named[name].detach() for name in buffers}  # written in place, or replaced in the dict
 
     @contextmanager
-    def _averaging(self, share: float) -> Iterator[None]:
-        """A batch has this share in the running statistics."""
+    def _averaging(self, *, anew: bool) -> Iterator[None]:
+        """Running statistics are means over all that a layer is given, from now on or from when that began."""
         momenta = [layer.momentum for layer in self._norms]
         try:
             for layer in self._norms:
-                layer.momentum = share
+                layer.averaging, layer.averaged = True, 0 if anew else layer.averaged
             yield
         finally:
             for layer, momentum in zip(self._norms, momenta, strict=True):
-                layer.momentum = momentum
+                layer.averaging, layer.momentum = False, momentum
