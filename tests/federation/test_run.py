@@ -232,6 +232,14 @@ def test_too_few_usable_replies_fail_the_round_and_name_the_clients(model, clien
         fl.run(model, clients, fl.FedLALR(), **SETTINGS, min_clients=5)
 
 
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_round_that_fails_points_to_a_closer_look_unless_it_was_taken(model, clients, debug):
+    gaps = [(torch.full_like(inputs, math.nan), targets) for inputs, targets in clients]
+    with pytest.raises(fl.RoundFailed) as failure:
+        fl.run(model, gaps, fl.FedLALR(), **SETTINGS, debug=debug)
+    assert ("debug=True" in str(failure.value)) is not debug
+
+
 def test_a_reason_that_many_clients_share_is_given_once(model, clients):
     def only_by_itself(outputs, targets):
         if len(targets) > 2:  # the batch that is tried before the run is as small as that
@@ -486,3 +494,12 @@ def test_a_result_shows_itself_in_one_line():
     )
     without = repr(fl.run(nn.Linear(4, 3), clients, fl.FedAvg(), rounds=1))
     assert "accuracy" not in without
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("on_rounds", "on_round"), ("on_round_end", "on_round"), ("on_stat", "on_start")]
+)
+def test_a_method_that_nobody_would_call_is_refused_where_an_observer_is_defined(name, meant):
+    with pytest.raises(TypeError, match=f"Mine.{name} would never be called; did you mean {meant}"):
+        type("Mine", (fl.Observer,), {name: lambda self, record: None})
+    type("Mine", (fl.Observer,), {"on_paper": lambda self: None, "on_round": lambda self, record: None})

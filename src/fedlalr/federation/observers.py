@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -38,8 +39,19 @@ class Stop(Exception):
     """Raised by an observer after a round: the run ends there, with everything written and its result given."""
 
 
+_CALLED = ("on_start", "on_traces", "on_model", "on_round", "on_end")
+
+
 class Observer:
     """Does nothing; override what you want to see."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse a method that is almost one of these, for nobody would ever call it."""
+        super().__init_subclass__(**options)
+        for name in vars(cls):
+            near = difflib.get_close_matches(name, _CALLED, n=1, cutoff=0.8) if name.startswith("on_") else []
+            if near and name not in _CALLED:
+                raise TypeError(f"{cls.__name__}.{name} would never be called; did you mean {near[0]}?")
 
     def on_start(self, info: RunInfo) -> None:
         """Before the first round."""

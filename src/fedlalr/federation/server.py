@@ -18,6 +18,8 @@ from fedlalr.federation.screening import MAX_NORM_RATIO, Rejection, screen
 from fedlalr.training.reference import seed_generators
 from fedlalr.training.work import Buffers, Engine, Probe, Replies, Trace, Training, Work
 
+LOOK_CLOSER = "With debug=True, or --debug, they are trained again alone, and what their data hold is shown"
+
 
 class RoundFailed(RuntimeError):
     """Too few usable replies, or an update that is not finite. The server's state is as it was before the round."""
@@ -111,7 +113,8 @@ def play_round(
     if rejected and on_refused is not None:
         on_refused(work, rejected)
     if len(accepted.clients) < rules.min_clients:
-        raise RoundFailed(too_few(work.round, len(accepted.clients), rules.min_clients, rejected), rejected)
+        told = too_few(work.round, len(accepted.clients), rules.min_clients, rejected)
+        raise RoundFailed(told if on_refused is not None else f"{told}. {LOOK_CLOSER}", rejected)
     clock.lap("screen")
 
     new = _reduce(state, work, accepted, training, rules, None if rejected else changes)
