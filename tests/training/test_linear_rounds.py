@@ -32,6 +32,17 @@ def test_groups_of_any_size_give_the_references_result(monkeypatch, cache, algor
     assert_same_outcomes(federate("stacked", training), federate("reference", training))
 
 
+@pytest.mark.parametrize("algorithm", ["fedlalr", "mimelite"])  # with the round prepared, and step by step
+def test_a_batch_of_ignored_labels_alone_moves_nothing_and_gives_the_references_result(algorithm):
+    training = make_training("logistic", algorithm, batch_size=2, sizes=(7, 4, 9, 6))
+    rows = training.clients.partition
+    training.clients.targets[rows[1]] = -100  # no label at all, and so no loss
+    training.clients.targets[rows[3][2:]] = -100  # and some
+    given, wanted = (federate(engine, training, cohort=4) for engine in ("stacked", "reference"))
+    assert_same_outcomes(given, wanted)
+    assert all(not outcome.rejected for outcome in given)
+
+
 def test_augmented_samples_give_the_references_result():
     class Shift:
         draws = 1

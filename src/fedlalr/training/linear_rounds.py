@@ -197,7 +197,7 @@ class Batches:
                 inputs = pool.index_select(0, flat).view(shape.active, shape.width, *pool.shape[1:])
                 place = noted[: shape.active, :, : shape.width]
                 yield shape.active, inputs, partial(mine.first(shape).loss_slope, place)
-        total += noted.sum((1, 2))
+        total += noted.sum((1, 2)) + labels.missing[:, first:last].sum(0)
 
     def _gathered(self, k: int, first: int, shape: Shape, total: Tensor) -> Step:
         """Samples that are augmented, or whose loss is not cross-entropy."""

@@ -158,7 +158,7 @@ class LinearGradient:
             labels = Labels.of(batch.targets, batch.mask, outputs.shape[1], outputs.dtype)
             noted = torch.zeros_like(outputs)
             slope = labels.loss_slope(noted, outputs)
-            total += noted.sum((1, 2))
+            total += noted.sum((1, 2)) + labels.missing
             return slope
         of = self._losses if batch.mask is None else self._masked_losses
         by_sample, losses = of(outputs.mT, batch.targets, batch.mask)
@@ -181,31 +181,37 @@ def is_plain_cross_entropy(loss: Loss) -> bool:
 class Labels(NamedTuple):
     """The targets of cross-entropy in a form that leaves little to do in a local step.
 
-    Like torch's, the loss passes over the ignored label, and a client with nothing else has no number for a loss.
+    Like torch's, the loss passes over the ignored label; a batch with nothing else has no slope, and no number for a
+    loss.
     """
 
     share: Tensor
     """What each sample counts in its client's mean, `[…, C, 1, B]`."""
     taken: Tensor
     """Minus that at each sample's class, and zero at the others, `[…, C, classes, B]`."""
+    missing: Tensor
+    """What is missing in the loss: zero, and NaN where a batch is ignored as a whole, `[…, C]`."""
 
     @classmethod
     def of(cls, targets: Tensor, real: Tensor | None, classes: int, dtype: torch.dtype) -> Labels:
         """Of targets `[…, C, B]`, of which some may be padding."""
         counts = targets != IGNORED_LABEL if real is None else (targets != IGNORED_LABEL) & real
         share = counts.to(dtype)
-        share = (share / share.sum(-1, keepdim=True)).unsqueeze(-2)
+        number = share.sum(-1)
+        ignored = (number == 0) if real is None else (number == 0) & real.any(-1)
+        share = (share / number.clamp(min=1).unsqueeze(-1)).unsqueeze(-2)
         taken = share.new_zeros(*targets.shape[:-1], classes, targets.shape[-1])
-        return cls(share, taken.scatter_(-2, targets.where(counts, 0).unsqueeze(-2), -share))
+        taken.scatter_(-2, targets.where(counts, 0).unsqueeze(-2), -share)
+        return cls(share, taken, torch.zeros_like(number).masked_fill_(ignored, torch.nan))
 
     def steps(self, first: int, last: int) -> list[Labels]:
         """Those of some rows, step by step."""
-        share, taken = (part[:, first:last].unbind(0) for part in self)
-        return [Labels(*both) for both in zip(share, taken, strict=True)]
+        return [Labels(*one) for one in zip(*(part[:, first:last].unbind(0) for part in self), strict=True)]
 
     def first(self, shape: Shape) -> Labels:
         """Those of the clients that are still training."""
-        return Labels(*(part[: shape.active, :, : shape.width] for part in self))
+        share, taken = (part[: shape.active, :, : shape.width] for part in self[:2])
+        return Labels(share, taken, self.missing[: shape.active])
 
     def loss_slope(self, noted: Tensor, logits: Tensor) -> Tensor:
         """The slope of every client's mean cross-entropy in the logits `[C, classes, B]`.
