@@ -68,6 +68,24 @@ def test_a_failed_round_is_an_outcome_and_the_others_go_on(tmp_path: Path) -> No
     assert [event.reused for event in run(jobs)] == [True, True]
 
 
+@pytest.mark.parametrize("content", [b"", b"null\n", b"[1]\n", b"\xff\n"], ids=["empty", "null", "list", "bytes"])
+def test_a_finished_run_that_lost_its_records_is_not_used_as_if_it_had_them(tmp_path: Path, content: bytes) -> None:
+    finished = job(tmp_path / "0")
+    run([finished])
+    (finished.folder / "metrics.jsonl").write_bytes(content)
+    with pytest.raises(config.ConfigError, match=r"metrics.jsonl has \d bytes, and at round 2 it had"):
+        run([finished])
+
+
+@pytest.mark.parametrize("content", [b"", b"null\n", b"[1]\n", b"\xff\n", b"{}"])
+def test_a_run_with_a_damaged_summary_gets_another(tmp_path: Path, content: bytes) -> None:
+    finished = job(tmp_path / "0")
+    run([finished])
+    (finished.folder / "summary.json").write_bytes(content)
+    assert [event.reused for event in run([finished])] == [False]
+    assert [event.reused for event in run([finished])] == [True]
+
+
 @pytest.mark.skipif(os.name != "posix", reason="limits as POSIX has them")
 def test_a_run_that_the_disk_stopped_goes_on_when_there_is_room(tmp_path: Path) -> None:
     import resource

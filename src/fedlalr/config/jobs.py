@@ -68,13 +68,19 @@ class ProcessDied(RuntimeError):
 
 def finished(job: Job) -> Summary | None:
     """The summary of a run of the same settings that the folder already holds, be it one that failed in a round."""
+    summary = ended(job)
+    return summary if summary is not None and same_problem(job.config.model_dump(), job.folder) else None
+
+
+def ended(job: Job) -> Summary | None:
+    """The summary of whatever run the folder holds, if it is over and its records are all there."""
     try:
-        summary = job.directory.summary()
-    except ValueError:  # damaged: the run goes on from its checkpoint, and writes another
+        summary, recorded = job.directory.summary(), len(job.directory.records())
+    except (ValueError, TypeError, KeyError):  # damaged: the run goes on from its checkpoint, or says why it cannot
         return None
-    if summary is None or summary["status"] not in ("finished", "failed"):
+    if not isinstance(summary, dict) or summary.get("status") not in ("finished", "failed"):
         return None
-    return summary if same_problem(job.config.model_dump(), job.folder) else None
+    return summary if summary.get("rounds") == recorded else None  # a file that lost lines would be a shorter curve
 
 
 def same_problem(config: dict[str, Any], folder: Path) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlalr.config import Config
-from fedlalr.config.jobs import Job
+from fedlalr.config.jobs import Job, ended
 from fedlalr.data.sources import SOURCES
 from fedlalr.federation import Record
 from fedlalr.federation.trajectory import TRAJECTORY_FILE, Point, read_trajectory
@@ -70,8 +70,7 @@ def collect(plan: Plan, jobs: Collection[Job], folder: Path, seeds: int) -> list
 
 def over(job: Job) -> bool:
     """Whether the folder holds this run, be it on another device, to its end: finished, or failed in a round."""
-    summary = job.directory.summary()
-    if summary is None or summary["status"] not in ("finished", "failed"):
+    if ended(job) is None:
         return False
     try:
         return _what(job.directory.config()) == _what(job.config)
