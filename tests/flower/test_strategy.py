@@ -12,6 +12,8 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 from flwr.common.constant import ErrorCode
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 import fedlalr as fl
 from fedlalr.flower import FederatedStrategy, client_app
@@ -142,6 +144,16 @@ def unknown_serialisation(message, reply):
     return reply
 
 
+def with_content(content):
+    """A node that sends a message that Flower's own clients never make."""
+
+    def tamper(message, reply):
+        reply.__dict__["_content"] = content
+        return reply
+
+    return tamper
+
+
 FAULTS = {
     "NaN": (edit("m", "0.bias", lambda a: a * np.nan), "m is not finite"),
     "infinity": (edit("x", "2.bias", lambda a: a + np.inf), "x is not finite"),
@@ -152,6 +164,8 @@ FAULTS = {
     "a missing slot": (without("m"), "m' is missing"),
     "no facts": (without("fedlalr"), "no record 'fedlalr'"),
     "no metrics": (without("metrics"), "no record 'metrics'"),
+    "no content": (with_content(None), "its reply cannot be read: ValueError"),
+    "content of another kind": (with_content(ArrayRecord()), "its reply cannot be read: AttributeError"),
     "another serialisation": (unknown_serialisation, "serialised as 'pickle'"),
     "a stale round": (state_facts(round=1), "belongs to round 1"),
     "another run": (state_facts(run="ff"), "belongs to run"),
@@ -181,6 +195,32 @@ def test_a_bad_reply_is_refused_and_the_round_goes_on_without_it(fault, tmp_path
     assert server.result.metrics[1].clients == 4
     assert server.result.metrics[0].rejected == ()
     assert all(torch.isfinite(v).all() for v in server.result.state["x"].values())
+
+
+class Garbled(InProcessGrid):
+    """Puts the replies of one node together from their parts, as Flower does, of which the node has sent one less."""
+
+    bad = 900 - 14
+
+    def pull_messages(self, message_ids):
+        return [self._joined(reply) for reply in super().pull_messages(message_ids)]
+
+    def _joined(self, reply):
+        parts = {name: part.deflate() for name, part in get_all_nested_objects(reply).items()}
+        if reply.metadata.src_node_id == self.bad and reply.metadata.message_type == "train":
+            del parts[next(iter(parts))]
+        joined = inflate_object_from_contents(reply.object_id, parts)
+        joined.metadata.__dict__["_message_id"] = reply.object_id
+        return joined
+
+
+def test_a_reply_that_flower_cannot_put_together_is_refused_and_the_round_goes_on(tmp_path):
+    server = strategy(LALR, settings={"rounds": 2})
+    server.start(Garbled(nodes(LALR, tmp_path)))
+    for record in server.result.metrics:
+        [(client, reason)] = record.rejected
+        assert client == 2
+        assert reason.startswith("Flower cannot read its reply: KeyError")
 
 
 def test_a_metric_that_is_not_a_number_is_dropped_and_the_reply_kept(tmp_path):

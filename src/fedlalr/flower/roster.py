@@ -110,8 +110,7 @@ class Roster:
             self._silent[node] = (time.monotonic() + ASK_AGAIN, failure(reply))
             log.warning("node %d cannot say which client it serves: %s", node, failure(reply))
             return
-        facts = reply.content.config_records.get(FACTS) or ConfigRecord()
-        client, contract = facts.get("client"), facts.get("contract")
+        client, contract = _announced(reply)
         if isinstance(client, bool) or not isinstance(client, int) or not isinstance(contract, str):
             self._silent[node] = (time.monotonic() + ASK_AGAIN, "its answer cannot be read")
             log.warning("node %d cannot say which client it serves: its answer cannot be read", node)
@@ -132,6 +131,15 @@ class Roster:
 
     def _usable(self, said: Announcement) -> bool:
         return said.contract == self.contract and 0 <= said.client < self.population
+
+
+def _announced(reply: Message) -> tuple[object, object]:
+    """The client and the contract that a node's answer names; what there is no reading of names none."""
+    try:
+        facts = reply.content.config_records.get(FACTS) or ConfigRecord()
+        return facts.get("client"), facts.get("contract")
+    except Exception:  # the content may be anything, and so may be what reading it runs into
+        return None, None
 
 
 def _listed(clients: list[int]) -> str:

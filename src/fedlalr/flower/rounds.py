@@ -102,6 +102,9 @@ class Rounds:
         except Refused as refused:
             inbox.refuse(client, refused)
             return
+        except Exception as error:  # the content may be anything, and so may be what reading it runs into
+            inbox.refuse(client, f"its reply cannot be read: {type(error).__name__}: {error}")
+            return
         if found.client != client:
             inbox.refuse(client, f"its node answered as client {found.client}")
             return
