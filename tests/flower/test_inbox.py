@@ -1,5 +1,6 @@
 """Uploads on disk are reduced to the bits that uploads in memory are."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -127,3 +128,21 @@ def test_a_spool_leaves_no_file_and_reads_what_was_written(tmp_path):
     with pytest.raises(OSError, match="ends too early"):
         spool.read("x", [3], 0, 7)
     spool.close()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits as POSIX has them")
+def test_a_disk_without_room_for_uploads_is_named(tmp_path):
+    import resource
+
+    expected, limits = make_expected(1000), resource.getrlimit(resource.RLIMIT_FSIZE)
+    inbox = SpooledInbox(expected, tmp_path / "here")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"uploads cannot wait in .*here until .*File too large.*spool_dir"):
+            inbox.receive(make_reply(expected, 0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        inbox.dispose()
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OSError, match=r"uploads cannot wait in .*file until"):
+        SpooledInbox(expected, tmp_path / "file")

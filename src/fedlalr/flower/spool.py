@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -26,21 +27,22 @@ class Spool:
         self.size, self.dtype = size, dtype
         self.rows = 0
         self._row_bytes = size * dtype.itemsize
-        if folder is not None:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-        self._files: dict[str, IO[bytes]] = {
-            name: tempfile.TemporaryFile(prefix=".fedlalr-", dir=folder)  # noqa: SIM115 - open until the round closes
-            for name in names
-        }
+        self._folder = Path(folder or tempfile.gettempdir())
+        self._files: dict[str, IO[bytes]] = {}
+        with self._told():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for name in names:
+                self._files[name] = tempfile.TemporaryFile(prefix=".fedlalr-", dir=self._folder)  # noqa: SIM115
 
     def append(self, slots: Slots) -> int:
         """Write one upload, `[P]` each slot, and give its row."""
         for name, file in self._files.items():
             array = slots[name].detach().to("cpu", self.dtype).contiguous().numpy()
             rest, offset = memoryview(array.data).cast("B"), self.rows * self._row_bytes
-            while rest:
-                written = os.pwrite(file.fileno(), rest, offset)
-                rest, offset = rest[written:], offset + written
+            with self._told():
+                while rest:
+                    written = os.pwrite(file.fileno(), rest, offset)
+                    rest, offset = rest[written:], offset + written
         self.rows += 1
         return self.rows - 1
 
@@ -61,3 +63,15 @@ class Spool:
         """Give the disk space back."""
         for file in self._files.values():
             file.close()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Say what the operating system refuses: the folder may be another than the run's."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"uploads cannot wait in {self._folder} until their round closes ({error.strerror}); make room there, "
+                f"or choose another folder by spool_dir",
+            ) from error
