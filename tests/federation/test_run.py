@@ -208,6 +208,17 @@ def test_datasets_and_tensors_give_the_same_run(model, clients):
         )
 
 
+def test_what_a_data_set_makes_of_its_tensors_is_what_is_trained_on(model, clients):
+    class Negated(torch.utils.data.TensorDataset):
+        def __getitem__(self, place):
+            inputs, targets = super().__getitem__(place)
+            return -inputs, targets
+
+    wanted = fl.run(model, [(-inputs, targets) for inputs, targets in clients], fl.FedLALR(), **SETTINGS)
+    given = fl.run(model, [Negated(*pair) for pair in clients], fl.FedLALR(), **SETTINGS)
+    torch.testing.assert_close(flat(given.state["x"]), flat(wanted.state["x"]), rtol=1e-12, atol=0)
+
+
 def test_nan_in_the_data_refuses_that_client_and_no_other(model, clients):
     clients[2] = (torch.full_like(clients[2][0], math.nan), clients[2][1])
     with pytest.warns(RepliesRefused) as told:

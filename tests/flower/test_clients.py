@@ -86,3 +86,14 @@ def test_data_that_cannot_be_this_clients_are_refused(data, error, reason):
 def test_the_server_has_no_data():
     with pytest.raises(RuntimeError, match="on its own node"):
         RemoteClients(2).training_batch(1, torch.tensor([0]), 0, 1, 1)
+
+
+def test_what_a_nodes_data_set_makes_of_its_tensors_is_what_its_client_trains_on():
+    class Negated(TensorDataset):
+        def __getitem__(self, place):
+            inputs, targets = super().__getitem__(place)
+            return -inputs, targets
+
+    inputs, targets = torch.randn(4, 3), torch.arange(4)
+    found, _ = own_data(Negated(inputs, targets), 1, 3).batch(1, torch.tensor([0, 2]))
+    assert torch.equal(found, -inputs[[0, 2]])

@@ -205,7 +205,7 @@ def as_clients(clients: object) -> Clients:
         raise TypeError(told_clients(clients))
     if not clients:
         raise ValueError("there are no clients; pass at least one (inputs, targets) pair")
-    pairs: list[Any] = [client.tensors if isinstance(client, TensorDataset) else client for client in clients]
+    pairs: list[Any] = [plain_tensors(client) for client in clients]
     if all(_is_pair(pair) for pair in pairs):
         return _pool(pairs)
     if all(map(_is_dataset, clients)):
@@ -219,6 +219,12 @@ def as_clients(clients: object) -> Clients:
             "torch.utils.data.TensorDataset(inputs, targets)"
         )
     raise TypeError(told_client(odd, clients[odd]))
+
+
+def plain_tensors(data: Any) -> Any:
+    """The tensors of a data set that gives them as they are; what a subclass of its own makes of them stays its own."""
+    is_plain = isinstance(data, TensorDataset) and type(data).__getitem__ is TensorDataset.__getitem__
+    return data.tensors if is_plain else data
 
 
 def _is_dataset(client: object) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from fedlalr.data.partition import Partition
-from fedlalr.data.population import Clients, DatasetClients, Population
+from fedlalr.data.population import Clients, DatasetClients, Population, plain_tensors
 
 
 class RemoteClients:
@@ -42,8 +42,7 @@ def own_data(data: object, client: int, population: int) -> Clients:
     `data` is a pair of tensors (inputs, targets), a torch data set with a length, or a population of this client alone
     or of all clients.
     """
-    if isinstance(data, TensorDataset):
-        data = data.tensors
+    data = plain_tensors(data)
     if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
         inputs, targets = data
         clients: Clients = Population(inputs, targets, _alone(np.arange(len(targets)), client, population))
