@@ -127,3 +127,26 @@ def test_whole_numbers_are_no_classes_for_a_single_output() -> None:
 
     test = torch.randn(5, 3), torch.zeros(5, dtype=torch.int64)
     assert evaluate(nn.Linear(3, 1), test, squared).accuracy is None
+
+
+WEIGHTS = torch.tensor([1.0, 0.0, 15.0])
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(weight=WEIGHTS),
+        nn.CrossEntropyLoss(weight=WEIGHTS + 0.5, ignore_index=0, label_smoothing=0.1),
+        partial(F.cross_entropy, weight=WEIGHTS),
+        nn.NLLLoss(weight=WEIGHTS),
+    ],
+)
+@pytest.mark.parametrize("places", [(), (5,)])
+def test_weights_of_classes_weigh_the_samples_of_all_batches_alike(loss, places: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    module = nn.Conv1d(4, 3, 1) if places else nn.Linear(4, 3)
+    inputs, targets = torch.randn(12, 4, *places), torch.randint(3, (12, *places)).sort(0).values
+    targets[:4] = 1  # a batch of little weight, or none
+    mine = evaluate(module, (inputs, targets), loss, batch_size=4)
+    with torch.no_grad():
+        assert mine.loss == pytest.approx(float(loss(module(inputs), targets)), rel=1e-5)

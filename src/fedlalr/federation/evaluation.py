@@ -49,18 +49,19 @@ def evaluate(
     """
     inputs, targets = test
     device = next(model.parameters()).device
-    ignored = ignored_label(loss)
+    ignored, weights = ignored_label(loss), _class_weights(loss)
     forward: Callable[[Tensor], Tensor] | None = None
 
     def measure(index: Tensor) -> Tensor:
-        """The sum of the losses, the right answers, how many targets count, and whether they are classes."""
+        """The sum of the losses, the right answers, how many targets count, whether they are classes, and what the
+        losses are to be divided by: the number of targets, or the weights of their classes."""
         nonlocal forward
         batch = inputs[index].to(device)
         batch = transform.test(batch) if transform is not None else batch
         if forward is None:
             forward = inference_form(model, compute, batch.shape[1:]) or partial(_run_module, model)
         wanted = targets[index.to(targets.device)].to(device)
-        tally = torch.zeros(4, device=device, dtype=torch.float64)
+        tally = torch.zeros(5, device=device, dtype=torch.float64)
         with torch.autocast(device.type, compute, enabled=compute is not None):
             outputs = forward(batch)
             mean = loss(outputs, wanted).double()
@@ -70,7 +71,11 @@ def evaluate(
             hits = (outputs.argmax(1) == wanted) & outputs.amax(1).isfinite()
             counted = torch.ones_like(wanted, dtype=torch.bool) if ignored is None else wanted != ignored
             tally[1], tally[2], tally[3] = (hits & counted).sum(), counted.sum(), 1
-        tally[0] = torch.where(tally[2] > 0, mean * tally[2], 0.0)  # the mean of no target is not a number
+            each = counted if weights is None else weights.to(device)[wanted.where(counted, 0).long()] * counted
+            tally[4] = each.double().sum()
+        else:
+            tally[4] = tally[2]
+        tally[0] = torch.where(tally[4] > 0, mean * tally[4], 0.0)  # the mean of no target is not a number
         return tally
 
     places = torch.arange(len(targets), device=inputs.device)
@@ -78,16 +83,26 @@ def evaluate(
     was_training = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        tally = torch.zeros(4, device=device, dtype=torch.float64)
+        tally = torch.zeros(5, device=device, dtype=torch.float64)
         for index in batches[ranks.rank :: ranks.count]:
             tally += _in_parts(measure, index)
     finally:
         for module, training in was_training.items():
             module.training = training
-    total, correct, count, classed = ranks.sum({"tally": tally})["tally"].tolist()
+    total, correct, count, classed, divisor = ranks.sum({"tally": tally})["tally"].tolist()
     if not count:
         return Evaluation(math.nan, None)
-    return Evaluation(total / count, correct / count if classed else None)
+    return Evaluation(total / divisor if divisor else math.nan, correct / count if classed else None)
+
+
+def _class_weights(loss: object) -> Tensor | None:
+    """By which torch's losses over classes weigh a target, and divide their sum."""
+    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
+        return loss.weight
+    if isinstance(loss, partial) and loss.func in (nn.functional.cross_entropy, nn.functional.nll_loss):
+        weight: Tensor | None = loss.keywords.get("weight")
+        return weight
+    return None
 
 
 def _in_parts(measure: Callable[[Tensor], Tensor], index: Tensor) -> Tensor:
