@@ -57,3 +57,41 @@ def test_bad_intervals_are_refused(make, message):
 @pytest.mark.parametrize("interval", [fl.Steps, fl.Epochs, lambda count: fl.LogInterval(count, 2.0)])
 def test_a_count_of_numpy_is_the_same_as_python_s(interval):
     assert repr(interval(np.int64(3))) == repr(interval(3))
+
+
+class Own:
+    """An interval as a user may write it."""
+
+    def __init__(self, give):
+        self.give = give
+
+    def steps(self, round, batches_per_pass):
+        return self.give(batches_per_pass)
+
+
+@pytest.mark.parametrize("engine", ["reference", "stacked"])
+@pytest.mark.parametrize(
+    "give",
+    [
+        lambda passes: 1.5 * passes,
+        lambda passes: passes - 100,
+        lambda passes: passes[:1],
+        lambda passes: passes[:, None],
+        lambda passes: [1] * len(passes),
+        lambda passes: 3,
+    ],
+    ids=["halves", "negative", "too few", "a column", "a list", "a number"],
+)
+def test_an_interval_that_gives_no_number_for_each_client_is_refused_before_anything_runs(engine, give):
+    clients = [(torch.randn(size, 3), torch.zeros(size, dtype=torch.int64)) for size in (4, 6, 5)]
+    with pytest.raises(ValueError, match=r"Own.steps must give a number of local steps for each of the 3 clients"):
+        fl.run(torch.nn.Linear(3, 2), clients, fl.FedAvg(), rounds=1, local=Own(give), engine=engine, device="cpu")
+
+
+def test_an_interval_of_ones_own_may_count_in_any_whole_numbers():
+    clients = [(torch.randn(size, 3), torch.zeros(size, dtype=torch.int64)) for size in (4, 6, 5)]
+    local = Own(lambda passes: (2 * passes).to(torch.int32))
+    options = {"rounds": 1, "batch_size": 2, "engine": "reference", "device": "cpu"}
+    model = torch.nn.Linear(3, 2)
+    mine, right = (fl.run(model, clients, fl.FedAvg(), local=each, **options) for each in (local, fl.Epochs(2)))
+    assert torch.equal(mine.state["x"]["weight"], right.state["x"]["weight"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from fedlalr.algorithms.checks import check_choice
 from fedlalr.training.auto import candidates
 from fedlalr.training.distributed import INNER, DistributedEngine
@@ -25,6 +27,7 @@ ENGINES: dict[str, Callable[[Training], Engine]] = {
 def create_engine(name: str, training: Training, cohort: int) -> tuple[Engine, str]:
     """The engine to train with and the reason for it."""
     kind, option = check_engine(name)
+    training.steps(1, torch.arange(len(training.clients), device="cpu"))  # an interval of the user's own may be wrong
     if kind == "workers":
         return WorkersEngine(training, int(option) if option else None), "asked for"
     if kind == "distributed":

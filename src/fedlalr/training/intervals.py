@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
+
+WHOLE = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
 
 class Interval(Protocol):
@@ -75,6 +78,16 @@ class LogInterval:
         if self.unit == "epochs":
             return batches_per_pass * self.length(round)
         return batches_per_pass.new_full(batches_per_pass.shape, self.length(round))
+
+
+def checked(interval: Interval, steps: object, clients: int) -> Tensor:
+    """What an interval gave, as int64 `[C]`; one of a user's own may give anything."""
+    if isinstance(steps, Tensor) and steps.dtype in WHOLE and steps.shape == (clients,) and not bool((steps < 0).any()):
+        return steps.to(torch.int64)
+    raise ValueError(
+        f"{type(interval).__name__}.steps must give a number of local steps for each of the {clients} clients, such as "
+        f"2 * batches_per_pass: a tensor of whole numbers from 0 on, one for each, not {steps!r}"
+    )
 
 
 def _as_count(kind: str, name: str, value: object) -> int:

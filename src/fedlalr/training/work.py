@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedlalr.algorithms.slots import Algorithm, Context, Slots
 from fedlalr.data.batches import batches_per_pass
 from fedlalr.data.population import Clients
-from fedlalr.training.intervals import Interval
+from fedlalr.training.intervals import Interval, checked
 from fedlalr.training.layout import Layout
 from fedlalr.training.ranks import WHOLE, Spread
 
@@ -44,7 +44,8 @@ class Training:
     def steps(self, round: int, clients: Tensor) -> Tensor:
         """K of each client in a round, int64 `[C]`."""
         sizes = self.clients.sizes[clients]
-        return self.local.steps(round, batches_per_pass(sizes, self.batch_size, self.drop_last))
+        per_pass = batches_per_pass(sizes, self.batch_size, self.drop_last)
+        return checked(self.local, self.local.steps(round, per_pass), len(clients))
 
 
 class Probe(Protocol):
