@@ -1,5 +1,6 @@
 import pytest
 
+from fedlalr.config import ConfigError
 from fedlalr.paper.measures import DEFINITIONS
 from fedlalr.paper.verdicts import CLAIMS, Check, Claim, load_verdicts, save_verdicts
 
@@ -41,6 +42,14 @@ def test_a_figure_replaces_its_own_claims_and_keeps_those_of_others(tmp_path):
     save_verdicts([Claim(2, (check(False),))], ["Small runs."], tmp_path)
     known = {one.number: one.verdict for one in load_verdicts(tmp_path)}
     assert (known[1], known[2], known[3]) == ("holds", "does not hold", "not measured")
+
+
+@pytest.mark.parametrize("content", ["[{", "null", '[{"number": 1}]'])
+def test_damaged_verdicts_are_named(tmp_path, content):
+    (tmp_path / "verdicts.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"verdicts.json is damaged \(.*; move it away"):
+        save_verdicts([Claim(1, (check(True),))], ("These runs.",), tmp_path)
+    assert (tmp_path / "verdicts.json").read_text() == content
 
 
 def test_the_page_has_every_claim_its_statements_and_the_rules(tmp_path):

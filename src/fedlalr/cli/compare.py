@@ -238,7 +238,9 @@ class Compared:
         return self._content() | {"run_dir": str(self.part.folder), "figures": [str(path) for path in self.pictures]}
 
     def write(self) -> None:
-        (self.part.folder / "table.md").write_text(self.markdown(), encoding="utf-8")
+        from fedlalr.federation.whole_file import write_whole
+
+        write_whole(self.part.folder / "table.md", self.markdown())
         _write_json(self._content(), self.part.folder)
 
     def markdown(self) -> str:
@@ -268,11 +270,14 @@ def as_plain(results: Sequence[Compared], root: Path) -> dict[str, Any]:
 
 def write_all(results: Sequence[Compared], root: Path) -> None:
     """All variations in one table and one file, above their folders."""
+    from fedlalr.federation.whole_file import write_whole
+
     tables = "\n".join(f"## {result.part.variation.label}\n\n{result.markdown()}" for result in results)
-    (root / "table.md").write_text(tables, encoding="utf-8")
+    write_whole(root / "table.md", tables)
     _write_json(as_plain(results, root), root)
 
 
 def _write_json(content: dict[str, Any], folder: Path) -> None:
-    text = json.dumps(content, indent=2, ensure_ascii=False)
-    (folder / "compare.json").write_text(text + "\n", encoding="utf-8")
+    from fedlalr.federation.whole_file import write_whole
+
+    write_whole(folder / "compare.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")

@@ -6,7 +6,6 @@ The run itself writes `metrics.jsonl` and `checkpoint/`.
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,8 +16,8 @@ from fedlalr.config.loading import CONFIG_FILE, dump, load
 from fedlalr.config.schema import Config
 from fedlalr.federation import Record, Rejection, RunInfo
 from fedlalr.federation.rundir import CHECKPOINTS, METRICS_FILE, RunDirectoryError, clear_run, versions
-from fedlalr.federation.tensor_file import write_bytes
 from fedlalr.federation.trajectory import TRAJECTORY_FILE
+from fedlalr.federation.whole_file import write_whole
 from fedlalr.training.machine import hardware
 
 REPORT_FILE = "report.html"
@@ -83,16 +82,9 @@ class RunDirectory:
         self._write(SUMMARY_FILE, json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
 
     def _write(self, name: str, text: str) -> None:
-        """Write a file aside, flush it to the disk and rename it; the one before stands where that fails."""
-        temporary = self.path / f".{name}.{os.getpid()}"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            try:
-                write_bytes(temporary, text.encode())
-                temporary.replace(self.path / name)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
+            write_whole(self.path / name, text)
         except OSError as error:
             reason = error.strerror or error
             raise RunDirectoryError(

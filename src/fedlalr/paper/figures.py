@@ -11,8 +11,10 @@ from typing import Any, Literal
 
 from matplotlib.figure import Figure
 
+from fedlalr.config.errors import ConfigError
 from fedlalr.config.jobs import Job
 from fedlalr.federation.rundir import versions
+from fedlalr.federation.whole_file import write_whole
 from fedlalr.paper import claims, claims_measured, heterogeneity, plots, speedup, speedup_figure
 from fedlalr.paper.curves import PanelCurves, collect, over, write_curves, write_trajectories
 from fedlalr.paper.measures import Numbers, summary
@@ -124,7 +126,7 @@ def write_provenance(drawn: Drawn, folder: Path, scale: str, command: str, draw_
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{drawn.figure}.json"
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    known = _known(path)
     here = {"command": command, "hardware": hardware("cpu"), "versions": versions()}
     ran = {name: known.get(name) for name in ("commands", "hardware", "versions")}
     if not draw_only:
@@ -145,8 +147,17 @@ def write_provenance(drawn: Drawn, folder: Path, scale: str, command: str, draw_
         "run_seconds": sum(run.get("seconds") or 0.0 for run in drawn.runs) if drawn.runs else measured,
         "runs": drawn.runs,
     }
-    path.write_text(json.dumps(plain, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
     return path
+
+
+def _known(path: Path) -> dict[str, Any]:
+    """What is written down of a figure already."""
+    try:
+        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged ({error}); move it away, and it is written anew") from error
+    return known if isinstance(known, dict) else {}
 
 
 def _facts(job: Job, runs: Path, ready: bool) -> dict[str, Any]:

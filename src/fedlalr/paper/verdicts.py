@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from fedlalr.config.errors import ConfigError
+from fedlalr.federation.whole_file import write_whole
 from fedlalr.paper.measures import DEFINITIONS
 
 Verdict = Literal["holds", "does not hold", "not measured"]
@@ -88,8 +90,8 @@ def save_verdicts(claims: Iterable[Claim], scope: Sequence[str], folder: Path) -
     plain, page = folder / "verdicts.json", folder / "verdicts.md"
     known = {claim.number: claim for claim in load_verdicts(folder)} | {claim.number: claim for claim in claims}
     every = [known.get(number, Claim(number)) for number in CLAIMS]
-    plain.write_text(json.dumps([_as_dict(claim) for claim in every], indent=1, ensure_ascii=False) + "\n", "utf-8")
-    page.write_text(markdown(every, scope), encoding="utf-8")
+    write_whole(plain, json.dumps([_as_dict(claim) for claim in every], indent=1, ensure_ascii=False) + "\n")
+    write_whole(page, markdown(every, scope))
     return [plain, page]
 
 
@@ -98,10 +100,18 @@ def load_verdicts(folder: Path) -> list[Claim]:
     path = folder / "verdicts.json"
     if not path.is_file():
         return []
-    return [
-        Claim(entry["number"], tuple(Check(**{**check, "seeds": tuple(check["seeds"])}) for check in entry["checks"]))
-        for entry in json.loads(path.read_text(encoding="utf-8"))
-    ]
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        return [
+            Claim(
+                entry["number"], tuple(Check(**{**check, "seeds": tuple(check["seeds"])}) for check in entry["checks"])
+            )
+            for entry in entries
+        ]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"{path} is damaged ({error}); move it away, and every figure writes its verdicts anew"
+        ) from error
 
 
 def markdown(claims: Sequence[Claim], scope: Sequence[str]) -> str:

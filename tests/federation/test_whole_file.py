@@ -1,0 +1,33 @@
+"""A file is there as a whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fedlalr.federation.whole_file import write_whole
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits as POSIX has them")
+def test_a_disk_that_is_full_leaves_the_file_that_was_there_and_nothing_else(tmp_path: Path) -> None:
+    import resource
+
+    path, limits = tmp_path / "table.md", resource.getrlimit(resource.RLIMIT_FSIZE)
+    write_whole(path, "before")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_whole(path, "after" * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_text() == "before"
+    assert os.listdir(tmp_path) == ["table.md"]
+
+
+def test_what_a_killed_process_left_is_written_over(tmp_path: Path) -> None:
+    (tmp_path / ".table.md.writing").write_text("half")
+    write_whole(tmp_path / "table.md", "Δ")
+    assert os.listdir(tmp_path) == ["table.md"]
+    assert (tmp_path / "table.md").read_text(encoding="utf-8") == "Δ"
