@@ -240,6 +240,25 @@ def test_a_client_that_only_the_stack_cannot_train_is_trained_alone_and_that_is_
     assert_same_outcomes([given], [right])
 
 
+def test_clients_that_only_a_large_stack_cannot_train_are_trained_in_smaller_ones_and_that_is_said():
+    training = make_training()
+    with started("stacked", training) as (engine, private):
+        gradient = engine._gradient
+
+        def narrow(x, buffers, batch):
+            if len(x) > 2:
+                raise RuntimeError("no kernel for so many")
+            return gradient(x, buffers, batch)
+
+        engine._gradient = narrow
+        with pytest.warns(RuntimeWarning, match="smaller stacks, .* they raised RuntimeError: no kernel") as told:
+            given = play_round(initial_state(private), torch.arange(4), 0.05, engine, private, Rules())
+        assert len(told) == 1
+    with started("reference", training) as (engine, private):
+        right = play_round(initial_state(private), torch.arange(4), 0.05, engine, private, Rules())
+    assert_same_outcomes([given], [right])
+
+
 def test_a_stacked_form_that_gives_no_numbers_where_autograd_does_is_not_taken():
     training, nan = make_training("perceptron"), float("nan")
     trial = Trial(training)

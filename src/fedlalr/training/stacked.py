@@ -53,6 +53,8 @@ class StackedEngine:
         slots = len(training.algorithm.slots.down) + len(training.algorithm.slots.up) + 2
         each = self._gradient.bytes_each(slots) if isinstance(self._gradient, LinearGradient) else None
         self._chunks = Chunks(training, lambda work: self._train_chunk(work, steps=1), each)
+        self._trouble: str | None = None
+        """What a stack of this round raised that its clients did not raise alone."""
 
     def _static_steps(self) -> StaticSteps | None:
         """Steps in fixed memory for CUDA graphs, where there is a GPU that holds the data and slots to write into."""
@@ -83,7 +85,16 @@ class StackedEngine:
 
     def train(self, work: Work) -> Replies:
         rows = torch.split(torch.arange(len(work.clients), device="cpu"), self._chunks.size(work))
-        return join_replies([self._train_part(work.part(some), sole=len(rows) == 1) for some in rows])
+        self._trouble = None
+        replies = join_replies([self._train_part(work.part(some), sole=len(rows) == 1) for some in rows])
+        if self._trouble is not None and not replies.failures:
+            warnings.warn(
+                f"round {work.round}: the clients were trained in smaller stacks, which is slower, because in one "
+                f"they raised {self._trouble}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return replies
 
     def _train_part(self, work: Work, *, sole: bool = False) -> Replies:
         """Train some clients; where that raises, fewer at a time, at last one by one on the reference engine.
@@ -100,10 +111,13 @@ class StackedEngine:
         if len(work.clients) > 1:
             if out_of_memory:
                 self._chunks.halve(len(work.clients))
+            else:
+                self._trouble = reason
             halves = torch.arange(len(work.clients), device="cpu").chunk(2)
             return join_replies([self._train_part(work.part(half)) for half in halves])
         replies = self._reference.train(work)
         if not replies.failures:
+            self._trouble = None  # for this says it all
             warnings.warn(
                 f"round {work.round}: client {int(work.clients[0])} was trained by the reference engine, because "
                 f"in the stacked one it raised {reason}",
