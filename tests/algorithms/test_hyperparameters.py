@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
+import torch
 
-from fedlalr.algorithms import ALGORITHMS, FedAMS, LAFedOpt, create, options
+from fedlalr.algorithms import ALGORITHMS, FedAMS, FedLALR, LAFedOpt, create, options
 
 POSITIVE = ("lr", "server_lr", "eps", "server_eps", "initial", "gamma")
 FRACTIONS = ("beta1", "beta", "momentum")
@@ -119,3 +121,10 @@ def test_every_option_is_checked_somewhere_here() -> None:
 def test_replacing_a_hyperparameter_checks_it_again() -> None:
     with pytest.raises(ValueError, match=r"^server_lr must be a finite number above 0, not -1$"):
         dataclasses.replace(LAFedOpt(), server_lr=-1)
+
+
+@pytest.mark.parametrize("value", [np.float32(0.01), torch.tensor(0.01)])
+def test_a_number_of_another_library_is_told_the_way_to_pythons(value):
+    with pytest.raises(ValueError, match=r"lr must be a finite number above 0, not .*; make .* by float\(value\)"):
+        FedLALR(lr=value)
+    assert FedLALR(lr=float(value)).lr == pytest.approx(0.01)

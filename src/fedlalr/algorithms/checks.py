@@ -9,25 +9,25 @@ from collections.abc import Sequence
 def check_positive(name: str, value: float) -> None:
     """Refuse anything but a finite number above zero."""
     if not _is_number(value) or not value > 0:
-        raise ValueError(f"{name} must be a finite number above 0, not {value!r}")
+        raise ValueError(f"{name} must be a finite number above 0, not {_shown(value)}")
 
 
 def check_not_negative(name: str, value: float) -> None:
     """Refuse anything but a finite number from zero on."""
     if not _is_number(value) or value < 0:
-        raise ValueError(f"{name} must be a finite number of at least 0, not {value!r}")
+        raise ValueError(f"{name} must be a finite number of at least 0, not {_shown(value)}")
 
 
 def check_fraction(name: str, value: float) -> None:
     """Refuse anything outside [0, 1)."""
     if not _is_number(value) or not 0 <= value < 1:
-        raise ValueError(f"{name} must lie in [0, 1), not {value!r}")
+        raise ValueError(f"{name} must lie in [0, 1), not {_shown(value)}")
 
 
 def check_share(name: str, value: float) -> None:
     """Refuse anything outside (0, 1]."""
     if not _is_number(value) or not 0 < value <= 1:
-        raise ValueError(f"{name} must lie in (0, 1], not {value!r}")
+        raise ValueError(f"{name} must lie in (0, 1], not {_shown(value)}")
 
 
 def check_betas(betas: Sequence[float], name: str = "betas") -> None:
@@ -46,3 +46,9 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _shown(value: object) -> str:
+    """The value and, where it is a number of NumPy's or torch's, the way to one of Python's."""
+    foreign = hasattr(value, "__float__") and not isinstance(value, int | float)
+    return f"{value!r}; make Python's number of it by float(value)" if foreign else repr(value)
