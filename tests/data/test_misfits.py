@@ -40,12 +40,20 @@ class Indexed:
         ([([torch.zeros(3), torch.zeros(5)], PAIR[1])], "a pair of list and Tensor; .* padded to one"),
         ([[(torch.zeros(2), 0)] * 3], r"client 0 is a list of 3; .* \(torch.stack\(\[input for input, _ in samples"),
         ([(*PAIR, PAIR[1])], "client 0 is a tuple of 3; every client must be a pair"),
-        ([Indexed()], r"client 0 is a Indexed; .*class Own\(torch.utils.data.Dataset\)"),
+        ([Indexed()], r"client 0 is a Indexed; .*Wrap it in a class Own\(torch.utils.data.Dataset\)"),
     ],
 )
 def test_clients_of_another_form_are_refused_with_what_to_make_of_them(clients, message):
     with pytest.raises(TypeError, match=message):
         as_clients(clients)
+
+
+def test_data_sets_of_another_library_are_told_from_torchs():
+    datasets = pytest.importorskip("datasets")
+    with pytest.raises(
+        TypeError, match=r"client 0 is a datasets\.Dataset; .* a torch Dataset .*Wrap it in a class Own"
+    ):
+        as_clients([datasets.Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]})])
 
 
 def test_tables_of_pandas_are_refused_with_the_way_to_tensors():

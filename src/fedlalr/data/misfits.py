@@ -48,7 +48,8 @@ def _form(client: object) -> str:
         return f"a pair of {' and '.join(type(part).__name__ for part in client)}"
     if isinstance(client, tuple | list):
         return f"a {type(client).__name__} of {len(client)}"
-    return f"a {type(client).__name__}"
+    kind = type(client)
+    return f"a {kind.__module__.partition('.')[0]}.Dataset" if kind.__name__ == "Dataset" else f"a {kind.__name__}"
 
 
 def _mend(client: object) -> str:
@@ -62,7 +63,7 @@ def _mend(client: object) -> str:
     if isinstance(client, Dataset):
         return ". Read the samples of a stream into tensors first"
     if hasattr(client, "__getitem__") and hasattr(client, "__len__") and not isinstance(client, Sequence | Mapping):
-        return ". Let a class of your own be one: class Own(torch.utils.data.Dataset)"
+        return ". Wrap it in a class Own(torch.utils.data.Dataset) whose __getitem__ returns (input, target)"
     return ""
 
 
