@@ -45,7 +45,8 @@ def test_log_interval_is_the_floor_of_the_logarithm(start, base, exponent, t):
         (lambda: fl.Steps(0), "Steps's count must be a whole number of at least 1, not 0"),
         (lambda: fl.Epochs(1.5), "Epochs's count must be a whole number"),
         (lambda: fl.LogInterval(0, 2.0), "LogInterval's start must be"),
-        (lambda: fl.LogInterval(3, 1.0), "LogInterval's base must be a finite number above 1"),
+        (lambda: fl.LogInterval(3, 1.0), "LogInterval's base must be a finite number of at least 1.001"),
+        (lambda: fl.LogInterval(3, 1.0 + 1e-9), "LogInterval's base must be a finite number of at least 1.001"),
         (lambda: fl.LogInterval(3, 2.0, unit="rounds"), "LogInterval's unit must be 'steps' or 'epochs', not 'rounds'"),
     ],
 )

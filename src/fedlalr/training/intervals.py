@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+LEAST_BASE = 1.001
+"""Below it the second round would have hundreds of steps more than the first, and later ones too many to count."""
 WHOLE = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
 
@@ -61,8 +63,9 @@ class LogInterval:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "start", _as_count("LogInterval", "start", self.start))
-        if isinstance(self.base, bool) or not isinstance(self.base, int | float) or not 1 < self.base < float("inf"):
-            raise ValueError(f"LogInterval's base must be a finite number above 1, not {self.base!r}")
+        is_number = isinstance(self.base, int | float) and not isinstance(self.base, bool)
+        if not is_number or not LEAST_BASE <= self.base < float("inf"):
+            raise ValueError(f"LogInterval's base must be a finite number of at least {LEAST_BASE}, not {self.base!r}")
         if self.unit not in ("steps", "epochs"):
             raise ValueError(f"LogInterval's unit must be 'steps' or 'epochs', not {self.unit!r}")
 
