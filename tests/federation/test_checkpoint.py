@@ -405,6 +405,24 @@ def test_a_run_that_is_under_way_is_not_cleared(tmp_path):
     run(run_dir=tmp_path, rounds=1)
 
 
+def test_a_run_is_cleared_with_its_settings_last_and_before_another_can_take_its_place(tmp_path, monkeypatch):
+    run(run_dir=tmp_path, rounds=1)
+    (tmp_path / "config.yaml").touch()
+    unlink, left = Path.unlink, []
+
+    def watched(path, missing_ok=False):
+        if path.name == "config.yaml":
+            left.extend(sorted(os.listdir(tmp_path)))
+            with pytest.raises(RunDirectoryError, match="another process is working in"):
+                run(run_dir=tmp_path)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", watched)
+    clear_run(tmp_path, also=["config.yaml", "summary.json"])
+    assert left == [".lock", "config.yaml"]
+    assert not (tmp_path / "config.yaml").exists()
+
+
 @contextmanager
 def ordinary_user():
     """Root may write anywhere: be nobody for a while."""

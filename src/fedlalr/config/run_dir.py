@@ -43,9 +43,7 @@ class RunDirectory:
         """Remove the run that is here, and nothing else."""
         if not self.path.is_dir():
             return
-        clear_run(self.path)
-        for name in (REPORT_FILE, SUMMARY_FILE, TRAJECTORY_FILE, CONFIG_FILE):
-            (self.path / name).unlink(missing_ok=True)
+        clear_run(self.path, also=(REPORT_FILE, SUMMARY_FILE, TRAJECTORY_FILE, CONFIG_FILE))
 
     def check_free(self) -> None:
         """Refuse a directory that holds a run."""

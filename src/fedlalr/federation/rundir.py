@@ -18,7 +18,7 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from io import FileIO
@@ -89,15 +89,24 @@ class Journal:
         """Take the directory. A directory that holds a run is refused unless that run is to be resumed."""
         if self.path is not None:
             with explained(f"the run directory {self.path} cannot be written"):
-                (self.path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+                self.path.mkdir(parents=True, exist_ok=True)
                 self._lock = FileLock(self.path / LOCK_FILE)
                 self._take_lock(self._lock)
-            if not self.resume and (self._places() or self._has_lines()):
+            try:
+                self._prepare(self.path)
+            except BaseException:
                 self._lock.release()
-                raise RunDirectoryError(
-                    f"{self.path} already holds a run; pass resume=True to go on with it, or choose another directory"
-                )
+                raise
         return self
+
+    def _prepare(self, path: Path) -> None:
+        """Make room for checkpoints, in a directory that is this process's alone by now."""
+        with explained(f"the run directory {path} cannot be written"):
+            (path / CHECKPOINTS).mkdir(exist_ok=True)
+        if not self.resume and (self._places() or self._has_lines()):
+            raise RunDirectoryError(
+                f"{path} already holds a run; pass resume=True to go on with it, or choose another directory"
+            )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Save what is not saved yet, also after Ctrl-C or a failed round, and let the directory go."""
@@ -271,14 +280,16 @@ class Journal:
             ) from None
 
 
-def clear_run(directory: str | Path) -> None:
-    """Remove the metrics and checkpoints of a run, unless a process is working on it."""
+def clear_run(directory: str | Path, also: Iterable[str] = ()) -> None:
+    """Remove the metrics and checkpoints of a run, and other files of it, unless a process is working on it."""
     path = Path(directory)
     if not path.is_dir():
         return
     with Journal(path, resume=True), explained(f"the run directory {path} cannot be cleared"):
         (path / METRICS_FILE).unlink(missing_ok=True)
         shutil.rmtree(path / CHECKPOINTS)
+        for name in also:  # last, so that what is left half done still says what it is
+            (path / name).unlink(missing_ok=True)
 
 
 def versions() -> dict[str, str]:
