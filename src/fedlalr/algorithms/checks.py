@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
 
 def check_positive(name: str, value: float) -> None:
     """Refuse anything but a finite number above zero."""
@@ -36,6 +39,17 @@ def check_betas(betas: Sequence[float], name: str = "betas") -> None:
         raise ValueError(f"{name} must be a pair (beta1, beta2), not {betas!r}")
     for symbol, beta in zip(("beta1", "beta2"), betas, strict=True):
         check_fraction(symbol if name == "betas" else f"{symbol} of {name}", beta)
+
+
+def squared(eps: float, params: Tensor) -> Tensor:
+    """ε² in every coordinate, to divide by the root of. Refused where it is nothing in the parameters' precision."""
+    least = torch.finfo(params.dtype).smallest_normal
+    if eps * eps < least:
+        raise ValueError(
+            f"eps is {eps!r}, and its square is nothing in {params.dtype}, so that steps would be divided by 0; "
+            f"use at least {math.sqrt(least):.2g}"
+        )
+    return torch.full_like(params, eps * eps)
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedlalr.algorithms.checks import check_betas, check_positive, check_share
+from fedlalr.algorithms.checks import check_betas, check_positive, check_share, squared
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
 
 
@@ -52,7 +52,7 @@ class FedLADA:
         return SlotTable(down=("x", "v_hat", "g_a"), up={"x": "mean", "v_hat": "mean"}, grows=("v_hat",))
 
     def init(self, params: Tensor) -> Slots:
-        return Slots(x=params, v_hat=torch.full_like(params, self.eps**2), g_a=torch.zeros_like(params))
+        return Slots(x=params, v_hat=squared(self.eps, params), g_a=torch.zeros_like(params))
 
     def start(self, broadcast: Slots, kept: Slots) -> Slots:
         return Slots(x=broadcast.x, m=torch.zeros_like(broadcast.x), v=broadcast.v_hat, v_hat=broadcast.v_hat)

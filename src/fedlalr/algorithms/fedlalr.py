@@ -31,7 +31,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedlalr.algorithms.checks import check_betas, check_choice, check_positive
+from fedlalr.algorithms.checks import check_betas, check_choice, check_positive, squared
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
 
 
@@ -61,7 +61,7 @@ class FedLALR:
         )
 
     def init(self, params: Tensor) -> Slots:
-        state = Slots(x=params, m=torch.zeros_like(params), v_hat=torch.full_like(params, self.eps**2))
+        state = Slots(x=params, m=torch.zeros_like(params), v_hat=squared(self.eps, params))
         return state.only(*self.slots.down)
 
     def start(self, broadcast: Slots, kept: Slots) -> Slots:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedlalr.algorithms.checks import check_betas, check_positive
+from fedlalr.algorithms.checks import check_betas, check_positive, squared
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
 
 
@@ -49,7 +49,7 @@ class SharedAMSGrad:
 
     def init(self, params: Tensor) -> Slots:
         zero = torch.zeros_like(params)
-        return Slots(x=params, m=zero, v=zero.clone(), v_hat=torch.full_like(params, self.eps**2))
+        return Slots(x=params, m=zero, v=zero.clone(), v_hat=squared(self.eps, params))
 
     def start(self, broadcast: Slots, kept: Slots) -> Slots:
         return broadcast.only("x", "m", "v")
