@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from fedlalr.data.population import DatasetClients, as_clients
+from fedlalr.data.partition import Partition
+from fedlalr.data.population import DatasetClients, Population, as_clients
 
 PAIR = (torch.zeros(4, 2), torch.zeros(4).long())
 
@@ -35,6 +36,9 @@ class Indexed:
     [
         ({"north": PAIR}, r"not dict; pass its values, list\(clients.values\(\)\)"),
         (iter([PAIR]), r"not list_iterator; make a list of it, list\(clients\)"),
+        (Partition.from_lists([[0], [1]]), r"not Partition; .*fl.data.Population\(inputs, targets, partition\)"),
+        (PAIR, r"not tuple of the inputs and targets of all; fl.data.partition\(targets"),
+        (TensorDataset(*PAIR), "not TensorDataset; of one data set make several"),
         ([PAIR, DataLoader(TensorDataset(*PAIR))], "client 1 is a DataLoader; pass its data set, loader.dataset"),
         ([([[1.0], [2.0]], [0, 1])], r"client 0 is a pair of list and list; .*torch.tensor\(values\)"),
         ([([torch.zeros(3), torch.zeros(5)], PAIR[1])], "a pair of list and Tensor; .* padded to one"),
@@ -88,3 +92,8 @@ def test_samples_of_another_form_are_refused_with_what_to_make_of_them(samples, 
     clients = DatasetClients([Given([(torch.zeros(1), 0)]), Given(samples)])
     with pytest.raises(ValueError, match=message):
         clients.batch(1, torch.arange(2))
+
+
+def test_a_population_of_lists_is_told_to_be_tensors():
+    with pytest.raises(TypeError, match=r"two tensors, .*, not list and list; .*torch.tensor\(values\)"):
+        Population([[0.0]], [1], Partition.from_lists([[0]]))

@@ -307,6 +307,15 @@ def test_a_partition_of_ones_own_is_made_of_lists_as_the_refusal_says():
     assert Population(inputs, targets, Partition.from_lists(lists)).sizes.tolist() == [3, 1, 2]
 
 
+@pytest.mark.parametrize("wrong", [np.array([True, False]), [0.5, 1.0], ["a", "b"], [[0, 1]]])
+def test_what_is_no_index_is_refused_and_not_made_one(wrong):
+    with pytest.raises(TypeError, match=r"the indices of client 1 must be whole numbers.*numpy.flatnonzero\(mask\)"):
+        Partition.from_lists([[0, 1], wrong])
+    with pytest.raises(TypeError, match=r"the owners of samples must be whole numbers.*ids=names"):
+        Partition.from_owners(wrong, 2)
+    assert Partition.from_lists([[], torch.tensor([1])]).sizes.tolist() == [0, 1]
+
+
 def test_more_priors_than_memory_are_refused():
     with pytest.raises(ValueError, match="use fewer clients or coarser labels"):
         partition(np.arange(20_000), 20_000, "dirichlet")

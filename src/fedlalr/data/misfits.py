@@ -8,6 +8,8 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from fedlalr.data.partition import Partition
+
 _WANTED = "every client must be a pair of tensors (inputs, targets), or every client a torch Dataset with a length"
 _PAD = (
     "; sequences of several lengths are padded to one, torch.nn.functional.pad(sequence, (0, length - len(sequence)))"
@@ -20,6 +22,12 @@ def told_clients(clients: object) -> str:
         mend = "; pass its values, list(clients.values())"
     elif isinstance(clients, Iterator):
         mend = "; make a list of it, list(clients)"
+    elif isinstance(clients, Partition):
+        mend = "; pass it with its samples, fl.data.Population(inputs, targets, partition)"
+    elif isinstance(clients, tuple | list):
+        mend = " of the inputs and targets of all; fl.data.partition(targets, clients=10) deals them to clients"
+    elif isinstance(clients, Dataset):
+        mend = "; of one data set make several, such as by torch.utils.data.random_split(dataset, [0.1] * 10)"
     else:
         mend = ""
     return (

@@ -67,7 +67,11 @@ class Partition(Sequence[Indices]):
         >>> [part.tolist() for part in Partition.from_owners([1, 0, 1], clients=2)]
         [[1], [0, 2]]
         """
-        owner = np.asarray(owners, dtype=np.int64)
+        owner = _whole_numbers(
+            owners,
+            "the owners of samples",
+            "of names fl.data.partition(labels, scheme='natural', ids=names) makes clients",
+        )
         if owner.size and not 0 <= owner.min() <= owner.max() < clients:
             raise ValueError(f"the owners of samples must be clients 0 to {clients - 1}")
         sizes = np.bincount(owner, minlength=clients)
@@ -76,7 +80,8 @@ class Partition(Sequence[Indices]):
     @classmethod
     def from_lists(cls, lists: Iterable[ArrayLike]) -> Partition:
         """From one list of sample indices per client, for a partition made elsewhere."""
-        parts = [np.asarray(part, dtype=np.int64) for part in lists]
+        mend = "of a mask numpy.flatnonzero(mask) makes indices"
+        parts = [_whole_numbers(part, f"the indices of client {i}", mend) for i, part in enumerate(lists)]
         sizes = [len(part) for part in parts]
         return cls(
             np.concatenate([np.empty(0, np.int64), *parts]), np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
@@ -168,6 +173,14 @@ def partition(
         spread = 1.0 if sigma is None else _number("sigma", sigma, least=0.0)
         owner = schemes.lognormal(classes, clients, spread, least, rng)
     return Partition.from_owners(owner, clients)
+
+
+def _whole_numbers(values: ArrayLike, what: str, mend: str) -> Indices:
+    """Refuse what NumPy would silently make whole numbers of."""
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise TypeError(f"{what} must be whole numbers in one dimension, not {_describe(array)}; {mend}")
+    return array.astype(np.int64, copy=False)
 
 
 def _natural(n: int, clients: int | None, ids: ArrayLike | None) -> Partition:

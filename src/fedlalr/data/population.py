@@ -73,6 +73,11 @@ class Population:
     ) -> None:
         if isinstance(inputs, np.ndarray) or isinstance(targets, np.ndarray):
             raise TypeError("the samples are NumPy arrays; make them tensors by torch.from_numpy(array)")
+        if not hasattr(inputs, "device") or not isinstance(targets, Tensor):
+            raise TypeError(
+                f"the samples must be two tensors, inputs and targets, not {type(inputs).__name__} and "
+                f"{type(targets).__name__}; make them by torch.tensor(values)"
+            )
         if len(inputs) != len(targets):
             raise ValueError(f"there are {len(inputs)} inputs but {len(targets)} targets; they must pair up")
         if not isinstance(partition, Partition):
@@ -201,7 +206,7 @@ def as_clients(clients: object) -> Clients:
     if isinstance(clients, Population | DatasetClients):
         _check_not_empty(clients.sizes)
         return clients
-    if not isinstance(clients, Sequence) or isinstance(clients, str):
+    if not isinstance(clients, Sequence) or isinstance(clients, str | Partition) or _is_pair(clients):
         raise TypeError(told_clients(clients))
     if not clients:
         raise ValueError("there are no clients; pass at least one (inputs, targets) pair")
