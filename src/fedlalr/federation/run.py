@@ -81,7 +81,8 @@ class Result:
         last = self.metrics[-1]
         accuracy = "" if last.accuracy is None else f"accuracy {last.accuracy:.1%}, "
         return (
-            f"Result({self.info.algorithm}, {last.round} rounds: {accuracy}loss {last.loss:.4g}, "
+            f"Result({self.info.algorithm}, {last.round} {'round' if last.round == 1 else 'rounds'}: "
+            f"{accuracy}loss {last.loss:.4g}, "
             f"{self.bytes_up / 1e6:.3g} MB up, {self.bytes_down / 1e6:.3g} MB down)"
         )
 
