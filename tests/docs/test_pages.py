@@ -110,6 +110,8 @@ def test_the_page_on_the_command_line_names_every_setting() -> None:
     for section in ("data", "partition"):
         options = Config.model_fields[section].annotation.model_fields
         assert {f"{section}.{option}" for option in options} <= set(re.findall(r"`([a-z_.]+)`", table))
+    (local,) = (line for line in table.splitlines() if line.startswith("| `local` |"))
+    assert {*Config.model_fields["local"].annotation.model_fields} <= set(re.findall(r"\w+", local))
 
 
 def test_the_page_on_the_api_names_every_argument_of_run() -> None:
