@@ -27,7 +27,8 @@ ENGINES: dict[str, Callable[[Training], Engine]] = {
 def create_engine(name: str, training: Training, cohort: int) -> tuple[Engine, str]:
     """The engine to train with and the reason for it."""
     kind, option = check_engine(name)
-    training.steps(1, torch.arange(len(training.clients), device="cpu"))  # an interval of the user's own may be wrong
+    some = torch.arange(min(len(training.clients), 1000), device="cpu")
+    training.steps(1, some)  # an interval of the user's own may give anything, which is refused here
     if kind == "workers":
         return WorkersEngine(training, int(option) if option else None), "asked for"
     if kind == "distributed":
