@@ -51,11 +51,13 @@ def test_buffers_weights_sampling_and_any_order_of_arrival_have_the_simulators_b
 
 
 def test_a_test_set_on_the_server_is_evaluated_as_in_the_simulator(tmp_path):
-    server = strategy(LALR, test=PAIRS[0])
+    measures = {"largest": lambda outputs, targets: outputs.max()}
+    server = strategy(LALR, test=PAIRS[0], measures=measures)
     server.start(InProcessGrid(nodes(LALR, tmp_path)))
-    wanted = fl.run(make_model(), PAIRS, LALR, engine="reference", test=PAIRS[0], **SETTINGS)
+    wanted = fl.run(make_model(), PAIRS, LALR, engine="reference", test=PAIRS[0], measures=measures, **SETTINGS)
     assert same(server.result, wanted)
     assert wanted.metrics[-1].accuracy is not None
+    assert server.result.metrics[-1].measures == wanted.metrics[-1].measures
 
 
 def test_start_takes_flowers_own_arguments(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 from fedlalr import config
 from fedlalr.report.groups import MOST_POINTS, curves_of, group_runs
 from fedlalr.report.runs import ReportedRun
+from fedlalr.report.sections import runs_table
 from report.curves import curve
 
 
@@ -69,6 +70,20 @@ def test_a_curve_is_the_mean_with_the_range_over_the_seeds() -> None:
     assert curves["x"]["megabytes"] == [2.5, 5.0]
     assert curves["x"]["seconds"] == [2.0, 4.0]
     assert curves["y"]["accuracy"] == {"mean": [0.2, 0.6], "low": [0.1, 0.5], "high": [0.3, 0.7]}
+
+
+def test_measures_of_the_caller_are_curves_and_columns() -> None:
+    first = reported()
+    records = [replace(record, measures={"auc": record.round / 4}) for record in first.records]
+    groups = group_runs([replace(first, records=records), reported("algorithm=fedavg")])
+    curves, others = map(curves_of, groups)
+    assert curves is not None
+    assert curves["y"]["measures/auc"] == {"mean": [0.25, 0.5]}
+    assert others is not None
+    assert "measures/auc" not in others["y"]
+    table = runs_table(groups)
+    column = table.heading.index("auc")
+    assert [row[column] for row in table.rows] == ["0.5", "–"]
 
 
 def test_what_was_not_measured_is_no_curve() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -160,6 +162,12 @@ def test_what_is_not_a_finite_number_is_left_out() -> None:
     assert "accuracy" not in numbers_of(record)
     assert "round" not in numbers_of(record)
     assert numbers_of(record)["rejected"] == 0
+
+
+def test_measures_are_tracked_under_their_names() -> None:
+    (record,) = curve([0.5]).records
+    measured = numbers_of(replace(record, measures={"auc": 0.75, "none": math.nan}))
+    assert {name: value for name, value in measured.items() if name.startswith("measures")} == {"measures/auc": 0.75}
 
 
 def test_the_command_line_tracks_a_run_and_says_what_is_missing(

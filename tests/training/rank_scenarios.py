@@ -67,6 +67,11 @@ class Halved(fl.Mean):
         return (reference + (super().reduce(values, reference, share) - reference) / 2).double()
 
 
+def margin(outputs, targets):
+    """Of the test sample that is most wrong, which no mean over the ranks' shares gives."""
+    return (outputs.gather(1, targets[:, None]) - outputs).min()
+
+
 def with_nan() -> list:
     pairs = make_clients(SIZES)
     pairs[2][0][0] = float("nan")
@@ -80,6 +85,7 @@ JOBS = {
     "recalibrated": lambda engine: job(engine, fl.FedAvg(), buffers="recalibrate"),
     "median": lambda engine: job(engine, reduce={"x": "median", "v_hat": "median"}, clients_per_round=None),
     "own": lambda engine: job(engine, reduce={"x": Halved(), "v_hat": fl.Max()}),
+    "measured": lambda engine: job(engine, measures={"margin": margin}),
     "nan": lambda engine: job(engine, clients=with_nan(), clients_per_round=None),
     "one sample": lambda engine: job(engine, clients=make_clients((7, 12, 6, 10, 1, 23)), clients_per_round=None),
     "two clients": lambda engine: job(engine, clients_per_round=2),
@@ -91,7 +97,10 @@ JOBS = {
 def outcome(done):
     """What can be compared of a run."""
     result, seen = done
-    records = [(r.round, r.loss, r.accuracy, r.train_loss, r.bytes_up, r.clients, r.rejected) for r in result.metrics]
+    records = [
+        (r.round, r.loss, r.accuracy, r.train_loss, r.bytes_up, r.clients, r.measures, r.rejected)
+        for r in result.metrics
+    ]
     return {"state": result.state, "buffers": dict(result.model.named_buffers()), "records": records, "seen": seen}
 
 

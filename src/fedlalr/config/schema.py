@@ -83,7 +83,7 @@ class LocalConfig(Section):
     epochs: Count | None = None
     steps: Count | None = None
     start: Count | None = None
-    base: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    base: Annotated[float, Field(ge=1.001, allow_inf_nan=False)] | None = None
     unit: Literal["steps", "epochs"] | None = None
 
     @model_validator(mode="after")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedlalr.data.population import Samples
 from fedlalr.data.transforms import Transform
+from fedlalr.federation.measures import Measures, readable, take
 from fedlalr.training.masked_loss import ignored_label
 from fedlalr.training.memory import is_out_of_memory
 from fedlalr.training.ranks import ALONE, Ranks
@@ -20,10 +21,11 @@ from fedlalr.training.work import Loss
 
 
 class Evaluation(NamedTuple):
-    """Mean loss and, for class targets, accuracy."""
+    """Mean loss, for class targets accuracy, and the caller's own measures."""
 
     loss: float
     accuracy: float | None
+    measures: Mapping[str, float]
 
 
 SAMPLES_AT_ONCE = 1000
@@ -42,11 +44,14 @@ def evaluate(
     batch_size: int | None = None,
     compute: torch.dtype | None = None,
     ranks: Ranks = ALONE,
+    measures: Measures | None = None,
 ) -> Evaluation:
     """Run a module over a test set in evaluation mode, on the device of its parameters; each rank over its share.
 
-    A batch that is too large for the memory is parted until it is not.
+    A batch that is too large for the memory is parted until it is not. For measures every rank sees the whole set.
     """
+    ranks = ALONE if measures else ranks
+    seen: tuple[list[Tensor], list[Tensor]] = ([], [])
     inputs, targets = test
     device = next(model.parameters()).device
     ignored, weights = ignored_label(loss), _class_weights(loss)
@@ -76,6 +81,9 @@ def evaluate(
         else:
             tally[4] = tally[2]
         tally[0] = torch.where(tally[4] > 0, mean * tally[4], 0.0)  # the mean of no target is not a number
+        if measures:
+            seen[0].append(readable(outputs))
+            seen[1].append(readable(wanted))
         return tally
 
     places = torch.arange(len(targets), device=inputs.device)
@@ -91,8 +99,9 @@ def evaluate(
             module.training = training
     total, correct, count, classed, divisor = ranks.sum({"tally": tally})["tally"].tolist()
     if not count:
-        return Evaluation(math.nan, None)
-    return Evaluation(total / divisor if divisor else math.nan, correct / count if classed else None)
+        return Evaluation(math.nan, None, {})
+    mean = total / divisor if divisor else math.nan
+    return Evaluation(mean, correct / count if classed else None, take(measures, *seen))
 
 
 def _class_weights(loss: object) -> Tensor | None:

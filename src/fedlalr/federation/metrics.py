@@ -36,6 +36,8 @@ class Record:
     rejected: tuple[Rejection, ...] = ()
     timing: Mapping[str, float] = field(default_factory=dict)
     """Seconds spent in each part of the round."""
+    measures: Mapping[str, float] = field(default_factory=dict)
+    """The caller's own, on the test set."""
 
     @property
     def sent_up(self) -> int:
@@ -51,7 +53,8 @@ class Record:
         """Plain values; numbers that are not finite become None, as JSON has no other word for them."""
         plain = asdict(self)
         plain["rejected"] = [rejection._asdict() for rejection in self.rejected]
-        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in plain.items()}
+        plain["measures"] = _finite(self.measures)
+        return _finite(plain)
 
     def to_json(self) -> str:
         """One line for `metrics.jsonl`."""
@@ -64,4 +67,10 @@ class Record:
         plain["rejected"] = tuple(Rejection(**rejection) for rejection in plain["rejected"])
         for name in ("loss", "train_loss"):
             plain[name] = math.nan if plain[name] is None else plain[name]
+        measures = plain.get("measures", {})
+        plain["measures"] = {name: math.nan if value is None else value for name, value in measures.items()}
         return cls(**plain)
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}

@@ -21,6 +21,7 @@ from fedlalr.data.transforms import Transform
 from fedlalr.federation.debug import Debugger
 from fedlalr.federation.evaluation import Evaluation, evaluate
 from fedlalr.federation.fingerprint import facts_of
+from fedlalr.federation.measures import Measures, check_measures
 from fedlalr.federation.metrics import Record
 from fedlalr.federation.observers import Observer, RunInfo, show_round
 from fedlalr.federation.options import Options
@@ -80,9 +81,10 @@ class Result:
             return f"Result({self.info.algorithm}, no rounds)"
         last = self.metrics[-1]
         accuracy = "" if last.accuracy is None else f"accuracy {last.accuracy:.1%}, "
+        measures = "".join(f"{name} {value:.4g}, " for name, value in last.measures.items())
         return (
             f"Result({self.info.algorithm}, {last.round} {'round' if last.round == 1 else 'rounds'}: "
-            f"{accuracy}loss {last.loss:.4g}, "
+            f"{accuracy}loss {last.loss:.4g}, {measures}"
             f"{self.bytes_up / 1e6:.3g} MB up, {self.bytes_down / 1e6:.3g} MB down)"
         )
 
@@ -109,6 +111,7 @@ def run(
     min_clients: int = 1,
     observers: Sequence[Observer] = (),
     test: tuple[Samples, Tensor] | None = None,
+    measures: Measures | None = None,
     loss: Loss = nn.functional.cross_entropy,
     seed: int = 0,
     engine: str | Callable[[Training], Engine] = "auto",
@@ -165,6 +168,7 @@ def run(
     where = training.device
     transform = population.transform if isinstance(population, Population) else None
     test = test if test is not None else getattr(population, "test", None)
+    check_measures(measures, test)
     with undisturbed(where), forked_generators(where):
         check_problem(training, test)
 
@@ -199,7 +203,7 @@ def run(
                 state = outcome.state
                 journal.choices["chunk"] = getattr(chosen, "chunk", None)
                 evaluating = time.perf_counter()
-                evaluation = evaluate_state(state, training, test, transform, ranks)
+                evaluation = evaluate_state(state, training, test, transform, ranks, measures)
                 outcome.timing["evaluate"] = time.perf_counter() - evaluating
                 record = make_record(outcome, evaluation, lr, len(cohort), training, time.perf_counter() - began)
                 for observer in watching if outcome.traces else ():
@@ -325,6 +329,7 @@ def evaluate_state(
     test: tuple[Samples, Tensor] | None,
     transform: Transform | None,
     ranks: Ranks = ALONE,
+    measures: Measures | None = None,
 ) -> Evaluation | None:
     """How good the server's model is on the test set, where there is one."""
     if test is None:
@@ -332,7 +337,15 @@ def evaluate_state(
     training.layout.load(training.model, state.slots.x)
     set_buffers(training.model, state.buffers)
     with module_randomness(training, state.round):  # for modules that draw in evaluation mode, too
-        return evaluate(training.model, test, training.loss, transform=transform, compute=training.compute, ranks=ranks)
+        return evaluate(
+            training.model,
+            test,
+            training.loss,
+            transform=transform,
+            compute=training.compute,
+            ranks=ranks,
+            measures=measures,
+        )
 
 
 def make_record(
@@ -357,4 +370,5 @@ def make_record(
         clients=outcome.accepted,
         rejected=outcome.rejected,
         timing=outcome.timing,
+        measures=evaluation.measures if evaluation else {},
     )

@@ -21,6 +21,7 @@ from fedlalr.algorithms.checks import check_choice, check_positive
 from fedlalr.algorithms.slots import Algorithm
 from fedlalr.data.population import Population, Samples
 from fedlalr.federation.fingerprint import facts_of
+from fedlalr.federation.measures import Measures, check_measures
 from fedlalr.federation.metrics import Record
 from fedlalr.federation.observers import Observer, RunInfo, show_round
 from fedlalr.federation.run import (
@@ -56,6 +57,7 @@ class FederatedStrategy(Strategy):
     settings: the options of `fl.run` by name. The client app needs the same.
     population: how many clients there are; their ids, from 0, are the nodes' `partition-id`.
     test: a test set (inputs, targets) on the server, or a population that has one; None: the clients' training loss.
+    measures: as in `fl.run`, of that test set.
     deadline: seconds that a round waits for replies once its clients were asked.
     join_deadline: seconds that a round waits for nodes to connect. A client that did not come is not waited for again,
         but takes part as soon as its node is there.
@@ -75,6 +77,7 @@ class FederatedStrategy(Strategy):
         *,
         population: int,
         test: tuple[Samples, Tensor] | Population | None = None,
+        measures: Measures | None = None,
         observers: Sequence[Observer] = (),
         deadline: float = 3600.0,
         join_deadline: float = 600.0,
@@ -96,6 +99,8 @@ class FederatedStrategy(Strategy):
         self.model, self.observers = model, tuple(observers)
         self.test = test.test if isinstance(test, Population) else test
         self.transform = test.transform if isinstance(test, Population) else None
+        check_measures(measures, self.test)
+        self.measures = measures
         self.deadline, self.join_deadline, self.retries, self.poll = deadline, join_deadline, retries, poll
         self.layout, self.spool_dir = layout, spool_dir or self.settings.run_dir
         self.result: Result | None = None
@@ -237,7 +242,7 @@ class FederatedStrategy(Strategy):
                 if left == 0:
                     raise
                 log.warning("%s. Trying the round again, %d times at most", failed, left)
-        evaluation = evaluate_state(outcome.state, self.training, self.test, self.transform)
+        evaluation = evaluate_state(outcome.state, self.training, self.test, self.transform, measures=self.measures)
         lr = self.settings.rate(self.training.algorithm, t)
         record = make_record(outcome, evaluation, lr, self.cohort_size, self.training, time.perf_counter() - began)
         ledger, last = self._server.ledger, t == rounds

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
+from fedlalr.federation import Record
 from fedlalr.report.comparison import Curve
 from fedlalr.report.runs import ReportedRun
 from fedlalr.report.tables import name_of
@@ -19,6 +21,8 @@ Settings = Mapping[str, Any]
 """Dotted name → value."""
 MOST_POINTS = 2000
 """Of a longer curve evenly spaced points are drawn."""
+OWN = "measures/"
+"""Before the name of one of the caller's own measures."""
 _DIGEST = re.compile(r"\b[0-9a-f]{16}\b")
 """What a checkpoint writes in the place of a module, a loss or data, and tells a reader nothing."""
 
@@ -103,14 +107,23 @@ def curves_of(group: Group) -> dict[str, Any] | None:
             "megabytes": _plain(np.mean(megabytes, axis=0)[kept]),
             "seconds": _plain(np.mean(seconds, axis=0)[kept]),
         },
-        "y": {name: _band(group, name, kept) for name in ("accuracy", "loss", "train_loss", "lr")},
+        "y": {name: _band(group, attrgetter(name), kept) for name in ("accuracy", "loss", "train_loss", "lr")}
+        | {f"{OWN}{name}": _band(group, _measure(name), kept) for name in measures_of([group])},
     }
 
 
-def _band(group: Group, name: str, kept: Any) -> dict[str, list[float | None]] | None:
-    values = np.array(
-        [[math.nan if (v := getattr(run.records[i], name)) is None else v for i in kept] for run in group.runs]
-    )
+def measures_of(groups: Iterable[Group]) -> list[str]:
+    """The names of the caller's own measures, in the order in which they come."""
+    records = (record for group in groups for run in group.runs for record in run.records)
+    return list(dict.fromkeys(name for record in records for name in record.measures))
+
+
+def _measure(name: str) -> Callable[[Record], float | None]:
+    return lambda record: record.measures.get(name)
+
+
+def _band(group: Group, value: Callable[[Record], float | None], kept: Any) -> dict[str, list[float | None]] | None:
+    values = np.array([[math.nan if (v := value(run.records[i])) is None else v for i in kept] for run in group.runs])
     if np.isnan(values).all():
         return None
     band = {"mean": _plain(values.mean(axis=0))}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fedlalr.federation import Record
 from fedlalr.report.comparison import Curve
 from fedlalr.report.groups import Group
 from fedlalr.report.statistics import Interval, paired_difference, spread
@@ -23,10 +22,6 @@ def losses_table(groups: Sequence[Group]) -> Table:
     rows = [_row(group, finals[group.label], to) for group, to in zip(order, [None, *differences], strict=True)]
     heading = ("method", "final loss", "difference to lowest [95 %]", "MB sent", "seconds")
     return Table(heading, tuple(rows), tuple(_notes(order, differences)))
-
-
-def _final(records: Sequence[Record]) -> float:
-    return records[-1].loss if records else math.nan
 
 
 def _mean(finals: Sequence[float]) -> float:

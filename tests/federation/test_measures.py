@@ -1,0 +1,129 @@
+"""Measures of the caller's own."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from sklearn.metrics import f1_score
+from torch import nn
+
+import fedlalr as fl
+from conftest import make_clients, make_model
+from fedlalr.federation.evaluation import evaluate
+from fedlalr.federation.metrics import Record
+
+SETTINGS = {"rounds": 3, "batch_size": 4, "engine": "reference"}
+
+
+def f1(outputs, targets):
+    return f1_score(targets, outputs.argmax(1), average="macro")
+
+
+def with_test():
+    clients = make_clients()
+    return clients, tuple(torch.cat(parts) for parts in zip(*clients, strict=True))
+
+
+def test_a_measure_is_taken_of_the_whole_test_set_after_every_round(tmp_path):
+    clients, test = with_test()
+    result = fl.run(
+        make_model(), clients, fl.FedLALR(lr=0.02), **SETTINGS, test=test, measures={"f1": f1}, run_dir=tmp_path
+    )
+    model = result.model.to(test[0].dtype).eval()
+    with torch.no_grad():
+        assert result.metrics[-1].measures == {"f1": pytest.approx(f1(model(test[0]), test[1]))}
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["measures"] for line in lines] == [record.measures for record in result.metrics]
+    assert "f1 " in repr(result)
+
+
+def test_a_run_goes_on_with_what_it_measured_before(tmp_path):
+    clients, test = with_test()
+    options = {**SETTINGS, "test": test, "measures": {"f1": f1}}
+    whole = fl.run(make_model(), clients, fl.FedLALR(), **options)
+    fl.run(make_model(), clients, fl.FedLALR(), **{**options, "rounds": 2}, run_dir=tmp_path)
+    rest = fl.run(make_model(), clients, fl.FedLALR(), **options, run_dir=tmp_path, resume=True)
+    assert [record.measures for record in rest.metrics] == [record.measures for record in whole.metrics]
+
+
+def test_batches_are_put_together_in_the_order_of_the_test_set():
+    inputs, targets = torch.randn(7, 4), torch.arange(7)
+    seen = []
+    evaluate(
+        nn.Linear(4, 9),
+        (inputs, targets),
+        nn.functional.cross_entropy,
+        batch_size=3,
+        measures={"seen": lambda outputs, wanted: seen.append((outputs.shape, wanted.tolist())) or 0},
+    )
+    assert seen == [((7, 9), list(range(7)))]
+
+
+def test_what_is_computed_in_bfloat16_is_measured_in_float32():
+    clients, test = with_test()
+    kinds = []
+    fl.run(
+        make_model().float(),
+        [(inputs.float(), targets) for inputs, targets in clients],
+        fl.FedAvg(lr=0.1),
+        **{**SETTINGS, "rounds": 1},
+        dtype=torch.bfloat16,
+        test=(test[0].float(), test[1]),
+        measures={"kind": lambda outputs, targets: kinds.append(outputs.dtype) or 0},
+    )
+    assert kinds == [torch.float32]
+
+
+def test_a_measure_that_is_no_number_survives_the_file():
+    record = Record(1, 0.5, None, 0.5, 0.1, 1.0, 1, 1, 0, 0, 2, measures={"auc": math.nan, "f1": 0.25})
+    assert json.loads(record.to_json())["measures"] == {"auc": None, "f1": 0.25}
+    again = Record.from_json(record.to_json()).measures
+    assert math.isnan(again["auc"])
+    assert again["f1"] == 0.25
+
+
+def test_records_of_before_have_no_measures():
+    plain = json.loads(Record(1, 0.5, None, 0.5, 0.1, 1.0, 1, 1, 0, 0, 2).to_json())
+    del plain["measures"]
+    assert Record.from_json(json.dumps(plain)).measures == {}
+
+
+@pytest.mark.parametrize(
+    ("measures", "error", "message"),
+    [
+        ([f1], TypeError, "measures must be a table of names and functions"),
+        ({1: f1}, TypeError, "a measure's name must be a word, not 1"),
+        ({"f1": 0.5}, TypeError, r"the measure 'f1' must be a function of \(outputs, targets\)"),
+        (
+            {"all": lambda outputs, targets: outputs},
+            ValueError,
+            "the measure 'all' gives no number",
+        ),
+    ],
+)
+def test_what_is_no_measure_is_refused(measures, error, message):
+    clients, test = with_test()
+    with pytest.raises(error, match=message):
+        fl.run(make_model(), clients, fl.FedAvg(), **SETTINGS, test=test, measures=measures)
+
+
+def test_measures_of_nothing_are_refused():
+    with pytest.raises(ValueError, match=r"measures are taken on the test set; pass test="):
+        fl.run(make_model(), make_clients(), fl.FedAvg(), **SETTINGS, measures={"f1": f1})
+
+
+def test_a_model_that_gives_more_than_a_tensor_has_no_measures():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 3)
+
+        def forward(self, inputs):
+            return self.inner(inputs), inputs
+
+    test = torch.randn(5, 4), torch.zeros(5, dtype=torch.long)
+    with pytest.raises(ValueError, match="gives one tensor, and this one gives a tuple"):
+        evaluate(Pair(), test, lambda outputs, targets: outputs[0].mean(), measures={"f1": f1})
