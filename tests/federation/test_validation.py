@@ -268,6 +268,11 @@ def test_a_lazy_module_is_refused_until_it_has_seen_a_batch():
     assert len(run(model=model).metrics) > 0
 
 
+def test_a_loss_that_sums_is_refused():
+    with pytest.raises(ValueError, match="the loss sums over a batch"):
+        run(loss=nn.CrossEntropyLoss(reduction="sum"))
+
+
 def test_mixed_devices_are_refused():
     elsewhere = (torch.zeros(3, 4, device="meta"), torch.zeros(3, dtype=torch.int64, device="meta"))
     with pytest.raises(ValueError, match="client 1's inputs are on meta but client 0's on cpu"):

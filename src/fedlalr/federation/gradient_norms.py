@@ -7,7 +7,6 @@ process, so it works on the reference engine alone.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 import torch
@@ -17,6 +16,7 @@ from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.data.population import Clients, as_clients
 from fedlalr.federation.metrics import Record
 from fedlalr.federation.observers import Observer, RunInfo
+from fedlalr.training.copying import copied
 from fedlalr.training.layout import Layout
 from fedlalr.training.work import Loss, Probe, Trace
 
@@ -52,7 +52,7 @@ class GradientNorms(Observer):
                 "the model has buffers, such as normalisation statistics, so that its loss is not a function of its "
                 "parameters alone; use a model without them"
             )
-        self.model, self.loss = copy.deepcopy(model).eval(), loss
+        self.model, self.loss = copied(model).eval(), loss
         self.clients = as_clients(clients)
         self.layout = Layout.of(self.model)
         self.values: list[list[float]] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -22,6 +21,7 @@ from fedlalr.federation.server import Rules
 from fedlalr.federation.surroundings import undisturbed
 from fedlalr.federation.validation import check_count
 from fedlalr.training import Epochs, Interval, Training
+from fedlalr.training.copying import copied
 from fedlalr.training.layout import Layout
 from fedlalr.training.ranks import own_gpu
 from fedlalr.training.work import Loss
@@ -164,7 +164,7 @@ def private_copy(
     model: nn.Module, device: torch.device, dtype: torch.dtype | None
 ) -> tuple[nn.Module, torch.dtype | None]:
     """A copy of the module to train in, and the dtype to compute in where it differs from the parameters'."""
-    private = copy.deepcopy(model).to(device)
+    private = copied(model).to(device)
     if dtype in (torch.float32, torch.float64):
         return private.to(dtype), None
     return private, dtype

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,6 +38,7 @@ from fedlalr.federation.validation import (
     check_slots,
 )
 from fedlalr.training import Epochs, Interval, Training, create_engine
+from fedlalr.training.copying import copied
 from fedlalr.training.distributed import join_ranks
 from fedlalr.training.local import starting_slots
 from fedlalr.training.memory import forked_generators
@@ -285,7 +285,7 @@ def named_state(state: ServerState, training: Training) -> State:
 
 def trained_model(model: nn.Module, state: ServerState, training: Training) -> nn.Module:
     """A copy of the caller's module with the server's parameters and buffers, in the caller's training mode."""
-    trained = copy.deepcopy(training.model)
+    trained = copied(training.model)
     training.layout.load(trained, state.slots.x)
     set_buffers(trained, state.buffers)
     for mine, theirs in zip(trained.modules(), model.modules(), strict=True):

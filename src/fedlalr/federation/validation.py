@@ -164,6 +164,11 @@ def _check_loss(training: Training, outputs: Any, targets: Tensor, whose: str) -
     """Refuse a loss that raises, that is not one number, or that pairs every output with every target."""
     if isinstance(training.loss, type):
         raise ValueError(f"loss is the class {training.loss.__name__}; pass an instance, {training.loss.__name__}()")
+    if getattr(training.loss, "reduction", None) == "sum":
+        raise ValueError(
+            "the loss sums over a batch (reduction='sum'), so that its gradient would grow with the batch; "
+            "leave reduction out for the mean"
+        )
     own = [name for name, value in _parameters(training.loss) if value.requires_grad]
     if own:
         raise ValueError(

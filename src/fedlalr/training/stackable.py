@@ -7,7 +7,6 @@ over samples or a layer that mixes samples is refused here, with the reason, and
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from fedlalr.training.copying import copied
 from fedlalr.training.masked_loss import mean_loss
 from fedlalr.training.memory import forked_generators
 from fedlalr.training.no_dropout import NoDropout
@@ -96,7 +96,7 @@ class Trial:
         )
         x = training.layout.flatten(dict(training.model.named_parameters()))
         self.x = torch.stack([x, 1.01 * x])  # two clients that differ
-        self._model = copy.deepcopy(training.model)
+        self._model = copied(training.model)
         if not self._model.training:
             self._model.train()
         self._buffers = get_buffers(self._model)

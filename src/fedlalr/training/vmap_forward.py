@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedlalr.training.checked_embedding import replace_embeddings
+from fedlalr.training.copying import copied
 from fedlalr.training.grouped_layers import replace_layers
 from fedlalr.training.masked_norm import STARTS, masked, replace_norms
 from fedlalr.training.work import Buffers
@@ -24,7 +24,7 @@ class VmapForward:
     def __init__(self, module: nn.Module, *, grouped: bool = True) -> None:
         """`grouped` puts layers that are faster for many clients in the place of torch's; not every layer goes with
         them."""
-        self.model = copy.deepcopy(module)
+        self.model = copied(module)
         if not self.model.training:
             self.model.train()
         self._norms = replace_norms(self.model)

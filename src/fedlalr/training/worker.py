@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 import random
 import signal
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from fedlalr.algorithms.slots import Slots
 from fedlalr.data.random import MODULES, key
 from fedlalr.training.arena import Arena, Place, unship
+from fedlalr.training.copying import copied
 from fedlalr.training.reference import ReferenceEngine
 from fedlalr.training.work import Buffers, Trace, Training, Work
 
@@ -88,7 +88,7 @@ class Worker:
     """Answers the orders of one run."""
 
     def __init__(self, training: Training) -> None:
-        training = replace(training, model=copy.deepcopy(training.model))  # its buffers must not be the shared ones
+        training = replace(training, model=copied(training.model))  # its buffers must not be the shared ones
         self.training = training
         if any(isinstance(module, nn.Conv2d) for module in training.model.modules()):
             training.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
