@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -142,3 +143,13 @@ def test_megabytes_are_written_as_plain_numbers(tmp_path: Path) -> None:
 def test_a_method_without_a_round_is_left_out_of_the_figure(tmp_path: Path) -> None:
     runs = {"fedavg": [Curve([], "round 1: not finite")], "fedlalr": [curve([0.5])]}
     assert "FedAvg" not in accuracy_figure(runs, tmp_path / "a", "title")[1].read_text(encoding="utf-8")
+
+
+def test_megabytes_of_small_models_have_digits_enough() -> None:
+    small = {
+        name: [Curve([replace(r, bytes_up=700, bytes_down=700, buffer_bytes_up=0, buffer_bytes_down=0)])]
+        for name in ("fedlalr", "fedavg")
+        for r in curve([0.5]).records
+    }
+    table = comparison_table(compare(small, {name: {} for name in small}))
+    assert {row[table.heading.index("MB sent")] for row in table.rows} == {"0.0014"}

@@ -86,6 +86,13 @@ def test_replies_that_made_a_round_fail_are_among_the_refused(tmp_path: Path) ->
     assert "not finite" in run.refusals[0][1].reason
 
 
+def test_a_summary_that_is_no_table_is_refused_with_the_place(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / "summary.json").write_text("[1, 2]")
+    with pytest.raises(ConfigError, match=r"they are damaged: summary\.json holds no table of results"):
+        read_run(tmp_path)
+
+
 def test_damaged_records_are_refused_with_the_place(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("{]\n")
     with pytest.raises(ConfigError, match="cannot be read, they are damaged"):

@@ -73,6 +73,8 @@ class RunDirectory:
         if not file.is_file():
             return None
         summary: Summary = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(summary, dict):
+            raise ValueError(f"{SUMMARY_FILE} holds no table of results")
         return summary
 
     def write_summary(self, summary: Summary) -> None:

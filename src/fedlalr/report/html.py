@@ -13,6 +13,7 @@ from string import Template
 from typing import Any
 
 from fedlalr.config import dump
+from fedlalr.federation.whole_file import write_whole
 from fedlalr.report.command import command_for, description_of, stored_command
 from fedlalr.report.groups import Group, curves_of, group_runs, method_of
 from fedlalr.report.looks import dash_arrays, looks_of
@@ -48,7 +49,7 @@ def write_report(places: Iterable[str | Path], output: str | Path) -> Path:
     output = Path(output)
     runs = [read_run(path) for path in find_runs(places)]
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(page(runs), encoding="utf-8")
+    write_whole(output, page(runs))
     return output
 
 

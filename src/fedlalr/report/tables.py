@@ -62,7 +62,8 @@ def comparison_table(comparison: Comparison) -> Table:
         "seconds",
     )
     digits = 1 if max(outcome.seconds.mean for outcome in comparison.outcomes) >= 10 else 2
-    rows = tuple(_row(outcome, digits) for outcome in comparison.outcomes)
+    small = max(outcome.megabytes.mean for outcome in comparison.outcomes) < 1
+    rows = tuple(_row(outcome, digits, 4 if small else 1) for outcome in comparison.outcomes)
     return Table(heading, rows, tuple(_notes(comparison)))
 
 
@@ -70,16 +71,16 @@ def name_of(method: str) -> str:
     return NAMES.get(method, method)
 
 
-def _row(outcome: Outcome, digits: int) -> tuple[str, ...]:
-    """A method's cells, its seconds to so many digits."""
+def _row(outcome: Outcome, digits: int, of_megabytes: int) -> tuple[str, ...]:
+    """A method's cells, its seconds and megabytes to so many digits."""
     return (
         name_of(outcome.method),
         _plus_minus(outcome.final, 100, 1) if outcome.final else "failed",
         _interval(outcome.to_best),
         _reached(outcome.rounds_to_target, 0),
-        _reached(outcome.megabytes_to_target, 1),
+        _reached(outcome.megabytes_to_target, of_megabytes),
         _reached(outcome.seconds_to_target, digits),
-        f"{outcome.megabytes.mean:.1f}",
+        f"{outcome.megabytes.mean:.{of_megabytes}f}",
         _plus_minus(outcome.seconds, 1, digits),
     )
 
