@@ -20,7 +20,7 @@ def test_every_setting_is_an_option_of_run_with_the_same_default():
 
 def test_only_what_has_no_meaning_on_flower_is_missing():
     options = {name for name, p in inspect.signature(fl.run).parameters.items() if p.kind is p.KEYWORD_ONLY}
-    assert options - {field.name for field in fields(Settings)} == {"observers", "test", "engine", "debug"}
+    assert options - {field.name for field in fields(Settings)} == {"observers", "test", "measures", "engine", "debug"}
 
 
 def test_unknown_settings_are_refused_with_the_nearest_name():
