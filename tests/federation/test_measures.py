@@ -95,7 +95,7 @@ def test_records_of_before_have_no_measures():
     ("measures", "error", "message"),
     [
         ([f1], TypeError, "measures must be a table of names and functions"),
-        ({1: f1}, TypeError, "a measure's name must be a word, not 1"),
+        ({1: f1}, TypeError, "a measure's name must be a text that is not empty, not 1"),
         ({"f1": 0.5}, TypeError, r"the measure 'f1' must be a function of \(outputs, targets\)"),
         (
             {"all": lambda outputs, targets: outputs},

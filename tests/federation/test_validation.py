@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -268,9 +270,12 @@ def test_a_lazy_module_is_refused_until_it_has_seen_a_batch():
     assert len(run(model=model).metrics) > 0
 
 
-def test_a_loss_that_sums_is_refused():
+@pytest.mark.parametrize(
+    "loss", [nn.CrossEntropyLoss(reduction="sum"), partial(nn.functional.cross_entropy, reduction="sum")]
+)
+def test_a_loss_that_sums_is_refused(loss):
     with pytest.raises(ValueError, match="the loss sums over a batch"):
-        run(loss=nn.CrossEntropyLoss(reduction="sum"))
+        run(loss=loss)
 
 
 def test_mixed_devices_are_refused():

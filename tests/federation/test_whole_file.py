@@ -26,8 +26,9 @@ def test_a_disk_that_is_full_leaves_the_file_that_was_there_and_nothing_else(tmp
     assert os.listdir(tmp_path) == ["table.md"]
 
 
-def test_what_a_killed_process_left_is_written_over(tmp_path: Path) -> None:
-    (tmp_path / ".table.md.writing").write_text("half")
+def test_what_another_process_is_writing_is_left_alone(tmp_path: Path) -> None:
+    others = tmp_path / f".table.md.{os.getpid() + 1}.writing"
+    others.write_text("half")
     write_whole(tmp_path / "table.md", "Δ")
-    assert os.listdir(tmp_path) == ["table.md"]
+    assert sorted(os.listdir(tmp_path)) == [others.name, "table.md"]
     assert (tmp_path / "table.md").read_text(encoding="utf-8") == "Δ"

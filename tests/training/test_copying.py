@@ -24,28 +24,51 @@ class Attentive(nn.Module):
         return outputs
 
 
-def with_hook(norm):
-    return lambda: norm(nn.Linear(4, 3))
+class Sliced(nn.Module):
+    """Keeps a part of its parameter from the start, which training would not reach."""
+
+    def __init__(self):
+        super().__init__()
+        self.whole = nn.Parameter(torch.randn(6, 4))
+        self.head = self.whole[:3]
+
+    def forward(self, inputs):
+        return inputs @ self.head.mT
 
 
 MODULES = {
     "attentive": Attentive,
-    "spectral norm": with_hook(torch.nn.utils.spectral_norm),
-    "weight norm": with_hook(torch.nn.utils.weight_norm),
-    "parametrized": with_hook(torch.nn.utils.parametrizations.spectral_norm),
+    "spectral norm": lambda: torch.nn.utils.spectral_norm(nn.Linear(4, 3)),
+    "parametrized": lambda: torch.nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)),
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
-@pytest.mark.parametrize("name", MODULES)
-@pytest.mark.parametrize("engine", ["reference", "auto"])
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [(name, "auto") for name in MODULES] + [("attentive", "workers:2"), ("spectral norm", "workers:2")],
+)
 def test_a_module_that_keeps_what_it_computed_is_trained_and_given_back(name, engine):
     torch.manual_seed(0)
     model = MODULES[name]().double()
-    clients = make_clients()
-    before = model(clients[0][0]).detach()
-    result = fl.run(model, clients, fl.FedAvg(lr=0.1), rounds=2, batch_size=4, engine=engine)
-    assert not torch.equal(result.model(clients[0][0]), before)
+    settings = {"rounds": 2, "batch_size": 4, "device": "cpu"}
+    one, other = (fl.run(model, make_clients(), fl.FedAvg(lr=0.1), engine=e, **settings) for e in ("reference", engine))
+    for parameter, value in one.state["x"].items():
+        assert (value - model.get_parameter(parameter)).abs().max() > 1e-3
+        assert (value - other.state["x"][parameter]).abs().max() < 1e-10
+        assert torch.equal(one.model.get_parameter(parameter), value)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize("make", [Sliced, lambda: torch.nn.utils.weight_norm(nn.Linear(4, 3))])
+def test_a_module_with_a_part_that_training_would_not_reach_is_refused(make):
+    with pytest.raises(ValueError, match=r"keeps a tensor that was computed of its parameters.* compute it in forward"):
+        fl.run(make(), make_clients(), fl.FedAvg())
+
+
+def test_what_holds_itself_can_be_copied():
+    model = Attentive()
+    model.maps.append(model.maps)
+    assert copied(model).maps[0] is not model.maps
 
 
 def test_a_copy_has_its_own_numbers_and_no_graph():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fedlalr as fl
+from fedlalr.training.graphs import draws
 from training.jobs import MODELS, assert_same_outcomes, federate, make_training
 
 ENGINES = ["reference", "stacked", "workers"]
@@ -156,6 +157,19 @@ def test_step_sizes_of_delta_sgd_follow_the_clients_own_smoothness(decay: float)
         curvature = float(one[0].square())
         first = float(model.weight.detach()) * (1 - lr * decay - lr * curvature)
         assert float(result.state["x"]["weight"]) == pytest.approx(-lr * decay * first, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("layer", "whether"), [(nn.Dropout(0.5), True), (nn.Tanh(), False), (nn.BatchNorm1d(6), False)]
+)
+def test_a_module_that_draws_in_training_is_known(layer: nn.Module, whether: bool) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 6), layer, nn.Linear(6, 3)).double()
+    training = replace(make_training(), model=model)
+    buffers = {name: buffer.clone() for name, buffer in training.model.named_buffers()}
+    before = torch.get_rng_state()
+    assert draws(training) is whether
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(buffer, buffers[name]) for name, buffer in training.model.named_buffers())
 
 
 def test_a_table_that_asks_for_gradients_at_a_slot_that_is_not_there_is_refused() -> None:

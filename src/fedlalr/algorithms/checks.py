@@ -42,11 +42,11 @@ def check_betas(betas: Sequence[float], name: str = "betas") -> None:
 
 
 def squared(eps: float, params: Tensor) -> Tensor:
-    """ε² in every coordinate, to divide by the root of. Refused where it is nothing in the parameters' precision."""
+    """ε² in every coordinate, to divide by the root of. Refused where the parameters' precision cannot hold it."""
     least = torch.finfo(params.dtype).smallest_normal
     if eps * eps < least:
         raise ValueError(
-            f"eps is {eps!r}, and its square is nothing in {params.dtype}, so that steps would be divided by 0; "
+            f"eps is {eps!r}, and its square is too small for {params.dtype}, so that steps might be divided by 0; "
             f"use at least {math.sqrt(least):.2g}"
         )
     return torch.full_like(params, eps * eps)

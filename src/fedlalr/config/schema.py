@@ -19,6 +19,7 @@ from fedlalr.config.errors import hint, listed
 from fedlalr.data.sources import SOURCES
 from fedlalr.federation.screening import MAX_NORM_RATIO
 from fedlalr.training.engines import ENGINES, check_engine
+from fedlalr.training.intervals import LEAST_BASE
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "convmixer": models.ConvMixer,
@@ -83,7 +84,7 @@ class LocalConfig(Section):
     epochs: Count | None = None
     steps: Count | None = None
     start: Count | None = None
-    base: Annotated[float, Field(ge=1.001, allow_inf_nan=False)] | None = None
+    base: Annotated[float, Field(ge=LEAST_BASE, allow_inf_nan=False)] | None = None
     unit: Literal["steps", "epochs"] | None = None
 
     @model_validator(mode="after")

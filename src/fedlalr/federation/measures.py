@@ -21,7 +21,7 @@ def check_measures(measures: object, test: object) -> None:
         raise TypeError(f"measures must be a table of names and functions, such as {{'auc': auc}}, not {measures!r}")
     for name, measure in measures.items():
         if not isinstance(name, str) or not name:
-            raise TypeError(f"a measure's name must be a word, not {name!r}")
+            raise TypeError(f"a measure's name must be a text that is not empty, not {name!r}")
         if not callable(measure):
             raise TypeError(f"the measure {name!r} must be a function of (outputs, targets), not {measure!r}")
     if measures and test is None:
@@ -36,12 +36,13 @@ def take(measures: Measures | None, outputs: Sequence[Tensor], targets: Sequence
     taken = {}
     for name, measure in measures.items():
         try:
-            taken[name] = float(measure(*whole))
+            taken[name] = float(measure(*(part.clone() for part in whole)))  # each its own, should it write into them
         except Exception as error:
             shapes = " and ".join(f"{tuple(part.shape)} {part.dtype}" for part in whole)
             raise ValueError(
                 f"the measure {name!r} gives no number for outputs and targets of {shapes}: "
-                f"{type(error).__name__}: {error}"
+                f"{type(error).__name__}: {error}. Where there is none to give, let it return math.nan; a run with a "
+                f"run_dir goes on with resume=True from its last checkpoint"
             ) from error
     return taken
 

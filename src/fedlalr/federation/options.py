@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,7 +22,6 @@ from fedlalr.federation.server import Rules
 from fedlalr.federation.surroundings import undisturbed
 from fedlalr.federation.validation import check_count
 from fedlalr.training import Epochs, Interval, Training
-from fedlalr.training.copying import copied
 from fedlalr.training.layout import Layout
 from fedlalr.training.ranks import own_gpu
 from fedlalr.training.work import Loss
@@ -164,7 +164,16 @@ def private_copy(
     model: nn.Module, device: torch.device, dtype: torch.dtype | None
 ) -> tuple[nn.Module, torch.dtype | None]:
     """A copy of the module to train in, and the dtype to compute in where it differs from the parameters'."""
-    private = copied(model).to(device)
+    try:
+        private = copy.deepcopy(model).to(device)
+    except RuntimeError as error:
+        if "deepcopy" not in str(error):
+            raise
+        raise ValueError(
+            "the model cannot be copied, because it keeps a tensor that was computed of its parameters, which training "
+            "would not reach: compute it in forward, or set it to None if it is left from a pass; in the place of "
+            "torch.nn.utils.weight_norm and spectral_norm use those of torch.nn.utils.parametrizations"
+        ) from error
     if dtype in (torch.float32, torch.float64):
         return private.to(dtype), None
     return private, dtype

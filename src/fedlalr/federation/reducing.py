@@ -88,7 +88,7 @@ def reduce_buffers(stacked: Buffers, broadcast: Mapping[str, Tensor], share: Ten
     It is what most clients say of a number that never changes, and no single client can move a count far.
     """
     floats = {name: values for name, values in stacked.items() if values.is_floating_point()}
-    others = {name: _middle_one(spread.gather(values)) for name, values in stacked.items() if name not in floats}
+    others = _middle_ones({name: values for name, values in stacked.items() if name not in floats}, spread)
     if not spread.is_whole:
         averaged = _reduce_spread(dict.fromkeys(floats, Mean()), floats, broadcast, share, spread)
     else:
@@ -98,9 +98,18 @@ def reduce_buffers(stacked: Buffers, broadcast: Mapping[str, Tensor], share: Ten
     return {name: (averaged | others)[name] for name in stacked}
 
 
-def _middle_one(values: Tensor) -> Tensor:
+def _middle_ones(stacked: Buffers, spread: Spread) -> Buffers:
     """The lower median of each number over the replies; of complex numbers, which have no order, the first reply's."""
-    return values[0].clone() if values.is_complex() else values.sort(0).values[(len(values) - 1) // 2].clone()
+    middle: Buffers = {}
+    for dtype in dict.fromkeys(values.dtype for values in stacked.values()):
+        alike = {name: values for name, values in stacked.items() if values.dtype == dtype}
+        flat = torch.cat([values[..., None].flatten(1) for values in alike.values()], 1)
+        every = spread.gather(flat)  # once for all of a kind
+        row = every[0] if dtype.is_complex else every.sort(0).values[(len(every) - 1) // 2]
+        shapes = [values.shape[1:] for values in alike.values()]
+        parts = torch.split(row.clone(), [shape.numel() for shape in shapes])
+        middle |= {name: part.view(shape) for name, part, shape in zip(alike, parts, shapes, strict=True)}
+    return middle
 
 
 def _reduce_spread(

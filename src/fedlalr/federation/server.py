@@ -180,12 +180,13 @@ def update_slots(
 
 def check_finite(tensors: Mapping[str, Tensor], round: int, when: str) -> None:
     """Fail a round before a state that is not finite is taken, or saved."""
-    for name, tensor in tensors.items():
-        if not torch.isfinite(tensor).all():
-            raise RoundFailed(
-                f"round {round}: the server's {name} would no longer be finite {when}; "
-                f"lower the learning rates (the state before the round is kept)"
-            )
+    finite = {name: torch.isfinite(tensor).all() for name, tensor in tensors.items()}
+    if finite and not torch.stack(list(finite.values())).all():  # one look for all, since a GPU is waited for
+        name = next(name for name, whether in finite.items() if not whether)
+        raise RoundFailed(
+            f"round {round}: the server's {name} would no longer be finite {when}; "
+            f"lower the learning rates (the state before the round is kept)"
+        )
 
 
 @contextmanager

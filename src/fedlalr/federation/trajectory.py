@@ -21,7 +21,7 @@ import torch
 from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.federation.observers import Observer, RunInfo
 from fedlalr.federation.rundir import RunDirectoryError, explained
-from fedlalr.federation.tensor_file import write_bytes
+from fedlalr.federation.whole_file import write_whole
 from fedlalr.training.work import Probe, Trace
 
 TRAJECTORY_FILE = "trajectory.jsonl"
@@ -101,9 +101,7 @@ class Trajectory(Observer):
             with explained(f"the trajectory {self.path} cannot be written"):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 if self.points or self.path.exists():
-                    temporary = self.path.with_name(f".{self.path.name}.writing")
-                    write_bytes(temporary, _lines(self.points))
-                    temporary.replace(self.path)
+                    write_whole(self.path, _lines(self.points))
 
     def probe(self, round: int) -> Probe | None:
         return MomentProbe(self.clients) if self._wants(round) else None
@@ -118,7 +116,7 @@ class Trajectory(Observer):
         self.points += new
         if self.path is not None:
             with explained(f"the trajectory {self.path} cannot be written"), self.path.open("ab") as file:
-                file.write(_lines(new))
+                file.write(_lines(new).encode())
                 file.flush()
                 os.fsync(file.fileno())  # the checkpoint of this round may be on the disk before this file otherwise
 
@@ -143,5 +141,5 @@ def read_trajectory(path: str | Path) -> list[Point]:
         raise ValueError(f"the trajectory {path} is damaged: {error}") from error
 
 
-def _lines(points: Iterable[Point]) -> bytes:
-    return "".join(json.dumps(point._asdict(), ensure_ascii=False) + "\n" for point in points).encode()
+def _lines(points: Iterable[Point]) -> str:
+    return "".join(json.dumps(point._asdict(), ensure_ascii=False) + "\n" for point in points)

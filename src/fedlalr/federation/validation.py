@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -164,7 +165,8 @@ def _check_loss(training: Training, outputs: Any, targets: Tensor, whose: str) -
     """Refuse a loss that raises, that is not one number, or that pairs every output with every target."""
     if isinstance(training.loss, type):
         raise ValueError(f"loss is the class {training.loss.__name__}; pass an instance, {training.loss.__name__}()")
-    if getattr(training.loss, "reduction", None) == "sum":
+    keywords = training.loss.keywords if isinstance(training.loss, partial) else {}
+    if keywords.get("reduction", getattr(training.loss, "reduction", None)) == "sum":
         raise ValueError(
             "the loss sums over a batch (reduction='sum'), so that its gradient would grow with the batch; "
             "leave reduction out for the mean"

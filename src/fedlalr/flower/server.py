@@ -23,6 +23,7 @@ from fedlalr.flower.inbox import SpooledInbox
 from fedlalr.flower.instruction import Instruction
 from fedlalr.flower.ledger import Ledger
 from fedlalr.flower.settings import Settings
+from fedlalr.training.intervals import checked
 from fedlalr.training.work import Training, Work
 
 
@@ -149,4 +150,4 @@ class FederatedServer:
         """Local steps that so many samples make. Methods that scale by them may not take a client's word for it."""
         training = self.training
         batches = batches_per_pass(torch.tensor([samples]), training.batch_size, training.drop_last)
-        return int(training.local.steps(round, batches)[0])
+        return int(checked(training.local, training.local.steps(round, batches), 1))

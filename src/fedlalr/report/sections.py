@@ -66,12 +66,13 @@ def _megabytes(sent: int) -> str:
 
 def comparison_section(groups: Sequence[Group]) -> Table | None:
     """Groups against each other, by accuracy or, where there is none, by loss; None unless there are several groups, of
-    the same data and seeds."""
+    the same data and seeds, whose runs are equally long or failed."""
     if any(name.startswith(("data", "partition", "test")) for name in differing([group.settings for group in groups])):
         return None
     seeds = {tuple(run.seed for run in group.runs) for group in groups}
     accuracies = [record.accuracy for group in groups for run in group.runs for record in run.records]
-    if len(groups) < 2 or len(seeds) != 1 or not accuracies:
+    lengths = {len(run.records) for group in groups for run in group.runs if not run.failure}
+    if len(groups) < 2 or len(seeds) != 1 or len(lengths) > 1 or not accuracies:
         return None
     if set(accuracies) == {None}:
         return None if len(set(map(_loss_of, groups))) > 1 else losses_table(groups)

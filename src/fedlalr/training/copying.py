@@ -12,19 +12,17 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def copied(module: Module) -> Module:
-    """A deep copy. What a module keeps of a pass, be it a map of attention or a weight that a hook computes, comes
-    without the graph that it was computed by: torch refuses to copy those."""
-    kept = (tensor for part in module.modules() for tensor in _tensors(vars(part)) if tensor.grad_fn is not None)
+    """A deep copy of a module that has been run. What it keeps of a pass, be it a map of attention or a weight that a
+    hook computes, comes without the graph that it was computed by: torch refuses to copy those."""
+    kept = (tensor for part in module.modules() for tensor in _tensors(vars(part), set()) if tensor.grad_fn is not None)
     return copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in kept})
 
 
-def _tensors(value: object) -> Iterator[Tensor]:
-    """The tensors in a value and in the lists, tuples and dicts that it is made of."""
+def _tensors(value: object, seen: set[int]) -> Iterator[Tensor]:
+    """The tensors in a value and in the lists, tuples and dicts that it is made of, each of which is looked at once."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, dict):
-        for inner in value.values():
-            yield from _tensors(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _tensors(inner)
+    elif isinstance(value, dict | list | tuple) and id(value) not in seen:
+        seen.add(id(value))
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(inner, seen)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.training.in_place import InPlaceStep
 from fedlalr.training.kernels.fused_step import FusedStep
 from fedlalr.training.local import local_step, other_gradients, starting_slots
+from fedlalr.training.memory import forked_generators
+from fedlalr.training.reference import get_buffers, set_buffers
 from fedlalr.training.stack import Stack
 from fedlalr.training.stacked_feed import Feed, Shape, Tables, gather
 from fedlalr.training.stacked_gradient import Batch, StackedGradient, gradient_at
@@ -234,6 +237,27 @@ def rounded(shape: Shape, clients: int, width: int) -> Shape:
     active = min(-(-shape.active // grain) * grain, clients)
     padded = shape.padded or active > shape.active
     return Shape(active, width if padded else shape.width, padded)
+
+
+def draws(training: Training) -> bool:
+    """Whether a pass in training takes numbers from torch's generator, as dropout does; where that cannot be tried out,
+    it may."""
+    model, buffers = training.model, get_buffers(training.model)
+    inputs, _ = training.clients.batch(0, torch.arange(min(2, int(training.clients.sizes[0])), device="cpu"))
+    state = partial(torch.cuda.get_rng_state, training.device) if inputs.is_cuda else torch.get_rng_state
+    was_training = {module: module.training for module in model.modules()}
+    with forked_generators(training.device), torch.no_grad():
+        before = state()
+        try:
+            model.train()
+            model(inputs.to(training.device))
+        except Exception:
+            return True
+        finally:
+            set_buffers(model, buffers)
+            for module, mode in was_training.items():
+                module.training = mode
+        return not torch.equal(before, state())
 
 
 def apart(new: Slots, state: Slots) -> Slots:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 LEAST_BASE = 1.001
 """Below it the second round would have hundreds of steps more than the first, and later ones too many to count."""
-WHOLE = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
+_WHOLE_NUMBERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
 
 class Interval(Protocol):
@@ -85,8 +85,10 @@ class LogInterval:
 
 def checked(interval: Interval, steps: object, clients: int) -> Tensor:
     """What an interval gave, as int64 `[C]`; one of a user's own may give anything."""
-    if isinstance(steps, Tensor) and steps.dtype in WHOLE and steps.shape == (clients,) and not bool((steps < 0).any()):
-        return steps.to(torch.int64)
+    if isinstance(steps, Tensor) and steps.dtype in _WHOLE_NUMBERS and steps.shape == (clients,):
+        whole = steps.to(torch.int64)
+        if not (whole < 0).any():
+            return whole
     raise ValueError(
         f"{type(interval).__name__}.steps must give a number of local steps for each of the {clients} clients, such as "
         f"2 * batches_per_pass: a tensor of whole numbers from 0 on, one for each, not {steps!r}"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.data.population import Population
-from fedlalr.training.graphs import StaticSteps, keeps_its_slots
+from fedlalr.training.graphs import StaticSteps, draws, keeps_its_slots
 from fedlalr.training.in_place import InPlaceStep, in_place_step
 from fedlalr.training.linear_rounds import LinearRounds
 from fedlalr.training.local import finish, local_step, other_gradients, without_drawing
@@ -63,6 +63,8 @@ class StackedEngine:
         on_gpu = training.device.type == "cuda" and isinstance(training.clients, Population)
         if not on_gpu or not keeps_its_slots(training, params):
             return None
+        if self._others and draws(training):
+            return None  # replayed steps cannot draw the same numbers for a second gradient
         return StaticSteps(training, self._gradient, self._in_place, capture=True)
 
     def _linear_rounds(self) -> LinearRounds | None:
