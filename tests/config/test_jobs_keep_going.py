@@ -76,7 +76,7 @@ from fedlalr.config.jobs import run_jobs
 
 def die_midway(event):
     if any(job.rounds_done() for job in event.running):
-        print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+        Path(sys.argv[2]).write_text(" ".join(str(child.pid) for child in multiprocessing.active_children()))
         os.kill(os.getpid(), signal.SIGKILL)
 
 if __name__ == "__main__":
@@ -98,13 +98,13 @@ def test_no_process_outlives_a_comparison_that_is_killed(tmp_path: Path) -> None
     script.write_text(KILLED)
     tests = str(Path(__file__).parents[1])
     killed = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "runs")],
-        capture_output=True,
-        text=True,
+        [sys.executable, str(script), str(tmp_path / "runs"), str(tmp_path / "workers")],
+        stdout=subprocess.DEVNULL,  # a pipe would be waited for until the workers have closed it
+        stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])},
     )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    left = [Path("/proc") / pid for pid in killed.stdout.split()]
+    assert killed.returncode == -signal.SIGKILL
+    left = [Path("/proc") / pid for pid in (tmp_path / "workers").read_text().split()]
     assert len(left) == 2
     deadline = time.monotonic() + 30
     while any(map(is_running, left)):

@@ -84,7 +84,9 @@ def told(error: Exception) -> str:
         return str(error)
     if error.errno in _OF_THE_DISK:
         where = "" if error.filename is None else f" ({error.filename})"
-        return f"a file cannot be written{where}: {error.strerror}; make room, then the same command goes on from here"
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        verb, mend = ("written", "make room") if full else ("used", "mend the cause")
+        return f"a file cannot be {verb}{where}: {error.strerror}; {mend}, then the same command goes on from here"
     return f"{error.filename} cannot be used: {error.strerror}"
 
 
