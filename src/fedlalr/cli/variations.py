@@ -8,9 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_LONGEST_SHOWN = 200
-"""Characters of a setting that an error repeats."""
-
 
 @dataclass(frozen=True)
 class Variation:
@@ -68,7 +65,6 @@ def _axis(text: str) -> tuple[str, list[Any]]:
 
 
 def _unusable(text: str, why: str) -> Exception:
-    from fedlalr.config import ConfigError
+    from fedlalr.config.errors import ConfigError, shortened
 
-    shown = text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
-    return ConfigError(f"--vary {shown!r} cannot be used: {why}")
+    return ConfigError(f"--vary {shortened(text)!r} cannot be used: {why}")

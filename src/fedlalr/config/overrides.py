@@ -8,11 +8,9 @@ from typing import Any
 import yaml
 
 from fedlalr.config import yaml_file
-from fedlalr.config.errors import ConfigError
+from fedlalr.config.errors import ConfigError, shortened
 
 Tree = dict[str, Any]
-_LONGEST_SHOWN = 200
-"""Characters of an override that an error repeats."""
 
 SHORT = {"algorithm": "name", "model": "name", "data": "name", "partition": "scheme"}
 """Sections that may be given as one word, and the key that the word stands for."""
@@ -78,8 +76,7 @@ def _value(text: str, value: str) -> Any:
     try:
         return yaml_file.parse(value)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter two for endless numbers and nesting
-        shown = text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
-        raise ConfigError(f"the value of {shown!r} cannot be read: {error}") from error
+        raise ConfigError(f"the value of {shortened(text)!r} cannot be read: {error}") from error
 
 
 def _put(tree: Tree, parts: list[str], value: Any, text: str) -> None:

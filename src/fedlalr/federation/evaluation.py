@@ -15,6 +15,7 @@ from fedlalr.data.transforms import Transform
 from fedlalr.federation.measures import Measures, readable, take
 from fedlalr.training.masked_loss import ignored_label
 from fedlalr.training.memory import is_out_of_memory
+from fedlalr.training.modes import in_mode
 from fedlalr.training.ranks import ALONE, Ranks
 from fedlalr.training.stacked_forms import inference_form
 from fedlalr.training.work import Loss
@@ -88,15 +89,10 @@ def evaluate(
 
     places = torch.arange(len(targets), device=inputs.device)
     batches = torch.split(places, batch_size or _at_once(inputs[places[:1]][0].numel(), device))
-    was_training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        tally = torch.zeros(5, device=device, dtype=torch.float64)
+    tally = torch.zeros(5, device=device, dtype=torch.float64)
+    with in_mode(model, training=False):
         for index in batches[ranks.rank :: ranks.count]:
             tally += _in_parts(measure, index)
-    finally:
-        for module, training in was_training.items():
-            module.training = training
     total, correct, count, classed, divisor = ranks.sum({"tally": tally})["tally"].tolist()
     if not count:
         return Evaluation(math.nan, None, {})

@@ -18,6 +18,7 @@ from fedlalr.federation.evaluation import is_class_target
 from fedlalr.federation.observers import Observer
 from fedlalr.training.local import starting_slots
 from fedlalr.training.masked_loss import ignored_label
+from fedlalr.training.modes import in_mode
 from fedlalr.training.reference import get_buffers, set_buffers
 from fedlalr.training.work import Training
 
@@ -113,12 +114,11 @@ def check_problem(training: Training, test: tuple[Samples, Tensor] | None) -> No
 
 def _outputs(training: Training, inputs: Tensor, whose: str) -> Any:
     """What the module makes of some inputs in evaluation mode."""
-    was_training = {module: module.training for module in training.model.modules()}
     buffers = {name: buffer.clone() for name, buffer in training.model.named_buffers()}
-    training.model.eval()
     try:
         with (
             torch.no_grad(),
+            in_mode(training.model, training=False),
             torch.autocast(training.device.type, training.compute, enabled=training.compute is not None),
         ):
             return training.model(inputs)
@@ -131,8 +131,6 @@ def _outputs(training: Training, inputs: Tensor, whose: str) -> Any:
             f"{type(error).__name__}: {error}{hint}"
         ) from error
     finally:
-        for module, flag in was_training.items():
-            module.training = flag
         # a module may count or remember what passes through it, or make a buffer at first sight, which stays
         set_buffers(training.model, get_buffers(training.model) | buffers)
 

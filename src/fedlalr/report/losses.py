@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fedlalr.report.comparison import Curve
 from fedlalr.report.groups import Group
 from fedlalr.report.statistics import Interval, paired_difference, spread
-from fedlalr.report.tables import Table
+from fedlalr.report.tables import Table, in_words
 
 
 def losses_table(groups: Sequence[Group]) -> Table:
@@ -40,15 +40,7 @@ def _row(group: Group, finals: Sequence[float], to_best: Interval | None) -> tup
     seconds = spread([(curve.seconds() or [0.0])[-1] for curve in curves]).mean
     loss, deviation = spread(finals)
     shown = f"{loss:.4g}" if deviation is None else f"{loss:.4g} ± {deviation:.2g}"
-    return (group.label, shown, _interval(to_best), f"{megabytes:.3g}", f"{seconds:.3g}")
-
-
-def _interval(value: Interval | None) -> str:
-    if value is None:
-        return "–"
-    if value.low is None or value.high is None:
-        return f"{value.mean:+.3g}"
-    return f"{value.mean:+.3g} [{value.low:+.3g}, {value.high:+.3g}]"
+    return (group.label, shown, in_words(to_best, lambda loss: f"{loss:+.3g}"), f"{megabytes:.3g}", f"{seconds:.3g}")
 
 
 def _notes(order: Sequence[Group], differences: Sequence[Interval | None]) -> list[str]:

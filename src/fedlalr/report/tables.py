@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fedlalr.report.comparison import Comparison, Outcome
@@ -76,7 +76,7 @@ def _row(outcome: Outcome, digits: int, of_megabytes: int) -> tuple[str, ...]:
     return (
         name_of(outcome.method),
         _plus_minus(outcome.final, 100, 1) if outcome.final else "failed",
-        _interval(outcome.to_best),
+        in_words(outcome.to_best, lambda share: f"{100 * share:+.1f}"),
         _reached(outcome.rounds_to_target, 0),
         _reached(outcome.megabytes_to_target, of_megabytes),
         _reached(outcome.seconds_to_target, digits),
@@ -113,12 +113,13 @@ def _plus_minus(value: Spread, scale: float, digits: int) -> str:
     return mean if value.deviation is None else f"{mean} ± {value.deviation * scale:.{digits}f}"
 
 
-def _interval(value: Interval | None) -> str:
+def in_words(value: Interval | None, number: Callable[[float], str]) -> str:
+    """A difference with its interval, where there is one."""
     if value is None:
         return "–"
     if value.low is None or value.high is None:
-        return f"{100 * value.mean:+.1f}"
-    return f"{100 * value.mean:+.1f} [{100 * value.low:+.1f}, {100 * value.high:+.1f}]"
+        return number(value.mean)
+    return f"{number(value.mean)} [{number(value.low)}, {number(value.high)}]"
 
 
 def _reached(values: Sequence[float | None], digits: int) -> str:

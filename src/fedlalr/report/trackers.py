@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from fedlalr.config.errors import hint, listed
 from fedlalr.federation import Observer, Record, RunInfo
+from fedlalr.report.groups import OWN
 
 RUN_ID_FILE = "mlflow_run_id"
 """In a run directory: the MLflow run that a resumed run goes on with."""
@@ -159,7 +160,7 @@ def numbers_of(record: Record) -> dict[str, float]:
     plain = record.as_dict()
     timing = {f"timing/{part}": seconds for part, seconds in plain.pop("timing").items()}
     rejected = len(plain.pop("rejected"))
-    measures = {f"measures/{name}": value for name, value in plain.pop("measures").items()}
+    measures = {f"{OWN}{name}": value for name, value in plain.pop("measures").items()}
     numbers = {**plain, "rejected": rejected, **timing, **measures}
     del numbers["round"]
     return {name: float(value) for name, value in numbers.items() if value is not None and math.isfinite(value)}

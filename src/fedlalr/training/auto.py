@@ -17,6 +17,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from fedlalr.training.machine import usable_cores
 from fedlalr.training.memory import forked_generators
+from fedlalr.training.modes import in_mode
 from fedlalr.training.stacked_linear import linear_chain
 from fedlalr.training.work import Training
 
@@ -73,14 +74,10 @@ def multiplications(training: Training) -> int:
         counted += each.numel() * layer.weight[0].numel()
 
     hooks = [layer.register_forward_hook(count) for layer in model.modules() if isinstance(layer, nn.Linear | _ConvNd)]
-    was_training = {module: module.training for module in model.modules()}
-    model.eval()
     try:
-        with torch.no_grad(), forked_generators(training.device):
+        with torch.no_grad(), forked_generators(training.device), in_mode(model, training=False):
             model(inputs)
     finally:
         for hook in hooks:
             hook.remove()
-        for module, mode in was_training.items():
-            module.training = mode
     return counted

@@ -23,6 +23,7 @@ from fedlalr.training.in_place import InPlaceStep
 from fedlalr.training.kernels.fused_step import FusedStep
 from fedlalr.training.local import local_step, other_gradients, starting_slots
 from fedlalr.training.memory import forked_generators
+from fedlalr.training.modes import in_mode
 from fedlalr.training.reference import get_buffers, set_buffers
 from fedlalr.training.stack import Stack
 from fedlalr.training.stacked_feed import Feed, Shape, Tables, gather
@@ -244,19 +245,16 @@ def draws(training: Training) -> bool:
     it may."""
     model, buffers = training.model, get_buffers(training.model)
     inputs, _ = training.clients.batch(0, torch.arange(min(2, int(training.clients.sizes[0])), device="cpu"))
-    state = partial(torch.cuda.get_rng_state, training.device) if inputs.is_cuda else torch.get_rng_state
-    was_training = {module: module.training for module in model.modules()}
-    with forked_generators(training.device), torch.no_grad():
+    device = training.device
+    state = partial(torch.cuda.get_rng_state, device) if device.type == "cuda" else torch.get_rng_state
+    with forked_generators(device), torch.no_grad(), in_mode(model, training=True):
         before = state()
         try:
-            model.train()
-            model(inputs.to(training.device))
-        except Exception:
+            model(inputs.to(device))
+        except Exception:  # whatever it is, a round will tell; steps one by one are always right
             return True
         finally:
             set_buffers(model, buffers)
-            for module, mode in was_training.items():
-                module.training = mode
         return not torch.equal(before, state())
 
 
