@@ -138,14 +138,24 @@ def test_of_whole_numbers_in_buffers_the_median_is_taken():
         "mask": torch.tensor([[True], [False], [False], [False]]),
         "turns": torch.tensor([[1j], [1j], [1j], [1j]]),
     }
-    like = {name: torch.zeros_like(values[0]) for name, values in stacked.items()}
-    reduced = reduce_buffers(stacked, like, torch.full((4,), 0.25))
+    reduced = reduce_buffers(stacked, torch.full((4,), 0.25))
     assert list(reduced) == list(stacked)
     assert reduced["count"] == 4
     assert reduced["mean"] == 1.5
     assert reduced["places"].tolist() == [0, 1]
     assert reduced["mask"].tolist() == [False]
     assert reduced["turns"].tolist() == [1j]
+
+
+@settings(deadline=None)
+@given(stack=stacks, data=st.data())
+def test_the_mean_of_buffers_lies_within_what_the_replies_span(stack, data):
+    values = torch.from_numpy(stack)
+    sizes = torch.tensor(data.draw(st.lists(st.integers(1, 10**6), min_size=len(values), max_size=len(values))))
+    share = weights(sizes, "samples", torch.float32, torch.device("cpu"))
+    mean = reduce_buffers({"mean": values}, share)["mean"]
+    assert ((values.amin(0) <= mean) & (mean <= values.amax(0))).all()
+    torch.testing.assert_close(mean, (values * share[:, None]).sum(0), rtol=1e-5, atol=1e-5 * float(values.abs().max()))
 
 
 def test_a_reduction_that_picks_a_reply_gets_memory_of_its_own():

@@ -126,6 +126,18 @@ def test_recalibrated_statistics_belong_to_the_averaged_model(clients):
     assert more.buffer_bytes_down == 2 * statistics + 5 * vector
 
 
+def test_statistics_do_not_suffer_from_how_large_they_were(clients):
+    """A variance of 1e8 that becomes one of 1: in float32, a mean of changes from the first would be off by ten."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    with torch.no_grad():
+        model[1].running_var.fill_(1e8)
+    single = [(inputs.float(), targets) for inputs, targets in clients]
+    trained = fl.run(model, single, fl.FedAvg(0.01), rounds=1, batch_size=None, buffers="recalibrate").model
+    with torch.no_grad():
+        variances = torch.stack([trained[0](inputs).var(0) for inputs, _ in single]).mean(0)
+    torch.testing.assert_close(trained[1].running_var, variances, rtol=1e-5, atol=0)
+
+
 def test_recalibration_shows_in_the_first_rounds():
     """The averaged statistics belong to the clients' models; fresh ones let the averaged model show what it learnt."""
     digits = load_digits()

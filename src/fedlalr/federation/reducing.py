@@ -2,7 +2,7 @@
 
 A slot that went down is reduced as its change from the broadcast: b + Σ wᵢ (uᵢ − b). In exact arithmetic that is the
 mean; in floating point it is also exact for a coordinate that nobody touched and never falls below b where no reply
-does. The robust reductions of `robust.py` keep both properties.
+does. The robust reductions of `robust.py` keep both properties, and so does the mean of buffers, in another way.
 """
 
 from __future__ import annotations
@@ -82,20 +82,27 @@ def _own(value: Tensor, upload: Tensor) -> Tensor:
     return value.clone() if shared else value
 
 
-def reduce_buffers(stacked: Buffers, broadcast: Mapping[str, Tensor], share: Tensor, spread: Spread = WHOLE) -> Buffers:
-    """Floating-point buffers averaged as change from the broadcast; of whole numbers, which have no mean, the median.
+def reduce_buffers(stacked: Buffers, share: Tensor, spread: Spread = WHOLE) -> Buffers:
+    """The mean of floating-point buffers; of whole numbers, which have no mean, the median.
 
     It is what most clients say of a number that never changes, and no single client can move a count far.
     """
     floats = {name: values for name, values in stacked.items() if values.is_floating_point()}
     others = _middle_ones({name: values for name, values in stacked.items() if name not in floats}, spread)
-    if not spread.is_whole:
-        averaged = _reduce_spread(dict.fromkeys(floats, Mean()), floats, broadcast, share, spread)
-    else:
-        averaged = {
-            name: mean_change(values, broadcast[name], share.to(values.dtype)) for name, values in floats.items()
-        }
+    averaged = _means_within(floats, share, spread)
     return {name: (averaged | others)[name] for name in stacked}
+
+
+def _means_within(stacks: Buffers, share: Tensor, spread: Spread) -> Buffers:
+    """Means that rounding does not bring out of what the replies span, so that equal replies give themselves.
+
+    They are not taken as change from the broadcast: statistics of a network that has moved far can be so much smaller
+    than the last ones that a variance would come out below zero.
+    """
+    means = spread.ranks.sum({name: _part_of_mean(values, None, share, spread) for name, values in stacks.items()})
+    highest = spread.ranks.max({name: _highest(values) for name, values in stacks.items()})
+    lowest = spread.ranks.max({name: _highest(-values) for name, values in stacks.items()})
+    return {name: torch.clamp(mean, -lowest[name], highest[name]) for name, mean in means.items()}
 
 
 def _middle_ones(stacked: Buffers, spread: Spread) -> Buffers:
@@ -126,8 +133,7 @@ def _reduce_spread(
         if type(how[name]) is Mean:  # a user's subclass may reduce in another way
             sums[name] = _part_of_mean(values, reference, share, spread)
         elif type(how[name]) is Max:
-            lowest = values.new_full((1, *values.shape[1:]), -torch.inf)
-            maxima[name] = torch.cat([lowest, values]).amax(0)
+            maxima[name] = _highest(values)
         else:
             every = spread.gather(values)
             reduced[name] = _checked(name, how[name].reduce(every, reference, share), every)
@@ -139,3 +145,8 @@ def _reduce_spread(
 def _part_of_mean(values: Tensor, reference: Tensor | None, share: Tensor, spread: Spread) -> Tensor:
     """What the rows that are here add to the mean."""
     return mean_change(values if reference is None else values - reference, None, spread.mine(share).to(values.dtype))
+
+
+def _highest(values: Tensor) -> Tensor:
+    """The largest value at each place of the rows that are here, of which there may be none."""
+    return values.amax(0) if len(values) else values.new_full(values.shape[1:], -torch.inf)

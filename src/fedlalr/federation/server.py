@@ -122,7 +122,7 @@ def play_round(
     if measures:
         with module_randomness(training, work.round):
             statistics = engine.recalibrate(new.slots.x, new.buffers, accepted.clients, work.round)
-        new = replace(new, buffers=reduce_buffers(statistics, new.buffers, _share(accepted, training, rules)))
+        new = replace(new, buffers=reduce_buffers(statistics, _share(accepted, training, rules)))
         check_finite(new.buffers, work.round, "with the statistics that clients measured of the new x")
     clock.lap("reduce")
     return Outcome(
@@ -152,7 +152,7 @@ def _reduce(
         reduced = reduce_slots(
             accepted.slots, work.broadcast, share, algorithm.slots, rules.reduce, accepted.spread, changes
         )
-        buffers = reduce_buffers(accepted.buffers, state.buffers, share, accepted.spread)
+        buffers = reduce_buffers(accepted.buffers, share, accepted.spread)
     slots = update_slots(state, work, reduced, accepted.steps, share, algorithm)
     kept, theirs = dict(state.kept), accepted.kept.map(accepted.spread.gather)
     for row, client in enumerate(accepted.clients.tolist()):

@@ -128,7 +128,7 @@ class FederatedServer:
             share = weights(closed.samples, rules.weighting, training.layout.dtype, training.device)
             with torch.no_grad():
                 reduced = inbox.reduce(closed, share, rules.reduce)
-                buffers = reduce_buffers(closed.buffers, work.buffers, share)
+                buffers = reduce_buffers(closed.buffers, share)
             slots = update_slots(self.state, work, reduced, closed.steps, share, training.algorithm)
             clock.lap("reduce")
         finally:
