@@ -83,40 +83,36 @@ def _own(value: Tensor, upload: Tensor) -> Tensor:
 
 
 def reduce_buffers(stacked: Buffers, share: Tensor, spread: Spread = WHOLE) -> Buffers:
-    """The mean of floating-point buffers; of whole numbers, which have no mean, the median.
+    """The mean of floating-point buffers; of other numbers, which have no mean, the middle one.
 
-    It is what most clients say of a number that never changes, and no single client can move a count far.
+    That is what most clients say of a number that never changes, and no single client can move a count far.
     """
-    floats = {name: values for name, values in stacked.items() if values.is_floating_point()}
-    others = _middle_ones({name: values for name, values in stacked.items() if name not in floats}, spread)
-    averaged = _means_within(floats, share, spread)
-    return {name: (averaged | others)[name] for name in stacked}
-
-
-def _means_within(stacks: Buffers, share: Tensor, spread: Spread) -> Buffers:
-    """Means that rounding does not bring out of what the replies span, so that equal replies give themselves.
-
-    They are not taken as change from the broadcast: statistics of a network that has moved far can be so much smaller
-    than the last ones that a variance would come out below zero.
-    """
-    means = spread.ranks.sum({name: _part_of_mean(values, None, share, spread) for name, values in stacks.items()})
-    highest = spread.ranks.max({name: _highest(values) for name, values in stacks.items()})
-    lowest = spread.ranks.max({name: _highest(-values) for name, values in stacks.items()})
-    return {name: torch.clamp(mean, -lowest[name], highest[name]) for name, mean in means.items()}
-
-
-def _middle_ones(stacked: Buffers, spread: Spread) -> Buffers:
-    """The lower median of each number over the replies; of complex numbers, which have no order, the first reply's."""
-    middle: Buffers = {}
-    for dtype in dict.fromkeys(values.dtype for values in stacked.values()):
+    reduced: Buffers = {}
+    for dtype in dict.fromkeys(values.dtype for values in stacked.values()):  # once for all of a kind
         alike = {name: values for name, values in stacked.items() if values.dtype == dtype}
         flat = torch.cat([values[..., None].flatten(1) for values in alike.values()], 1)
-        every = spread.gather(flat)  # once for all of a kind
-        row = every[0] if dtype.is_complex else every.sort(0).values[(len(every) - 1) // 2]
+        row = _mean_within(flat, share, spread) if dtype.is_floating_point else _middle(spread.gather(flat))
         shapes = [values.shape[1:] for values in alike.values()]
-        parts = torch.split(row.clone(), [shape.numel() for shape in shapes])
-        middle |= {name: part.view(shape) for name, part, shape in zip(alike, parts, shapes, strict=True)}
-    return middle
+        parts = torch.split(row, [shape.numel() for shape in shapes])
+        reduced |= {name: part.view(shape) for name, part, shape in zip(alike, parts, shapes, strict=True)}
+    return {name: reduced[name] for name in stacked}
+
+
+def _mean_within(values: Tensor, share: Tensor, spread: Spread) -> Tensor:
+    """A mean that rounding does not bring out of what the replies span, so that equal replies give themselves.
+
+    It is not taken as change from the broadcast: statistics of a network that has moved far can be so much smaller
+    than the last ones that a variance would come out below zero.
+    """
+    mean = spread.ranks.sum({"mean": _part_of_mean(values, None, share, spread)})["mean"]
+    ends = spread.ranks.max({"highest": _highest(values), "lowest": _highest(-values)})
+    return torch.clamp(mean, -ends["lowest"], ends["highest"])
+
+
+def _middle(values: Tensor) -> Tensor:
+    """The lower median of each number over the replies; of complex numbers, which have no order, the first reply's."""
+    row = values[0] if values.is_complex() else values.sort(0).values[(len(values) - 1) // 2]
+    return row.clone()
 
 
 def _reduce_spread(
