@@ -81,7 +81,8 @@ def test_a_run_under_way_is_not_over(tmp_path):
 
 def test_the_table_has_a_line_for_every_recorded_round(grid, tmp_path):
     results = collected(grid, 2)
-    with write_curves(results, tmp_path / "cifar.csv").open(newline="") as file:
+    shown_twice = [*results, results[0]]
+    with write_curves(shown_twice, tmp_path / "cifar.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     mine = [line for line in lines if line["line"] == "fedlalr"]
     assert [(line["seed"], line["round"]) for line in mine] == [(s, t) for s in "01" for t in "123"]

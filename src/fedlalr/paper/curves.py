@@ -102,20 +102,20 @@ def passes_per_round(config: Config) -> float:
 
 
 def write_curves(results: Sequence[PanelCurves], path: Path) -> Path:
-    """A line for every panel, curve, seed and round."""
+    """A line for every panel, curve, seed and round; a curve that several panels show is written once."""
     columns = ("panel", "line", "seed", "round", "accuracy", "test_loss", "train_loss", "passes", "uploaded")
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
-        for result in results:
-            for key, curves in result.lines.items():
-                for row, seed in enumerate(curves.seeds):
-                    for t in range(curves.rounds):
-                        values = [a[row, t] for a in (curves.accuracy, curves.loss, curves.train_loss)]
-                        if not all(map(math.isnan, values)):
-                            passes = "" if math.isnan(curves.passes) else f"{curves.passes * (t + 1):.6g}"
-                            sent = f"{curves.uploaded[row, t]:.0f}"
-                            writer.writerow([result.panel.key, key, seed, t + 1, *map(_plain, values), passes, sent])
+        every = {(result.panel.key, key): curves for result in results for key, curves in result.lines.items()}
+        for (panel, key), curves in every.items():
+            for row, seed in enumerate(curves.seeds):
+                for t in range(curves.rounds):
+                    values = [a[row, t] for a in (curves.accuracy, curves.loss, curves.train_loss)]
+                    if not all(map(math.isnan, values)):
+                        passes = "" if math.isnan(curves.passes) else f"{curves.passes * (t + 1):.6g}"
+                        sent = f"{curves.uploaded[row, t]:.0f}"
+                        writer.writerow([panel, key, seed, t + 1, *map(_plain, values), passes, sent])
     return path
 
 

@@ -73,8 +73,7 @@ def plan_of(figure: str, request: Request) -> Plan | None:
 
 def draw_runs(plan: Plan, folder: Path, runs: Path, seeds: int) -> Drawn:
     """Draw and judge what is there of a figure's runs. Without any there is no picture."""
-    jobs = plan.jobs(runs, seeds)
-    ready = [job for job in jobs if over(job)]
+    ready = [job for job in plan.jobs(runs, seeds) if over(job)]
     results = collect(plan, ready, runs, seeds)
     claimed = plan.figure in _JUDGE
     judged = tuple(_JUDGE[plan.figure](results)) if claimed else ()
@@ -86,7 +85,7 @@ def draw_runs(plan: Plan, folder: Path, runs: Path, seeds: int) -> Drawn:
         write_trajectories(results, table)
     else:
         write_curves(results, table)
-    facts = tuple(_facts(job, runs, job in ready) for job in jobs)
+    facts = tuple(_facts(job, runs) for job in ready)
     numbers = () if claimed else tuple(summary(results))
     return Drawn(plan.figure, (*pictures, table), judged, plan.notes, facts, numbers)
 
@@ -160,8 +159,8 @@ def _known(path: Path) -> dict[str, Any]:
     return known if isinstance(known, dict) else {}
 
 
-def _facts(job: Job, runs: Path, ready: bool) -> dict[str, Any]:
-    """A run in a few words; nothing but its name where it is not over."""
+def _facts(job: Job, runs: Path) -> dict[str, Any]:
+    """A run that is over, in a few words."""
     wanted = ("status", "failure", "rounds", "accuracy", "seconds", "engine", "device", "hardware", "versions")
-    summary = (job.directory.summary() or {}) if ready else {}
+    summary = job.directory.summary() or {}
     return {"run": str(job.folder.relative_to(runs)), **{name: summary.get(name) for name in wanted}}
