@@ -43,6 +43,19 @@ def test_a_batch_of_ignored_labels_alone_moves_nothing_and_gives_the_references_
     assert all(not outcome.rejected for outcome in given)
 
 
+@pytest.mark.parametrize("cache", [1, 30_000, 1 << 30], ids=["one by one", "some", "all"])
+@pytest.mark.parametrize("options", [{}, BARE], ids=["around", "bare"])
+def test_clients_without_a_step_have_no_part_in_the_losses(monkeypatch, cache, options):
+    class OfTheLarger:
+        def steps(self, round: int, batches_per_pass: torch.Tensor) -> torch.Tensor:
+            return torch.where(batches_per_pass > round, batches_per_pass, 0)  # of six clients 6, 4 and 1
+
+    monkeypatch.setattr(linear_rounds, "CACHE", cache)
+    training = make_training("perceptron", "fedavg", local=OfTheLarger(), **options)
+    given, wanted = (federate(engine, training, cohort=6) for engine in ("stacked", "reference"))
+    assert_same_outcomes(given, wanted)
+
+
 def test_augmented_samples_give_the_references_result():
     class Shift:
         draws = 1

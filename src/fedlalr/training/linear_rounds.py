@@ -174,6 +174,8 @@ class Batches:
     def of(self, first: int, last: int, total: Tensor) -> Iterator[Step]:
         """Every local step of some rows, each good until the next; in the end their losses are added to a total."""
         pool, shapes = self._tables.pool, self._feed.shapes(first, last)
+        if not shapes:
+            return  # an interval may leave them without a step
         if isinstance(pool.inputs, Tensor) and pool.transform is None and self._labels is not None:
             yield from self._prepared(pool.inputs, self._labels, shapes, first, total)
         else:
@@ -197,7 +199,7 @@ class Batches:
                 inputs = pool.index_select(0, flat).view(shape.active, shape.width, *pool.shape[1:])
                 place = noted[: shape.active, :, : shape.width]
                 yield shape.active, inputs, partial(mine.first(shape).loss_slope, place)
-        total += noted.sum((1, 2)) + labels.missing[:, first:last].sum(0)
+        total[: len(noted)] += noted.sum((1, 2)) + labels.missing[:, first:last].sum(0)
 
     def _gathered(self, k: int, first: int, shape: Shape, total: Tensor) -> Step:
         """Samples that are augmented, or whose loss is not cross-entropy."""
