@@ -191,6 +191,16 @@ def test_the_rate_decays_every_so_many_rounds(model, clients):
     assert [r.lr for r in slower] == [1.0, 1.0, 0.5]
 
 
+@pytest.mark.parametrize("algorithm", ["fedcm", "fedlada", "scaffold", "slowmo"])
+def test_methods_that_divide_by_the_rate_outlive_its_decay(clients, algorithm):
+    torch.manual_seed(0)
+    single = [(inputs.float(), targets) for inputs, targets in clients]
+    model = nn.Linear(single[0][0].shape[1], int(max(targets.max() for _, targets in single)) + 1)
+    metrics = fl.run(model, single, fl.algorithms.create(algorithm), **SETTINGS | {"rounds": 30}, lr_decay=0.01).metrics
+    assert len(metrics) == 30  # at 1e-60 of the rate, which is zero in single precision
+    assert not any(record.rejected for record in metrics)
+
+
 def test_weighting_by_samples_differs_from_uniform_and_is_the_weighted_mean(model, clients):
     common = {"rounds": 1, "local": fl.Steps(3), "batch_size": None, "engine": "reference"}
     alone = torch.stack([flat(fl.run(model, [client], fl.FedAvg(0.1), **common).state["x"]) for client in clients])

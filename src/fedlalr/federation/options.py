@@ -26,6 +26,9 @@ from fedlalr.training.layout import Layout
 from fedlalr.training.ranks import own_gpu
 from fedlalr.training.work import Loss
 
+LEAST_RATE = torch.finfo(torch.float32).smallest_normal
+"""Where a decay ends, at 1e-38: no parameter moves by such a rate, but methods that divide by it could not by zero."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -138,7 +141,7 @@ class Options:
 
     def rate(self, algorithm: Algorithm, round: int) -> float:
         """The clients' rate in a round (from 1)."""
-        return algorithm.lr * self.lr_decay ** ((round - 1) // self.lr_decay_every)
+        return max(algorithm.lr * self.lr_decay ** ((round - 1) // self.lr_decay_every), LEAST_RATE)
 
 
 def choose_device(device: str | torch.device) -> torch.device:
