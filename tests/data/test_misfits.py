@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from fedlalr.data.partition import Partition
 from fedlalr.data.population import DatasetClients, Population, as_clients
@@ -31,10 +31,21 @@ class Indexed:
         return torch.zeros(2), 0
 
 
+class Stream(IterableDataset):
+    """Knows its length, for the loaders that ask for it, and no sample by its place."""
+
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        return iter([(torch.zeros(2), 0)] * 3)
+
+
 @pytest.mark.parametrize(
     ("clients", "message"),
     [
         ({"north": PAIR}, r"not dict; pass its values, list\(clients.values\(\)\)"),
+        ({"north": PAIR}.values(), r"not dict_values; make a list of it, list\(clients\)"),
         (iter([PAIR]), r"not list_iterator; make a list of it, list\(clients\)"),
         (Partition.from_lists([[0], [1]]), r"not Partition; .*fl.data.Population\(inputs, targets, partition\)"),
         (PAIR, r"not tuple of the inputs and targets of all; fl.data.partition\(targets"),
@@ -44,6 +55,9 @@ class Indexed:
         ([([torch.zeros(3), torch.zeros(5)], PAIR[1])], "a pair of list and Tensor; .* padded to one"),
         ([[(torch.zeros(2), 0)] * 3], r"client 0 is a list of 3; .* \(torch.stack\(\[input for input, _ in samples"),
         ([(*PAIR, PAIR[1])], "client 0 is a tuple of 3; every client must be a pair"),
+        ([Stream()], "client 0 is a Stream; .*Read the samples of a stream into tensors first"),
+        ([PAIR, (PAIR[0].to_sparse(), PAIR[1])], r"client 1's inputs are a sparse tensor; .*inputs.to_dense\(\)"),
+        ([(torch.tensor(1.0), torch.tensor(1))], r"client 0's inputs are a single number; .*inputs.unsqueeze\(0\)"),
         ([Indexed()], r"client 0 is a Indexed; .*Wrap it in a class Own\(torch.utils.data.Dataset\)"),
     ],
 )
@@ -97,3 +111,13 @@ def test_samples_of_another_form_are_refused_with_what_to_make_of_them(samples, 
 def test_a_population_of_lists_is_told_to_be_tensors():
     with pytest.raises(TypeError, match=r"two tensors, .*, not list and list; .*torch.tensor\(values\)"):
         Population([[0.0]], [1], Partition.from_lists([[0]]))
+
+
+def test_samples_of_several_lengths_in_a_nested_tensor_are_told_to_be_padded():
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)
+    wanted = r"inputs are a nested tensor; .*torch.nested.to_padded_tensor\(inputs, 0\)"
+    with pytest.raises(TypeError, match=f"client 0's {wanted}"):
+        as_clients([(nested, torch.tensor([0, 1]))])
+    with pytest.raises(TypeError, match=f"the {wanted}"):
+        Population(nested, torch.tensor([0, 1]), Partition.from_lists([[0], [1]]))
+    as_clients([(torch.nested.to_padded_tensor(nested, 0), torch.tensor([0, 1]))])

@@ -77,6 +77,10 @@ def run(model=None, clients=None, algorithm=None, **options):
         ({"test": (PAIR[0], PAIR[1][:2])}, "the test set has 3 inputs but 2 targets"),
         ({"test": (PAIR[0][:0], PAIR[1][:0])}, "the test set is empty"),
         ({"clients": [(PAIR[0], torch.zeros(3))]}, r"targets are \(2,\) torch.float32.*use targets.long\(\)"),
+        (
+            {"clients": [(PAIR[0], PAIR[1].unsqueeze(1))]},
+            r"targets, \(2, 1\) torch.int64: .*; a label is one number a sample, so use targets.squeeze\(1\)",
+        ),
         ({"model": nn.Linear(4, 1)}, r"the model has one output, \(2, 1\).*for each class"),
         (
             {"model": nn.Linear(4, 1), "clients": [(PAIR[0], torch.zeros(3))], "loss": nn.functional.mse_loss},
@@ -103,6 +107,8 @@ def test_bad_values_are_refused_with_a_sentence(options, message):
         ({"test": PAIR[0]}, r"test must be a pair \(inputs, targets\), not Tensor"),
         ({"local": 5}, "local must be fl.Steps"),
         ({"test": TensorDataset(*PAIR)}, r"not TensorDataset; read it into one by next\(iter\(.*DataLoader\(test"),
+        ({"test": DataLoader(TensorDataset(*PAIR))}, r"DataLoader\(test.dataset, batch_size=len\(test.dataset\)\)"),
+        ({"test": (PAIR[0].to_sparse(), PAIR[1])}, r"the test set's inputs are a sparse tensor; .*to_dense\(\)"),
         ({"clients": {1: PAIR}}, "clients must be a sequence"),
         ({"clients": [PAIR, "two"]}, "client 1 is a str"),
         ({"clients": [PAIR, (PAIR[0].numpy(), PAIR[1].numpy())]}, r"client 1 is made of NumPy.*torch.from_numpy"),

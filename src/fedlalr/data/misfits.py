@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, ValuesView
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -16,11 +17,27 @@ _PAD = (
 )
 
 
+def check_rows(whose: str, inputs: object, targets: object) -> None:
+    """Refuse tensors of which no samples can be picked, one for each place along the first dimension."""
+    for what, values in (("inputs", inputs), ("targets", targets)):
+        if not isinstance(values, Tensor):
+            continue
+        if values.is_nested:
+            form = f"a nested tensor; give all samples one length, torch.nested.to_padded_tensor({what}, 0)"
+        elif values.layout != torch.strided:
+            form = f"a sparse tensor; make it dense, {what}.to_dense()"
+        elif values.dim() == 0:
+            form = f"a single number; of one sample make a batch of one, {what}.unsqueeze(0)"
+        else:
+            continue
+        raise TypeError(f"{whose} {what} are {form}")
+
+
 def told_clients(clients: object) -> str:
     """Of what is no sequence of clients."""
     if isinstance(clients, Mapping):
         mend = "; pass its values, list(clients.values())"
-    elif isinstance(clients, Iterator):
+    elif isinstance(clients, Iterator | ValuesView):
         mend = "; make a list of it, list(clients)"
     elif isinstance(clients, Partition):
         mend = "; pass it with its samples, fl.data.Population(inputs, targets, partition)"

@@ -8,14 +8,14 @@ sample by sample.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeGuard, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
-from fedlalr.data.misfits import told_client, told_clients, told_part, told_sample, told_shapes
+from fedlalr.data.misfits import check_rows, told_client, told_clients, told_part, told_sample, told_shapes
 from fedlalr.data.partition import Partition
 from fedlalr.data.random import AUGMENTATION, bits, key
 from fedlalr.data.transforms import Transform
@@ -78,6 +78,7 @@ class Population:
                 f"the samples must be two tensors, inputs and targets, not {type(inputs).__name__} and "
                 f"{type(targets).__name__}; make them by torch.tensor(values)"
             )
+        check_rows("the", inputs, targets)
         if len(inputs) != len(targets):
             raise ValueError(f"there are {len(inputs)} inputs but {len(targets)} targets; they must pair up")
         if not isinstance(partition, Partition):
@@ -213,11 +214,11 @@ def as_clients(clients: object) -> Clients:
     pairs: list[Any] = [plain_tensors(client) for client in clients]
     if all(_is_pair(pair) for pair in pairs):
         return _pool(pairs)
-    if all(map(_is_dataset, clients)):
+    if all(map(is_dataset, clients)):
         datasets = DatasetClients(clients)
         _check_not_empty(datasets.sizes)
         return datasets
-    odd = next((i for i, pair in enumerate(pairs) if not _is_pair(pair) and not _is_dataset(clients[i])), None)
+    odd = next((i for i, pair in enumerate(pairs) if not _is_pair(pair) and not is_dataset(clients[i])), None)
     if odd is None:
         raise TypeError(
             "some clients are pairs of tensors and others torch Datasets; make a Dataset of each pair by "
@@ -232,8 +233,9 @@ def plain_tensors(data: Any) -> Any:
     return data.tensors if is_plain else data
 
 
-def _is_dataset(client: object) -> bool:
-    return isinstance(client, Dataset) and hasattr(client, "__len__")
+def is_dataset(client: object) -> TypeGuard[Dataset[Any]]:
+    """Whether samples can be read by their places. A stream cannot, though it may know its length."""
+    return isinstance(client, Dataset) and hasattr(client, "__len__") and not isinstance(client, IterableDataset)
 
 
 def _is_pair(client: object) -> bool:
@@ -243,6 +245,7 @@ def _is_pair(client: object) -> bool:
 def _pool(pairs: Sequence[tuple[Tensor, Tensor]]) -> Population:
     first_inputs, first_targets = pairs[0]
     for i, (inputs, targets) in enumerate(pairs):
+        check_rows(f"client {i}'s", inputs, targets)
         if len(inputs) != len(targets):
             raise ValueError(f"client {i} has {len(inputs)} inputs but {len(targets)} targets; they must pair up")
         for what, mine, theirs in (("inputs", inputs, first_inputs), ("targets", targets, first_targets)):

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from fedlalr.algorithms.slots import Algorithm, Slots
+from fedlalr.data.misfits import check_rows
 from fedlalr.data.population import Population, Samples
 from fedlalr.federation.evaluation import is_class_target
 from fedlalr.federation.observers import Observer
@@ -190,8 +191,11 @@ def _check_loss(training: Training, outputs: Any, targets: Tensor, whose: str) -
             f"outputs, such as by targets.{how}"
         ) from warning
     except Exception as error:
-        narrow = targets.dtype in (torch.bool, torch.int8, torch.int16, torch.int32)
-        hint = "; labels are whole numbers of 64 bits, so use targets.long()" if narrow else ""
+        hint = ""
+        if targets.dtype in (torch.bool, torch.int8, torch.int16, torch.int32):
+            hint = "; labels are whole numbers of 64 bits, so use targets.long()"
+        elif ignored_label(training.loss) is not None and targets.dtype == torch.int64 and targets.shape[1:] == (1,):
+            hint = "; a label is one number a sample, so use targets.squeeze(1)"
         raise ValueError(f"the loss cannot be computed of {shapes}: {type(error).__name__}: {error}{hint}") from error
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise ValueError(
@@ -211,9 +215,10 @@ def _kind(value: object) -> str:
 def check_test(test: tuple[Samples, Tensor]) -> None:
     """Refuse a test set that is not pairs of an input and a target."""
     if not isinstance(test, tuple | list) or len(test) != 2:
+        read = "test.dataset" if isinstance(test, DataLoader) else "test"
         mend = (
-            "; read it into one by next(iter(torch.utils.data.DataLoader(test, batch_size=len(test))))"
-            if isinstance(test, Dataset)
+            f"; read it into one by next(iter(torch.utils.data.DataLoader({read}, batch_size=len({read}))))"
+            if isinstance(test, Dataset | DataLoader)
             else ""
         )
         raise TypeError(f"test must be a pair (inputs, targets), not {type(test).__name__}{mend}")
@@ -225,6 +230,7 @@ def check_test(test: tuple[Samples, Tensor]) -> None:
             f"the test set must be two tensors, not {type(inputs).__name__} and {type(targets).__name__}; "
             "make them by torch.as_tensor(values)"
         )
+    check_rows("the test set's", inputs, targets)
     if len(inputs) != len(targets):
         raise ValueError(f"the test set has {len(inputs)} inputs but {len(targets)} targets; they must pair up")
     if len(inputs) == 0:
