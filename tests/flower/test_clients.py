@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from conftest import make_clients
 from fedlalr.data import Population
@@ -54,6 +54,14 @@ class Listed(Dataset):
         return self.pairs[index]
 
 
+class Stream(IterableDataset):
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        return iter([(torch.zeros(2), 0)] * 3)
+
+
 @pytest.mark.parametrize("kind", ["pair", "tensors", "dataset"])
 def test_pairs_and_data_sets_give_the_simulations_batches(kind):
     pairs = make_clients()
@@ -73,7 +81,10 @@ def test_pairs_and_data_sets_give_the_simulations_batches(kind):
 @pytest.mark.parametrize(
     ("data", "error", "reason"),
     [
-        ("text", TypeError, "must be a pair of tensors"),
+        ("text", TypeError, "must be a pair of tensors .* what fl.data.load returns"),
+        ((np.zeros((2, 3)), np.zeros(2)), TypeError, "client 1 is made of NumPy arrays; .*torch.from_numpy"),
+        (DataLoader(Listed([(torch.zeros(2), 0)])), TypeError, "client 1 is a DataLoader; pass its data set"),
+        (Stream(), TypeError, "Read the samples of a stream into tensors first"),
         ((torch.zeros(0, 2), torch.zeros(0)), ValueError, "client 1 has no samples"),
         (images((1, 2)), ValueError, "gave 2 clients"),
     ],

@@ -14,6 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.common.constant import ErrorCode
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from torch.utils.data import DataLoader, TensorDataset
 
 import fedlalr as fl
 from fedlalr.flower import FederatedStrategy, client_app
@@ -571,8 +572,26 @@ def test_an_observer_that_probes_local_steps_is_refused(tmp_path):
         def probe(self, round):
             return object()
 
-    with pytest.raises(ValueError, match="simulator alone"):
-        strategy(LALR, observers=[Probing()]).start(InProcessGrid(nodes(LALR, tmp_path)))
+    for observer, round in ((Probing(), 1), (fl.Trajectory(clients=[0], rounds=[2]), 2)):
+        grid = InProcessGrid(nodes(LALR, tmp_path))
+        with pytest.raises(
+            ValueError, match=rf"a {type(observer).__name__} looks at .* round {round}, .*simulator alone"
+        ):
+            strategy(LALR, observers=[observer]).start(grid)
+        assert not grid.trained, "refused before any client has trained"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"test": DataLoader(TensorDataset(*PAIRS[0]))}, r"test must be a pair \(inputs, targets\), not DataLoader"),
+        ({"test": (PAIRS[0][0].numpy(), PAIRS[0][1])}, "the test set is made of NumPy arrays"),
+        ({"observers": [fl.Observer]}, "observers has the class Observer; pass an instance"),
+    ],
+)
+def test_a_test_set_or_observer_that_cannot_be_used_is_refused_before_the_first_round(options, message):
+    with pytest.raises(TypeError, match=message):
+        strategy(LALR, **options)
 
 
 def test_the_strategy_is_one_of_flowers():

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
+from fedlalr.data.misfits import told_client
 from fedlalr.data.partition import Partition
-from fedlalr.data.population import Clients, DatasetClients, Population, plain_tensors
+from fedlalr.data.population import Clients, DatasetClients, Population, is_dataset, plain_tensors
 
 
 class RemoteClients:
@@ -48,13 +49,10 @@ def own_data(data: object, client: int, population: int) -> Clients:
         clients: Clients = Population(inputs, targets, _alone(np.arange(len(targets)), client, population))
     elif isinstance(data, Population | DatasetClients):
         clients = _placed(data, client, population)
-    elif isinstance(data, Dataset) and hasattr(data, "__len__"):
+    elif is_dataset(data):
         clients = _placed(DatasetClients([data]), client, population)
     else:
-        raise TypeError(
-            f"the data of client {client} must be a pair of tensors (inputs, targets), a torch Dataset with a length, "
-            f"or what fl.data.load returns, not {type(data).__name__}"
-        )
+        raise TypeError(f"{told_client(client, data)}. A node may also have what fl.data.load returns")
     if int(clients.sizes[client]) == 0:
         raise ValueError(f"client {client} has no samples; its node has nothing to train on")
     return clients

@@ -25,6 +25,17 @@ GRACE = 60.0
 log = logging.getLogger("flwr.fedlalr")
 
 
+def check_no_probes(observers: Sequence[Observer], rounds: Iterable[int]) -> None:
+    """Refuse observers of local steps before the first round, since those steps are made on other machines."""
+    for t in rounds:
+        for observer in observers:
+            if observer.probe(t) is not None:
+                raise ValueError(
+                    f"a {type(observer).__name__} looks at the local steps of round {t}, which is possible in the "
+                    f"simulator alone; leave it out of the observers"
+                )
+
+
 class Rounds:
     """Plays the rounds of one server, one after another."""
 
@@ -46,8 +57,6 @@ class Rounds:
     def ask(self, grid: Grid, config: ConfigRecord) -> list[Message]:
         """Begin the next round: draw the cohort, wait for its nodes, and make the message for each."""
         server, roster = self.server, self._known(grid)
-        if any(observer.probe(server.state.round + 1) is not None for observer in self.observers):
-            raise ValueError("an observer wants to probe local steps, which is possible in the simulator alone")
         opened = server.open(self._included)
         nodes = roster.wait_for(opened.cohort, server.rules.min_clients, time.monotonic() + self.join_deadline)
         for client in opened.cohort:

@@ -35,12 +35,12 @@ from fedlalr.federation.run import (
 )
 from fedlalr.federation.rundir import Journal
 from fedlalr.federation.server import RoundFailed, ServerState
-from fedlalr.federation.validation import check_cohort, check_count, check_rounds
+from fedlalr.federation.validation import check_cohort, check_count, check_observers, check_rounds, check_test
 from fedlalr.flower.clients import RemoteClients
 from fedlalr.flower.exchange import LAYOUTS
 from fedlalr.flower.ledger import Ledger
 from fedlalr.flower.model_arrays import as_arrays, with_arrays
-from fedlalr.flower.rounds import Rounds
+from fedlalr.flower.rounds import Rounds, check_no_probes
 from fedlalr.flower.server import FederatedServer
 from fedlalr.flower.settings import Settings
 
@@ -92,6 +92,7 @@ class FederatedStrategy(Strategy):
         check_choice("layout", layout, LAYOUTS)
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
             raise ValueError(f"retries must be a whole number of at least 0, not {retries!r}")
+        check_observers(observers)
         self.settings = Settings.of(settings)
         self.training = self.settings.training(model, algorithm, RemoteClients(population))
         self.rules = self.settings.rules(algorithm)
@@ -99,6 +100,8 @@ class FederatedStrategy(Strategy):
         self.model, self.observers = model, tuple(observers)
         self.test = test.test if isinstance(test, Population) else test
         self.transform = test.transform if isinstance(test, Population) else None
+        if self.test is not None:
+            check_test(self.test)
         check_measures(measures, self.test)
         self.measures = measures
         self.deadline, self.join_deadline, self.retries, self.poll = deadline, join_deadline, retries, poll
@@ -135,6 +138,7 @@ class FederatedStrategy(Strategy):
             self.settings.run_dir, resume=self.settings.resume, every=self.settings.checkpoint_every
         ) as journal:
             info = self._begin(journal, fresh, rounds)
+            check_no_probes(self.observers, range(info.first_round, rounds + 1))
             self.summary()
             found = FlowerResult()
             with number_of_threads(journal.choices["threads"]):
