@@ -137,6 +137,12 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         config.load(tmp_path / "nowhere.yaml")
 
 
+def test_a_file_in_another_encoding_is_told_to_be_saved_as_utf8(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("preset: quickstart\n", encoding="utf-16")
+    with pytest.raises(ConfigError, match=r"mine\.yaml cannot be read: it is not text in UTF-8; save it in that"):
+        config.load(tmp_path / "mine.yaml")
+
+
 def test_a_file_of_the_other_ending_is_suggested(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("preset: quickstart\n", encoding="utf-8")
     for given in ("mine.yml", "mine"):

@@ -93,7 +93,7 @@ def _read_file(path: Path) -> Tree:
     try:
         tree = yaml_file.parse(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or "it is not text in UTF-8; save it in that encoding"
         raise ConfigError(f"the configuration {path} cannot be read: {reason}.{_like(path)}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter two for endless numbers and nesting
         raise ConfigError(f"the configuration {path} is not valid YAML: {error}") from error
