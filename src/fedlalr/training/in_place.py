@@ -12,6 +12,7 @@ from fedlalr.algorithms.fedavg import FedAvg
 from fedlalr.algorithms.fedlalr import FedLALR
 from fedlalr.algorithms.local_sgd import LocalSGD
 from fedlalr.algorithms.slots import Algorithm, Slots
+from fedlalr.training.clipping import clip_factor
 from fedlalr.training.kernels.fused_step import FusedStep, fused_step
 
 
@@ -46,8 +47,7 @@ class InPlaceStep:
         if active is not None:
             raise ValueError("this form of the step takes every client of the stack")
         if clip_norm is not None:
-            norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
-            gradient.mul_(clip_norm / norm.clamp_(min=clip_norm))
+            gradient.mul_(clip_factor(gradient, clip_norm))
         if weight_decay:
             gradient.add_(client.x, alpha=weight_decay)
         if decoupled_weight_decay:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from math import prod
+from math import isfinite, prod
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from fedlalr.algorithms.fedavg import FedAvg
 from fedlalr.algorithms.fedlalr import FedLALR
 from fedlalr.algorithms.local_sgd import LocalSGD
 from fedlalr.algorithms.slots import Slots
+from fedlalr.training.clipping import clip_factor
 from fedlalr.training.in_place import InPlaceStep, SGDStep
 from fedlalr.training.layout import Layout
 from fedlalr.training.stack import Stack
@@ -215,7 +216,10 @@ class Batches:
 
 def clip(gradients: list[Tensor], most: float) -> None:
     """Cut every client's gradient, given by layers `[C, …]`, down to a norm."""
-    norms = [torch.linalg.vector_norm(part.flatten(1), dim=1) for part in gradients]
-    factor = most / torch.linalg.vector_norm(torch.stack(norms), dim=0).clamp_(min=most)
+    norms = [torch.linalg.vector_norm(part.flatten(1), dim=1, keepdim=True) for part in gradients]
+    layers = torch.cat(norms, 1)
+    if not isfinite(layers.sum().item()):  # squares overflow: then of every number by itself
+        layers = torch.cat([part.flatten(1) for part in gradients], 1)
+    factor = clip_factor(layers, most)
     for part in gradients:
         part.mul_(factor.view(-1, *[1] * (part.dim() - 1)))

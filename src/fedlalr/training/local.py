@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Algorithm, Context, Slots
+from fedlalr.training.clipping import clip_factor
 from fedlalr.training.memory import forked_generators
 from fedlalr.training.work import Training
 
@@ -46,8 +47,7 @@ def without_drawing(gradient_at: Callable[[Tensor], Tensor], device: torch.devic
 
 def _regularised(training: Training, gradient: Tensor, x: Tensor) -> Tensor:
     if training.clip_norm is not None:
-        norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
-        gradient = gradient * (training.clip_norm / norm.clamp(min=training.clip_norm))
+        gradient = gradient * clip_factor(gradient, training.clip_norm)
     return gradient + training.weight_decay * x if training.weight_decay else gradient
 
 

@@ -11,6 +11,7 @@ from fedlalr.algorithms.fedavg import FedAvg
 from fedlalr.algorithms.fedlalr import FedLALR
 from fedlalr.algorithms.local_sgd import LocalSGD
 from fedlalr.algorithms.slots import Algorithm, Slots
+from fedlalr.training.clipping import clip_factor
 from fedlalr.training.kernels import kernels_available
 
 BLOCK = 1024
@@ -78,7 +79,7 @@ class KernelStep:
         rate = torch.full((), lr, device=x.device, dtype=x.dtype) if isinstance(lr, float | int) else lr.to(x.dtype)
         factor = None
         if clip_norm is not None:
-            factor = clip_norm / torch.linalg.vector_norm(gradient, dim=-1).clamp(min=clip_norm)
+            factor = clip_factor(gradient, clip_norm).squeeze(-1)
         self.kernel[(-(-x.numel() // BLOCK),)](
             *tensors, rate, factor, active, x.numel(), x.shape[-1], weight_decay, decoupled_weight_decay,
             *self.constants, SCALED=factor is not None, GUARDED=active is not None, BLOCK=BLOCK, num_warps=4,
