@@ -137,6 +137,14 @@ class CentringAndDropping(nn.Module):
         return self.last(nn.functional.dropout(hidden - hidden.mean(0), 0.5, self.training))
 
 
+def test_a_batch_of_one_sample_is_refused_for_the_references_reason():
+    training = make_training("batchnorm", "fedavg", sizes=(8, 9, 12, 13))  # in batches of 4
+    given, wanted = (federate(engine, training)[0] for engine in ("stacked", "reference"))
+    assert [rejection.client for rejection in wanted.rejected] == [1, 3]
+    assert "more than 1 value per channel" in wanted.rejected[0].reason
+    assert given.rejected == wanted.rejected
+
+
 def test_dropout_without_a_layer_hides_no_mixing_of_samples():
     with pytest.raises(CannotStack, match="no layer but torch's BatchNorm may mix samples"):
         StackedEngine(with_model(CentringAndDropping()))

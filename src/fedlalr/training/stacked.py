@@ -182,7 +182,8 @@ class StackedEngine:
 
     def _set_aside(self, work: Work, alone: Tensor) -> Replies:
         """Leave clients with a batch of one sample to the reference engine, where BatchNorm refuses them by name."""
-        parts = [self._reference.train(work.part(torch.nonzero(alone).flatten()))]
+        with torch.enable_grad():  # or they would fail for another reason
+            parts = [self._reference.train(work.part(torch.nonzero(alone).flatten()))]
         if not alone.all():
             parts.append(self._train_chunk(work.part(torch.nonzero(~alone).flatten())))
         return join_replies(parts)
