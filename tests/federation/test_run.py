@@ -191,6 +191,55 @@ def test_the_rate_decays_every_so_many_rounds(model, clients):
     assert [r.lr for r in slower] == [1.0, 1.0, 0.5]
 
 
+class Rotating(nn.Module):
+    """Multiplies pairs of features by complex numbers, as rotary positions do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+        self.register_buffer("turns", torch.polar(torch.ones(2), torch.tensor([0.5, 1.5])))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        pairs = torch.view_as_complex(inputs.reshape(-1, 2, 2).contiguous())
+        return self.head(torch.view_as_real(pairs * self.turns).flatten(1).to(inputs.dtype))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("engine", ["reference", "stacked"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_complex_buffers_stay_as_they_are_in_every_precision(clients, engine, dtype):
+    given = [(inputs.to(dtype), targets) for inputs, targets in clients]
+    model = Rotating()
+    result = fl.run(model, given, fl.FedAvg(), **SETTINGS | {"engine": engine, "dtype": dtype})
+    assert torch.equal(result.model.turns, model.turns)
+
+
+class Attention(nn.Module):
+    """Has a mask of infinities, and a running minimum, which is infinite before the first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 3)
+        self.register_buffer("mask", torch.triu(torch.full((4, 4), -torch.inf), 1))
+        self.register_buffer("least", torch.tensor(torch.inf))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.least.copy_(torch.minimum(self.least, inputs.detach().amin()))
+        scores = self.norm(inputs)[:, :, None] + self.mask.to(inputs.dtype)
+        return self.head((scores.softmax(2) * inputs[:, None]).sum(2))
+
+
+@pytest.mark.parametrize("engine", ["reference", "stacked"])
+@pytest.mark.parametrize("how", ["average", "recalibrate"])
+def test_buffers_may_hold_infinity(clients, engine, how):
+    settings = SETTINGS | {"batch_size": None, "engine": engine, "dtype": torch.float64, "buffers": how}
+    result = fl.run(Attention(), clients, fl.FedAvg(), **settings)
+    assert not any(record.rejected for record in result.metrics)
+    assert torch.equal(result.model.mask, torch.triu(torch.full((4, 4), -torch.inf, dtype=torch.float64), 1))
+    assert result.model.least.isfinite()
+
+
 @pytest.mark.parametrize("algorithm", ["fedcm", "fedlada", "scaffold", "slowmo"])
 def test_methods_that_divide_by_the_rate_outlive_its_decay(clients, algorithm):
     torch.manual_seed(0)

@@ -178,5 +178,6 @@ def private_copy(
             "torch.nn.utils.weight_norm and spectral_norm use those of torch.nn.utils.parametrizations"
         ) from error
     if dtype in (torch.float32, torch.float64):
-        return private.to(dtype), None
+        # `to` would take the imaginary part away from complex buffers
+        return private.double() if dtype == torch.float64 else private.float(), None
     return private, dtype

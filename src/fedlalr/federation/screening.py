@@ -196,11 +196,18 @@ def _finite(norms: Sequence[float], values: Tensor, spread: Spread) -> list[bool
 def _float_buffers(stacked: Buffers, broadcast: Mapping[str, Tensor]) -> Tensor | None:
     """The change of all floating-point buffers of every reply side by side, `[R, …]`."""
     parts = [
-        _rows(values - broadcast[name] if name in broadcast else values)
+        _rows(_buffer_change(values, broadcast[name]) if name in broadcast else values)
         for name, values in stacked.items()
         if values.is_floating_point()
     ]
     return torch.cat(parts, 1) if parts else None
+
+
+def _buffer_change(values: Tensor, broadcast: Tensor) -> Tensor:
+    """The change of a buffer. It may be infinite from the start: a mask for ever, a running minimum before its first
+    number."""
+    known = torch.nan_to_num(broadcast, nan=0.0, posinf=0.0, neginf=0.0)
+    return (values - known).masked_fill(values == broadcast, 0.0)
 
 
 def _rows(values: Tensor) -> Tensor:

@@ -123,7 +123,8 @@ def play_round(
         with module_randomness(training, work.round):
             statistics = engine.recalibrate(new.slots.x, new.buffers, accepted.clients, work.round)
         new = replace(new, buffers=reduce_buffers(statistics, _share(accepted, training, rules)))
-        check_finite(new.buffers, work.round, "with the statistics that clients measured of the new x")
+        changed = {name: buffer.masked_fill(buffer == state.buffers[name], 0) for name, buffer in new.buffers.items()}
+        check_finite(changed, work.round, "with the statistics that clients measured of the new x")
     clock.lap("reduce")
     return Outcome(
         state=new,
