@@ -222,6 +222,7 @@ class Attention(nn.Module):
         self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 3)
         self.register_buffer("mask", torch.triu(torch.full((4, 4), -torch.inf), 1))
         self.register_buffer("least", torch.tensor(torch.inf))
+        self.register_buffer("places", torch.arange(4).to(torch.uint16))  # of which torch can do little
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         if self.training:

@@ -123,7 +123,8 @@ def play_round(
         with module_randomness(training, work.round):
             statistics = engine.recalibrate(new.slots.x, new.buffers, accepted.clients, work.round)
         new = replace(new, buffers=reduce_buffers(statistics, _share(accepted, training, rules)))
-        changed = {name: buffer.masked_fill(buffer == state.buffers[name], 0) for name, buffer in new.buffers.items()}
+        floats = {name: buffer for name, buffer in new.buffers.items() if buffer.is_floating_point()}
+        changed = {name: buffer.masked_fill(buffer == state.buffers[name], 0.0) for name, buffer in floats.items()}
         check_finite(changed, work.round, "with the statistics that clients measured of the new x")
     clock.lap("reduce")
     return Outcome(
