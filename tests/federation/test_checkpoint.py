@@ -11,6 +11,7 @@ import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -267,6 +268,57 @@ def test_a_setting_that_a_module_does_not_print_is_another_run_if_it_changes(tmp
     with pytest.raises(RunDirectoryError, match="loss was"):
         run(loss=nn.CrossEntropyLoss(label_smoothing=0.2), run_dir=tmp_path, resume=True)
     assert len(run(loss=nn.CrossEntropyLoss(label_smoothing=0.1), run_dir=tmp_path, resume=True).metrics) > 2
+
+
+class Smoothed:
+    def __init__(self, share):
+        self.share = share
+
+    def __call__(self, outputs, targets):
+        return nn.functional.cross_entropy(outputs, targets, label_smoothing=float(self.share))
+
+
+def around(share, log=()):
+    def loss(outputs, targets):
+        log and log.append(float(outputs.detach().sum()))
+        return Smoothed(share)(outputs, targets)
+
+    return loss
+
+
+def doubled(share):
+    once = around(share)
+    return lambda outputs, targets: 2 * once(outputs, targets)
+
+
+def wrapped(share):
+    module = nn.CrossEntropyLoss(label_smoothing=share)
+    return lambda outputs, targets: module(outputs, targets)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        around,
+        doubled,
+        wrapped,
+        lambda share: lambda outputs, targets, share=share: Smoothed(share)(outputs, targets),
+        lambda share: Smoothed(np.float32(share)),
+    ],
+    ids=["closure", "closure in a closure", "module in a closure", "default", "number of NumPy"],
+)
+def test_a_loss_that_was_made_with_another_number_is_another_run(make, tmp_path):
+    run(loss=make(0.125), run_dir=tmp_path, rounds=2)
+    with pytest.raises(RunDirectoryError, match=r"loss\.\w+(\.share)? was .* and is now"):
+        run(loss=make(0.5), run_dir=tmp_path, resume=True)
+    assert len(run(loss=make(0.125), run_dir=tmp_path, resume=True).metrics) > 2
+
+
+def test_a_loss_that_keeps_a_log_goes_on_with_it(tmp_path):
+    log = [0.0]
+    run(loss=around(0.125, log), run_dir=tmp_path, rounds=2)
+    assert len(log) > 1
+    assert len(run(loss=around(0.125, log), run_dir=tmp_path, resume=True).metrics) > 2
 
 
 def test_other_values_of_frozen_parameters_are_another_run(tmp_path):

@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,8 @@ Facts = dict[str, Any]
 
 SAMPLED_ROWS = 64
 """Samples of the pool whose inputs are hashed. Targets and the partition are hashed whole."""
+
+_CONSTANTS = (bool, int, float, str, tuple, Tensor, np.ndarray, np.generic, torch.dtype, functools.partial)
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
@@ -116,6 +120,8 @@ def plain(value: object) -> Any:
             return value
         case float():
             return value if np.isfinite(value) else repr(value)
+        case np.generic():
+            return plain(value.item())
         case Tensor() | np.ndarray():
             return hash_tensor(torch.as_tensor(value, device="cpu"))
         case torch.dtype() | torch.device():
@@ -131,9 +137,31 @@ def plain(value: object) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"kind": _name(type(value)), **fields}
+    if isinstance(value, FunctionType) and (taken := _taken_along(value)):
+        return {"kind": _name(value), **{name: plain(item) for name, item in taken.items()}}
     if callable(value) and hasattr(value, "__qualname__"):
         return _name(value)
     return {"kind": _name(type(value)), **{k: plain(v) for k, v in getattr(value, "__dict__", {}).items()}}
+
+
+def _taken_along(function: FunctionType, depth: int = 2) -> Facts:
+    """The constants around a function that was made in place, as by `pinball(0.9)`, and its defaults.
+
+    Lists, tables and other objects may be logs, which grow as a run goes, and are left out.
+    """
+    if "<" not in function.__qualname__ or not depth:
+        return {}
+    parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
+    around = {**inspect.getclosurevars(function).nonlocals, **{p.name: p.default for p in parameters}}
+    taken: Facts = {}
+    for name, value in around.items():
+        if isinstance(value, FunctionType):
+            taken[name] = {"kind": _name(value), **_taken_along(value, depth - 1)}
+        elif isinstance(value, nn.Module):
+            taken[name] = _described(value)  # its weights may be those that are trained
+        elif value is None or isinstance(value, _CONSTANTS):
+            taken[name] = value
+    return taken
 
 
 def hash_tensor(tensor: Tensor) -> str:
