@@ -332,6 +332,15 @@ def test_other_values_of_frozen_parameters_are_another_run(tmp_path):
         run(model=partly(1), run_dir=tmp_path, resume=True)
 
 
+def test_the_home_directory_is_known_by_its_short_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    run(run_dir="~/runs/mine", rounds=1)
+    assert (tmp_path / "runs" / "mine" / "metrics.jsonl").exists()
+    assert not (tmp_path / "~").exists()
+    assert len(run(run_dir=Path("~/runs/mine"), rounds=2, resume=True).metrics) == 2
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names of files are Unicode")
 def test_a_run_in_a_folder_whose_name_is_no_unicode_goes_on(tmp_path):
     folder = os.fsencode(tmp_path) + b"/caf\xe9"

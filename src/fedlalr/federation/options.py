@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -58,11 +59,13 @@ class Options:
     checkpoint_every: int = 1
 
     def __post_init__(self) -> None:
-        """NumPy's whole numbers, as a sweep over `np.arange` has them, become Python's own."""
+        """NumPy's whole numbers, as a sweep over `np.arange` has them, become Python's own, and ~ the home folder."""
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, np.integer):
                 object.__setattr__(self, field.name, int(value))
+        if str(self.run_dir).startswith("~"):  # where no shell has done it, a folder of that name would be made
+            object.__setattr__(self, "run_dir", os.path.expanduser(str(self.run_dir)))
 
     def check(self, model: nn.Module, algorithm: Algorithm) -> None:
         """Refuse what cannot be, one by one."""

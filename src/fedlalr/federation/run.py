@@ -160,7 +160,7 @@ def run(
         checkpoint_every=checkpoint_every,
     )
     options.check(model, algorithm)
-    rounds, seed = options.rounds, options.seed
+    rounds, seed, run_dir = options.rounds, options.seed, options.run_dir
     check_observers(observers)
     population = as_clients(clients)
     cohort_size = check_cohort(options.clients_per_round, len(population), options.min_clients)
