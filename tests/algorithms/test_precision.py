@@ -33,3 +33,25 @@ def test_an_eps_whose_square_is_nothing_in_the_parameters_precision_is_refused(m
     for eps, dtype in ((1e-25, torch.float64), (1e-18, torch.float32)):
         v_hat = make(eps=eps).init(torch.zeros(2, dtype=dtype)).v_hat
         torch.testing.assert_close(v_hat.double() / eps**2, torch.ones(2, dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+def delta_sgd_steps(gradients: list[torch.Tensor]) -> Slots:
+    """A client of Δ-SGD after steps with these gradients; that of a batch before a step is zero."""
+    method, broadcast = fl.DeltaSGD(lr=0.5), Slots(x=torch.ones(2))
+    client = method.start(broadcast, Slots())
+    for k, gradient in enumerate(gradients, 1):
+        context = Context(round=1, lr=method.lr, steps=len(gradients), step=k)
+        client = method.step(client, gradient, broadcast, context)
+    return client
+
+
+def test_a_client_of_delta_sgd_that_has_nothing_to_learn_stays_where_it_is() -> None:
+    client = delta_sgd_steps([torch.ones(2), *[torch.zeros(2)] * 2000])
+    assert client.x.tolist() == [0.5, 0.5]
+    assert client.eta.isfinite().all()
+
+
+def test_a_gradient_whose_norm_overflows_does_not_bring_delta_sgd_back_to_its_first_rate() -> None:
+    client = delta_sgd_steps([torch.ones(2), torch.full((2,), 1e25), torch.ones(2)])
+    assert float(client.eta) < 1e-6
+    torch.testing.assert_close(client.x, torch.full((2,), 0.5))

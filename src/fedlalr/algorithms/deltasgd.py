@@ -65,8 +65,9 @@ class DeltaSGD:
         moved, turned = _norm(client.x_here - client.x_before), _norm(gradient - client.g_before)
         most = torch.sqrt(1 + self.delta * client.theta) * client.eta
         smooth = torch.where((moved > 0) & (turned > 0), self.gamma * moved / (2 * turned), most)
-        first = client.eta == 0
-        eta = torch.where(first, context.lr, torch.minimum(smooth, most))
+        first, limits = client.eta == 0, torch.finfo(client.eta.dtype)
+        # Without a gradient the second bound grows in every step, and infinity times nothing would be no number.
+        eta = torch.where(first, context.lr, torch.minimum(smooth, most).clamp(limits.tiny, limits.max))
         theta = torch.where(first, client.theta, eta / client.eta)
         x = client.x - eta * gradient
         return client.replace(x=x, x_here=x, x_before=client.x_here, eta=eta, theta=theta)
