@@ -215,13 +215,14 @@ def test_complex_buffers_stay_as_they_are_in_every_precision(clients, engine, dt
 
 
 class Attention(nn.Module):
-    """Has a mask of infinities, and a running minimum, which is infinite before the first batch."""
+    """Has a mask of infinities, a running minimum, which is infinite before the first batch, and odder buffers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 3)
         self.register_buffer("mask", torch.triu(torch.full((4, 4), -torch.inf), 1))
         self.register_buffer("least", torch.tensor(torch.inf))
+        self.register_buffer("log_running_var", torch.tensor(-2.0))  # another thing than a variance
         self.register_buffer("places", torch.arange(4).to(torch.uint16))  # of which torch can do little
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -233,7 +234,7 @@ class Attention(nn.Module):
 
 @pytest.mark.parametrize("engine", ["reference", "stacked"])
 @pytest.mark.parametrize("how", ["average", "recalibrate"])
-def test_buffers_may_hold_infinity(clients, engine, how):
+def test_buffers_may_be_infinite_or_below_zero(clients, engine, how):
     settings = SETTINGS | {"batch_size": None, "engine": engine, "dtype": torch.float64, "buffers": how}
     result = fl.run(Attention(), clients, fl.FedAvg(), **settings)
     assert not any(record.rejected for record in result.metrics)

@@ -130,11 +130,11 @@ class Measured(NamedTuple):
                 rows["scale", name] = change_norms(broadcast[name][None]).expand(count)
             else:
                 rows["norm", name] = change_norms(value, broadcast.get(name), rough=True)
-        variances = [_rows(values) for name, values in replies.buffers.items() if name.endswith(VARIANCE)]
+        variances = [_rows(values) for name, values in replies.buffers.items() if _own_name(name) == VARIANCE]
         if variances:
             rows["fell", VARIANCE] = torch.cat(variances, 1).amin(1) < 0
         known = replies.buffers.keys() & buffers.keys()
-        counts = [_rows(replies.buffers[name] < buffers[name]) for name in sorted(known) if name.endswith(COUNT)]
+        counts = [_rows(replies.buffers[name] < buffers[name]) for name in sorted(known) if _own_name(name) == COUNT]
         if counts:
             rows["fell", COUNT] = torch.cat(counts, 1).any(1)
         host = _on_the_host(rows, spread)
@@ -208,6 +208,11 @@ def _buffer_change(values: Tensor, broadcast: Tensor) -> Tensor:
     number."""
     known = torch.nan_to_num(broadcast, nan=0.0, posinf=0.0, neginf=0.0)
     return (values - known).masked_fill(values == broadcast, 0.0)
+
+
+def _own_name(buffer: str) -> str:
+    """What its layer calls a buffer."""
+    return buffer.rpartition(".")[2]
 
 
 def _rows(values: Tensor) -> Tensor:
