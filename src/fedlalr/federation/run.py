@@ -53,9 +53,9 @@ class RepliesRefused(UserWarning):
     """A client's reply was left out; the run goes on without it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Result:
-    """What a run gives back."""
+    """What a run gives back. It is equal to itself alone, as modules and tensors are."""
 
     metrics: list[Record]
     """One record a round."""

@@ -187,16 +187,18 @@ class FederatedStrategy(Strategy):
     def summary(self) -> None:
         """Log what will run."""
         server, settings = self._server, self.settings
+        begins = f"goes on after round {server.state.round}" if server.state.round else "begins"
         log.info(
-            "%s: %d clients, %d a round (at least %d), %d parameters; run %s goes on after round %d; "
+            "%s: %d client%s, %d a round (at least %d), %d parameters; run %s %s; "
             "a round waits %g s for nodes and %g s for replies",
             type(self.training.algorithm).__name__,
             server.population,
+            "" if server.population == 1 else "s",
             self.cohort_size,
             settings.min_clients,
             self.training.layout.size,
             server.run,
-            server.state.round,
+            begins,
             self.join_deadline,
             self.deadline,
         )
@@ -299,4 +301,5 @@ def _show(record: Record, rounds: int) -> None:
     t, accuracy = record.round, "" if record.accuracy is None else f"accuracy {record.accuracy:.1%}, "
     for client, reason in record.rejected:
         log.warning("round %d: the reply of client %d was refused: %s", t, client, reason)
-    log.info(f"round {t}/{rounds}: {accuracy}loss {record.loss:.4f}, {record.clients} replies, {record.seconds:.1f} s")
+    replies = "1 reply" if record.clients == 1 else f"{record.clients} replies"
+    log.info(f"round {t}/{rounds}: {accuracy}loss {record.loss:.4f}, {replies}, {record.seconds:.1f} s")
