@@ -194,20 +194,17 @@ def _finite(norms: Sequence[float], values: Tensor, spread: Spread) -> list[bool
 
 
 def _float_buffers(stacked: Buffers, broadcast: Mapping[str, Tensor]) -> Tensor | None:
-    """The change of all floating-point buffers of every reply side by side, `[R, …]`."""
-    parts = [
-        _rows(_buffer_change(values, broadcast[name]) if name in broadcast else values)
-        for name, values in stacked.items()
-        if values.is_floating_point()
-    ]
-    return torch.cat(parts, 1) if parts else None
+    """The change of all floating-point buffers of every reply side by side, `[R, …]`.
 
-
-def _buffer_change(values: Tensor, broadcast: Tensor) -> Tensor:
-    """The change of a buffer. It may be infinite from the start: a mask for ever, a running minimum before its first
-    number."""
-    known = torch.nan_to_num(broadcast, nan=0.0, posinf=0.0, neginf=0.0)
-    return (values - known).masked_fill(values == broadcast, 0.0)
+    One may be infinite from the start and stay so: a mask for ever, a running minimum before its first number.
+    """
+    floats = {name: values for name, values in stacked.items() if values.is_floating_point()}
+    if not floats:
+        return None
+    values = torch.cat([_rows(each) for each in floats.values()], 1)
+    known = torch.cat([broadcast.get(name, each.new_zeros(each.shape[1:])).flatten() for name, each in floats.items()])
+    change = values - torch.nan_to_num(known, nan=0.0, posinf=0.0, neginf=0.0)
+    return change.masked_fill_(values == known, 0.0)
 
 
 def _own_name(buffer: str) -> str:
