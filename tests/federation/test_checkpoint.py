@@ -53,6 +53,16 @@ class StopAt(fl.Observer):
             raise self.error("stop")
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.bfloat16, torch.uint16])
+def test_buffers_of_unusual_kinds_are_kept(dtype, tmp_path):
+    model = make_model()
+    model.register_buffer("turns", torch.arange(6).to(dtype).view(2, 3) * (1j if dtype.is_complex else 1))
+    run(model=model, run_dir=tmp_path, rounds=2)
+    again = run(model=model, run_dir=tmp_path, rounds=4, resume=True)
+    assert torch.equal(again.model.turns, model.turns)
+    assert again.model.turns.dtype == dtype
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_algorithm_goes_on_to_the_same_bits(name, tmp_path):
     whole = run(VARIANTS[name])

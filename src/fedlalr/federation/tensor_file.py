@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -22,7 +23,7 @@ class Seal(NamedTuple):
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Seal:
     """Write tensors and flush them to the disk."""
     # Slots may share memory with one another, which the format does not allow: a copy of each.
-    content = save({name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()})
+    content = save({name: _storable(tensor).to("cpu", copy=True).contiguous() for name, tensor in tensors.items()})
     write_bytes(path, content)
     return Seal(len(content), hashlib.sha256(content).hexdigest())
 
@@ -43,11 +44,19 @@ def take(tensors: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
     if name not in tensors:
         raise ValueError(f"there is no {name} in it")
     found = tensors.pop(name)
+    if like.dtype == torch.complex128 and found.shape == (*like.shape, 2):
+        found = torch.view_as_complex(found)
     if found.shape != like.shape or found.dtype != like.dtype:
         raise ValueError(
             f"its {name} is {tuple(found.shape)} {found.dtype}, and this run's is {tuple(like.shape)} {like.dtype}"
         )
     return found.to(like.device)
+
+
+def _storable(tensor: Tensor) -> Tensor:
+    """The tensor, or the pairs that complex numbers of double precision are, which the format does not know."""
+    tensor = tensor.detach()
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.dtype == torch.complex128 else tensor
 
 
 def write_bytes(path: Path, content: bytes) -> None:
