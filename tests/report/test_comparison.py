@@ -89,6 +89,12 @@ def test_the_table_says_what_the_seeds_allow(comparison: Comparison) -> None:
     assert table.heading[3] == "rounds to 70%"
 
 
+@pytest.mark.parametrize(("target", "written"), [(0.57, "57%"), (0.125, "12.5%"), (0.855, "85.5%"), (0.004, "0.4%")])
+def test_a_target_that_is_no_whole_per_cent_is_written_out(target: float, written: str) -> None:
+    heading = comparison_table(compare({"fedavg": [curve([0.8])]}, SETTINGS, target)).heading
+    assert heading[3:6] == (f"rounds to {written}", f"MB to {written}", f"seconds to {written}")
+
+
 def test_methods_that_seeds_cannot_tell_apart_are_named() -> None:
     close = {"fedavg": [curve([0.80]), curve([0.90])], "fedlalr": [curve([0.82]), curve([0.89])]}
     notes = comparison_table(compare(close, SETTINGS)).notes
@@ -132,6 +138,11 @@ def test_the_figure_is_drawn_twice_and_the_same_each_time(tmp_path: Path) -> Non
     svg = first[1].read_text(encoding="utf-8")
     for words in ("FedLALR", "FedAvg", "FedAdam", "round", "megabytes sent", "test accuracy"):
         assert words in svg
+
+
+def test_dollars_in_a_title_begin_no_formula(tmp_path: Path) -> None:
+    svg = accuracy_figure(RUNS, tmp_path / "a", "costs_$x^^$: 2 seeds")[1].read_text(encoding="utf-8")
+    assert "costs_$x^^$: 2 seeds" in svg
 
 
 def test_megabytes_are_written_as_plain_numbers(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def accuracy_figure(
     by_rounds.set_ylabel("test accuracy")
     by_rounds.set_ylim(0, 1)
     by_rounds.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    figure.suptitle(title)
+    figure.suptitle(title, parse_math=False)  # a dollar in a name begins no formula
     if by_rounds.get_legend_handles_labels()[0]:
         figure.legend(loc="outside lower center", ncols=min(6, len(runs)), frameon=False, handlelength=3.2)
     return save(figure, path)

@@ -51,13 +51,14 @@ class Table:
 
 def comparison_table(comparison: Comparison) -> Table:
     """Final accuracy with its difference to the best's, and rounds, megabytes and seconds to the target and in all."""
+    target = f"{100 * comparison.target:.4g}%"  # all digits of 12.5%, which 12% would be another target than
     heading = (
         "method",
         "final accuracy, %",
         "difference to best [95 %]",
-        f"rounds to {comparison.target:.0%}",
-        f"MB to {comparison.target:.0%}",
-        f"seconds to {comparison.target:.0%}",
+        f"rounds to {target}",
+        f"MB to {target}",
+        f"seconds to {target}",
         "MB sent",
         "seconds",
     )
