@@ -25,6 +25,12 @@ def test_one_pair_has_no_interval() -> None:
     assert spread([0.5]).deviation is None
 
 
+def test_diverged_losses_have_a_spread_though_their_squares_overflow() -> None:
+    mean, deviation = spread([1e200, 3e200])
+    assert mean == pytest.approx(2e200)
+    assert deviation == pytest.approx(math.sqrt(2) * 1e200)
+
+
 @pytest.mark.parametrize("count", [2, 3, 5])
 @pytest.mark.parametrize("difference", [-0.023, 0.0, 0.1])
 def test_equal_differences_have_no_interval(count: int, difference: float) -> None:

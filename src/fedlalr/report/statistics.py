@@ -37,7 +37,8 @@ def spread(values: Sequence[float]) -> Spread:
     mean = math.fsum(values) / len(values)
     if len(values) < 2:
         return Spread(mean, None)
-    return Spread(mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)))
+    deviations = math.hypot(*(value - mean for value in values))  # squares of diverged losses would overflow
+    return Spread(mean, deviations / math.sqrt(len(values) - 1))
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float], confidence: float = 0.95) -> Interval:
