@@ -86,6 +86,14 @@ def test_measures_of_the_caller_are_curves_and_columns() -> None:
     assert [row[column] for row in table.rows] == ["0.5", "–"]
 
 
+def test_losses_of_any_size_are_told_in_digits_that_count() -> None:
+    run = reported()
+    losses = [1.234567, 0.00012345, 1.5e30]
+    runs = [replace(run, records=[replace(run.records[0], loss=loss)]) for loss in losses]
+    table = runs_table(group_runs(runs))
+    assert [row[table.heading.index("loss")] for row in table.rows] == ["1.235", "0.0001234", "1.5e+30"]
+
+
 def test_what_was_not_measured_is_no_curve() -> None:
     (group,) = group_runs([reported(accuracies=(None, None))])
     curves = curves_of(group)

@@ -46,7 +46,7 @@ def _run_row(label: str, run: ReportedRun, own: Sequence[str]) -> tuple[str, ...
         f"{len(records)}{planned}",
         f"{accuracies[-1]:.1%}" if accuracies else "–",
         f"{max(accuracies):.1%}" if accuracies else "–",
-        f"{records[-1].loss:.3f}" if records else "–",
+        f"{records[-1].loss:.4g}" if records else "–",
         *(f"{measures[name]:.4g}" if name in measures else "–" for name in own),
         _megabytes(sum(record.sent_up for record in records)),
         _megabytes(sum(record.sent_down for record in records)),
