@@ -282,6 +282,7 @@ def test_a_malformed_partition_is_refused(indices, offsets, message):
         ({"scheme": "natural", "clients": 3, "ids": [1, 2] * 15}, "there are 2 ids, not 3"),
         ({"scheme": "natural", "ids": [1.0, float("nan")] * 15}, r"ids has no value for sample 1 \(15 in all\)"),
         ({"scheme": "natural", "ids": np.array(["a", None] * 15, object)}, "no value for sample 1"),
+        ({"scheme": "natural", "ids": ["a", float("nan")] * 15}, r"no value for sample 1 \(15 in all\)"),
         ({"scheme": "natural", "ids": np.array(["a", np.nan] * 15, object)}, "no value for sample 1"),
         ({"scheme": "natural", "ids": np.array(["a", 1] * 15, object)}, "all of one kind, such as all strings"),
     ],

@@ -189,7 +189,8 @@ def _natural(n: int, clients: int | None, ids: ArrayLike | None) -> Partition:
     values = np.asarray(ids)
     if values.shape != (n,):
         raise ValueError(f"ids must hold one value for each of the {n} samples, not {_describe(values)}")
-    missing = _missing(values)
+    # of a NaN among names in a list NumPy makes a name
+    missing = _missing(values if values.dtype.kind != "U" else np.asarray(ids, dtype=object))
     if len(missing):
         raise ValueError(f"ids has no value for sample {missing[0]} ({len(missing)} in all); leave such samples out")
     try:
