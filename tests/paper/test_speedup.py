@@ -1,11 +1,13 @@
 import json
 import math
+import os
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fedlalr import FedLALR, LogInterval
+from fedlalr.config import ConfigError
 from fedlalr.paper.figures import Drawn, write_provenance
 from fedlalr.paper.speedup import SCALES, VARIANTS, Scale, Variant, mean_squared_gradients, measure
 from fedlalr.paper.speedup_results import Point, Speedup, fit
@@ -132,6 +134,26 @@ def test_results_come_back_from_their_file_exactly(tmp_path):
     assert [path.name for path in result.write(tmp_path)] == ["speedup.csv", "speedup-fits.csv"]
     assert Speedup.read(tmp_path) == result
     assert Speedup.read(tmp_path / "nothing") == Speedup(())
+
+
+def test_a_file_that_is_cut_short_is_refused_with_what_to_do(tmp_path):
+    points, _ = measure(replace(TINY, steps=(64,)), variants=VARIANTS[:1]).write(tmp_path)
+    points.write_text(points.read_text().rstrip().rpartition(",")[0])
+    with pytest.raises(ConfigError, match=r"speedup.csv is damaged .*; move it away, and it is measured anew"):
+        Speedup.read(tmp_path)
+
+
+def test_results_that_cannot_be_written_leave_the_old_file_whole(tmp_path, monkeypatch):
+    first = Speedup((point(1, 8),))
+    first.write(tmp_path)
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="no space"):
+        Speedup((point(1, 8), point(2, 8))).write(tmp_path)
+    assert Speedup.read(tmp_path) == first
+
+
+def full_disk(_: int) -> None:
+    raise OSError("no space")
 
 
 def test_finished_runs_are_not_run_again(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,6 +12,9 @@ from pathlib import Path
 
 import numpy as np
 from scipy.stats import t as student
+
+from fedlalr.config.errors import ConfigError
+from fedlalr.federation.whole_file import write_whole
 
 REGIME = 8
 """KT ≥ REGIME · N³ is taken for KT ≫ N³."""
@@ -104,9 +108,12 @@ class Speedup:
         path = folder / "speedup.csv"
         if not path.exists():
             return cls(())
-        with path.open(newline="", encoding="utf-8") as file:
-            groups = itertools.groupby(csv.DictReader(file), key=itemgetter("variant", "steps", "N"))
-            return cls(tuple(_point(list(lines)) for _, lines in groups))
+        try:
+            with path.open(newline="", encoding="utf-8") as file:
+                groups = itertools.groupby(csv.DictReader(file), key=itemgetter("variant", "steps", "N"))
+                return cls(tuple(_point(list(lines)) for _, lines in groups))
+        except (ValueError, TypeError, KeyError, csv.Error) as error:
+            raise ConfigError(f"{path} is damaged ({error}); move it away, and it is measured anew") from error
 
 
 def fit(points: Sequence[Point], against: str) -> Fit:
@@ -147,8 +154,9 @@ def _point(lines: list[dict[str, str]]) -> Point:
 
 
 def _write(path: Path, lines: list[dict[str, object]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        if lines:
-            writer = csv.DictWriter(file, fieldnames=list(lines[0]))
-            writer.writeheader()
-            writer.writerows(lines)
+    text = io.StringIO(newline="")
+    if lines:
+        writer = csv.DictWriter(text, fieldnames=list(lines[0]))
+        writer.writeheader()
+        writer.writerows(lines)
+    write_whole(path, text.getvalue())
