@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from fedlalr.config import ConfigError, load
+from fedlalr.paper.asked import check_beside
 from fedlalr.paper.plans import METHODS, PLANS, Beside, Request, described
 from fedlalr.paper.settings import find_setting
 
@@ -160,6 +161,13 @@ def test_statistics_of_batchnorm_are_told_where_there_is_batchnorm_and_one_round
     notes = " ".join(PLANS["cifar"](Request("paper", EVERYTHING, ("model.norm=group", "rounds=1"))).notes)
     assert "BatchNorm" not in notes
     assert "a round, 1 round, 5 local epochs" in notes
+
+
+@pytest.mark.parametrize("text", ["lr=0.03,betas=[0.8,0.98]", "lr=0.03,betas=[0.8, 0.98],", "betas=[0.8,0.98],lr=0.03"])
+def test_a_list_may_be_among_the_settings_beside(text):
+    plan = PLANS["cifar"](Request("paper", EVERYTHING, beside=check_beside([f"fedadam:{text}"], ["cifar"])))
+    options = plan.panels[0].lines[6].config.algorithm.options
+    assert (options["lr"], list(options["betas"])) == (0.03, [0.8, 0.98])
 
 
 def test_a_method_with_other_settings_is_run_beside_the_one_as_printed():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -98,10 +99,12 @@ def parse_beside(text: str) -> Beside:
     """
     >>> parse_beside("fedadam:server_lr=0.1,lr=0.03")
     Beside(method='fedadam', settings=(('server_lr', 0.1), ('lr', 0.03)))
+    >>> parse_beside("fedadam:betas=[0.9,0.999],lr=0.03").label
+    'FedAdam, betas [0.9, 0.999], lr 0.03'
     """
     method, _, settings = text.partition(":")
     check_methods(method, SIX_METHODS)
-    given = parse_overrides(filter(None, settings.split(",")))
+    given = parse_overrides(filter(None, re.split(r",(?![^\[]*\])", settings)))  # at commas outside of brackets
     if not given:
         raise ConfigError(f"--beside {text!r} changes nothing; write --beside {method}:lr=0.1")
     try:
