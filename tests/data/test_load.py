@@ -56,6 +56,7 @@ def test_a_loaded_population_runs() -> None:
         ({"name": "digits", "scheme": "natural"}, "has no natural partition"),
         ({"name": "digits", "validation": 1.0}, "validation is the share"),
         ({"name": "digits", "validation": -0.1}, "validation is the share"),
+        ({"name": "digits", "validation": 1e-4}, "holds out none of 1,442 training samples"),
         ({"name": "digits", "clients": 5000}, "cannot share"),
     ],
 )

@@ -96,6 +96,8 @@ def _hold_out(count: int, share: float, seed: int) -> tuple[np.ndarray[Any, Any]
     cut = round(share * count)
     if cut == count:
         raise ValueError(f"validation={share!r} holds out all {count:,} training samples; leave some to train on")
+    if share and not cut:
+        raise ValueError(f"validation={share!r} holds out none of {count:,} training samples; hold out more, or give 0")
     return np.sort(order[cut:]), np.sort(order[:cut])
 
 
