@@ -21,6 +21,17 @@ def test_runs_that_differ_in_the_seed_alone_are_one_group() -> None:
     assert [run.seed for run in groups[0].runs] == [0, 1]
 
 
+def test_a_seed_that_was_run_again_is_no_further_seed() -> None:
+    runs = [replace(reported(f"seed={seed}"), path=Path(f"{place}-{seed}")) for place in "ab" for seed in (1, 0)]
+    groups = group_runs([*runs, replace(reported("seed=1"), path=Path("c-1"))])
+    assert [[str(run.path) for run in group.runs] for group in groups] == [["a-0", "a-1"], ["b-0", "b-1"], ["c-1"]]
+    assert [group.label for group in groups] == [
+        "FedLALR in a-0 and 1 more",
+        "FedLALR in b-0 and 1 more",
+        "FedLALR in c-1",
+    ]
+
+
 def test_groups_of_one_method_are_told_apart_by_what_differs() -> None:
     some = reported("algorithm.lr=0.1"), reported("algorithm.lr=0.2")
     assert [group.label for group in group_runs(some)] == ["FedLALR, lr 0.1", "FedLALR, lr 0.2"]

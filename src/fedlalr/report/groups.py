@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -51,12 +52,17 @@ def _distinct(runs: list[ReportedRun]) -> list[list[ReportedRun]]:
     """Runs of the same settings in the order of their seeds; each alone where a program did not give each its seed.
 
     A checkpoint says less than a configuration: two programs may differ in what it does not hold, such as the weights
-    they begin with.
+    they begin with. A seed that was run again, or copied, is no further seed: such runs are groups of their own.
     """
     seeds = [run.seed for run in runs]
     if runs[0].config is None and (None in seeds or len(set(seeds)) < len(seeds)):
         return [[run] for run in runs]
-    return [sorted(runs, key=lambda run: run.seed or 0)]
+    times: Counter[int | None] = Counter()
+    parts: list[list[ReportedRun]] = [[] for _ in range(max(Counter(seeds).values()))]
+    for run in sorted(runs, key=lambda run: run.seed or 0):
+        parts[times[run.seed]].append(run)
+        times[run.seed] += 1
+    return parts
 
 
 def settings_of(run: ReportedRun) -> Settings:
