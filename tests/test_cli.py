@@ -55,6 +55,17 @@ def test_the_run_directory_is_complete_and_repeats_the_run() -> None:
     assert len(first) == 3
 
 
+def test_a_shells_short_name_of_the_home_directory_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cli("run", *SMALL, "--run-dir=~/one").exit_code == 0
+    assert cli("resume", "~/one", "rounds=4", "-q").exit_code == 0
+    assert cli("compare", *SMALL, "--methods", "fedavg,fedlalr", "--seeds", "1", "--run-dir=~/two").exit_code == 0
+    config.execute(config.load("quickstart", list(SMALL)), "~/three")
+    assert {"one", "two", "three"} <= set(os.listdir("home"))
+    assert {"config.yaml", "metrics.jsonl", "summary.json"} <= set(os.listdir("home/three"))
+    assert os.listdir() == ["home"]
+
+
 def test_a_name_is_no_way_out_of_the_folder_of_runs() -> None:
     assert cli("run", "quickstart", "rounds=1", "name=../../away", "-q").exit_code == 0
     (folder,) = Path("runs").iterdir()

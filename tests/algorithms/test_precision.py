@@ -48,7 +48,7 @@ def delta_sgd_steps(gradients: list[torch.Tensor]) -> Slots:
 def test_a_client_of_delta_sgd_that_has_nothing_to_learn_stays_where_it_is() -> None:
     client = delta_sgd_steps([torch.ones(2), *[torch.zeros(2)] * 2000])
     assert client.x.tolist() == [0.5, 0.5]
-    assert client.eta.isfinite().all()
+    assert float(client.eta) == 0.5
 
 
 def test_a_gradient_whose_norm_overflows_does_not_bring_delta_sgd_back_to_its_first_rate() -> None:

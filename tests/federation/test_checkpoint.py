@@ -9,6 +9,7 @@ import shutil
 import sys
 import warnings
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -314,8 +315,16 @@ def wrapped(share):
         wrapped,
         lambda share: lambda outputs, targets, share=share: Smoothed(share)(outputs, targets),
         lambda share: Smoothed(np.float32(share)),
+        lambda share: partial(around(share)),
     ],
-    ids=["closure", "closure in a closure", "module in a closure", "default", "number of NumPy"],
+    ids=[
+        "closure",
+        "closure in a closure",
+        "module in a closure",
+        "default",
+        "number of NumPy",
+        "closure in a partial",
+    ],
 )
 def test_a_loss_that_was_made_with_another_number_is_another_run(make, tmp_path):
     run(loss=make(0.125), run_dir=tmp_path, rounds=2)
@@ -329,6 +338,37 @@ def test_a_loss_that_keeps_a_log_goes_on_with_it(tmp_path):
     run(loss=around(0.125, log), run_dir=tmp_path, rounds=2)
     assert len(log) > 1
     assert len(run(loss=around(0.125, log), run_dir=tmp_path, resume=True).metrics) > 2
+
+
+def unusual_losses():
+    """Losses around which there is more than numbers."""
+    if flag := False:
+        scale = 2.0
+    calls, names, kind, few = 0, np.array(["a", "b"]), "smooth", np.longdouble(1)
+
+    def with_an_empty_cell(outputs, targets):
+        return nn.functional.cross_entropy(outputs, targets) * (scale if flag else 1)
+
+    def that_counts(outputs, targets):
+        nonlocal calls
+        calls += 1
+        return nn.functional.cross_entropy(outputs, targets)
+
+    def with_names(outputs, targets):
+        return nn.functional.cross_entropy(outputs, targets) * float(few) * len(names) * len(kind)
+
+    def with_itself(outputs, targets):
+        return nn.functional.cross_entropy(outputs, targets) * len(both)
+
+    both = (with_itself, partial(with_itself, 1))
+    return [with_an_empty_cell, that_counts, with_names, with_itself]
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_a_run_goes_on_with_whatever_is_around_its_loss(which, tmp_path):
+    loss = unusual_losses()[which]
+    run(loss=loss, run_dir=tmp_path, rounds=2)
+    assert len(run(loss=loss, run_dir=tmp_path, resume=True).metrics) > 2
 
 
 def test_other_values_of_frozen_parameters_are_another_run(tmp_path):

@@ -136,15 +136,17 @@ def test_of_whole_numbers_in_buffers_the_median_is_taken():
         "mean": torch.tensor([1.0, 2.0, 1.0, 2.0]),
         "places": torch.tensor([[0, -7], [0, 1], [0, 1], [0, 1]]),
         "mask": torch.tensor([[True], [False], [False], [False]]),
-        "turns": torch.tensor([[1j], [1j], [1j], [1j]]),
+        "turns": torch.tensor([[1j], [1j], [1 + 1j], [1 + 1j]]),
+        "large": torch.tensor([1e9, 1e9 + 1, 1e9 + 2, 1e9 + 1], dtype=torch.float64),
     }
-    reduced = reduce_buffers(stacked, torch.full((4,), 0.25))
+    reduced = reduce_buffers(stacked, torch.full((4,), 0.25) * (1 + 1e-7))
     assert list(reduced) == list(stacked)
     assert reduced["count"] == 4
     assert reduced["mean"] == 1.5
     assert reduced["places"].tolist() == [0, 1]
     assert reduced["mask"].tolist() == [False]
-    assert reduced["turns"].tolist() == [1j]
+    assert reduced["turns"].tolist() == [0.5 + 1j]
+    assert reduced["large"] == 1e9 + 1
 
 
 @settings(deadline=None)

@@ -252,6 +252,17 @@ def test_methods_that_divide_by_the_rate_outlive_its_decay(clients, algorithm):
     assert not any(record.rejected for record in metrics)
 
 
+def test_a_rate_below_zero_stays_below_zero(model, clients):
+    class Ascent(fl.FedAvg):
+        lr = -0.1
+
+        def __init__(self):
+            pass
+
+    metrics = fl.run(model, clients, Ascent(), **SETTINGS, lr_decay=0.5).metrics
+    assert [record.lr for record in metrics[:3]] == [-0.1, -0.05, -0.025]
+
+
 def test_weighting_by_samples_differs_from_uniform_and_is_the_weighted_mean(model, clients):
     common = {"rounds": 1, "local": fl.Steps(3), "batch_size": None, "engine": "reference"}
     alone = torch.stack([flat(fl.run(model, [client], fl.FedAvg(0.1), **common).state["x"]) for client in clients])

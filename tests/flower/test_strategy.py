@@ -572,13 +572,34 @@ def test_an_observer_that_probes_local_steps_is_refused(tmp_path):
         def probe(self, round):
             return object()
 
-    for observer, round in ((Probing(), 1), (fl.Trajectory(clients=[0], rounds=[2]), 2)):
+    class Deciding(fl.Observer):
+        def on_start(self, info):
+            self.rounds = [2]
+
+        def probe(self, round):
+            return object() if round in self.rounds else None
+
+    for observer, round in ((Probing(), 1), (Deciding(), 2), (fl.Trajectory(clients=[0], rounds=[2]), 2)):
         grid = InProcessGrid(nodes(LALR, tmp_path))
         with pytest.raises(
             ValueError, match=rf"a {type(observer).__name__} looks at .* round {round}, .*simulator alone"
         ):
             strategy(LALR, observers=[observer]).start(grid)
         assert not grid.trained, "refused before any client has trained"
+
+
+def test_an_observer_that_wants_to_probe_later_is_refused_then(tmp_path):
+    class Curious(fl.Observer):
+        wants = False
+
+        def on_round(self, record):
+            self.wants = record.round == 1
+
+        def probe(self, round):
+            return object() if self.wants else None
+
+    with pytest.raises(ValueError, match="a Curious looks at the local steps of round 2"):
+        strategy(LALR, observers=[Curious()]).start(InProcessGrid(nodes(LALR, tmp_path)))
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@
         x = mean x_i  over S                                                   # update
 
 ‖x_i − x_i⁻‖ / ‖g − g⁻‖ estimates 1/L of the client's own loss where it is; where either norm is zero nothing is learnt
-of L, and the second bound stands alone. A step takes two gradients. η_t is only what a round starts from, so a decay of
-the rate matters little. Defaults are the paper's.
+of L, and the second bound stands alone. A step whose gradient is zero leaves η as it is; else it would grow without end
+where there is nothing to learn. A step takes two gradients. η_t is only what a round starts from, so a decay of the
+rate matters little. Defaults are the paper's.
 
 Kim, Toghani, Uribe, Kyrillidis. "Adaptive Federated Learning with Auto-Tuned Clients". ICLR 2024. arXiv 2306.11201.
 """
@@ -65,9 +66,9 @@ class DeltaSGD:
         moved, turned = _norm(client.x_here - client.x_before), _norm(gradient - client.g_before)
         most = torch.sqrt(1 + self.delta * client.theta) * client.eta
         smooth = torch.where((moved > 0) & (turned > 0), self.gamma * moved / (2 * turned), most)
-        first, limits = client.eta == 0, torch.finfo(client.eta.dtype)
-        # Without a gradient the second bound grows in every step, and infinity times nothing would be no number.
-        eta = torch.where(first, context.lr, torch.minimum(smooth, most).clamp(limits.tiny, limits.max))
+        found = torch.minimum(smooth, most).clamp(min=torch.finfo(client.eta.dtype).tiny)  # η = 0 marks the first step
+        first, idle = client.eta == 0, _norm(gradient) == 0
+        eta = torch.where(first, context.lr, torch.where(idle, client.eta, found))
         theta = torch.where(first, client.theta, eta / client.eta)
         x = client.x - eta * gradient
         return client.replace(x=x, x_here=x, x_before=client.x_here, eta=eta, theta=theta)

@@ -13,7 +13,16 @@ import typer
 from fedlalr.cli.compare_plan import Part, in_words, refuse_others, replacing
 from fedlalr.cli.compare_table import show
 from fedlalr.cli.errors import FAILED, told_how_to_go_on
-from fedlalr.cli.options import MOST_SEEDS, Arguments, Json, Quiet, fetch_if_needed, progress_console, split_arguments
+from fedlalr.cli.options import (
+    MOST_SEEDS,
+    Arguments,
+    Json,
+    Quiet,
+    at_home,
+    fetch_if_needed,
+    progress_console,
+    split_arguments,
+)
 from fedlalr.cli.variations import parse_variations
 
 if TYPE_CHECKING:
@@ -56,7 +65,8 @@ def compare(
         int | None, typer.Option(min=1, help="Runs at a time.", show_default="one for each processor; one on a GPU")
     ] = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Where runs, table and figure go.", show_default="runs/compare-PRESET")
+        Path | None,
+        typer.Option(help="Where runs, table and figure go.", show_default="runs/compare-PRESET", callback=at_home),
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,

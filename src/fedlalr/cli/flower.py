@@ -17,6 +17,7 @@ from fedlalr.cli.options import (
     Arguments,
     Json,
     Quiet,
+    at_home,
     fetch_if_needed,
     is_setting,
     progress_console,
@@ -97,7 +98,8 @@ def local(
     arguments: Arguments = None,
     nodes: Nodes = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Keep metrics and checkpoints here; nothing is kept unless given.")
+        Path | None,
+        typer.Option(help="Keep metrics and checkpoints here; nothing is kept unless given.", callback=at_home),
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Without certificates and node keys.")] = False,
     patience: Annotated[float, typer.Option(help="Seconds that a round may take.")] = 600.0,

@@ -22,7 +22,17 @@ Arguments = Annotated[
         show_default=False,
     ),
 ]
-RunDir = Annotated[Path | None, typer.Option(help="Where the run's files go.", show_default="a new folder under runs/")]
+
+
+def at_home(path: Path | None) -> Path | None:
+    """A path with ~ as the home directory: a shell leaves it alone in `--run-dir=~/runs`."""
+    return None if path is None else path.expanduser()
+
+
+RunDir = Annotated[
+    Path | None,
+    typer.Option(help="Where the run's files go.", show_default="a new folder under runs/", callback=at_home),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, only the result.")]
 Debug = Annotated[
     bool, typer.Option("--debug", help="Train clients whose replies are refused again, alone, and show their data.")

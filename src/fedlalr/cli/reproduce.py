@@ -14,7 +14,7 @@ import typer
 
 from fedlalr.cli.errors import FAILED, NO_DATA, told_how_to_go_on
 from fedlalr.cli.files import as_file_name
-from fedlalr.cli.options import MOST_SEEDS, Json, Quiet, check_device, progress_console
+from fedlalr.cli.options import MOST_SEEDS, Json, Quiet, at_home, check_device, progress_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,7 +91,9 @@ def reproduce(
     ] = None,
     draw_only: Annotated[bool, typer.Option("--draw-only", help="Run nothing; draw and judge what is there.")] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Fetch no data, on any scale.")] = False,
-    run_dir: Annotated[Path, typer.Option(help="Where runs and figures go.")] = Path("runs/reproduce"),
+    run_dir: Annotated[Path, typer.Option(help="Where runs and figures go.", callback=at_home)] = Path(
+        "runs/reproduce"
+    ),
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:

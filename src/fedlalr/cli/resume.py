@@ -11,13 +11,13 @@ from typing import Annotated
 import typer
 
 from fedlalr.cli.errors import complain
-from fedlalr.cli.options import Debug, Json, Quiet, progress_console
+from fedlalr.cli.options import Debug, Json, Quiet, at_home, progress_console
 from fedlalr.cli.run import run_shown
 from fedlalr.cli.tracking import Track, tracked
 
 
 def resume(
-    run_dir: Annotated[Path, typer.Argument(help="The directory of the run.", show_default=False)],
+    run_dir: Annotated[Path, typer.Argument(help="The directory of the run.", show_default=False, callback=at_home)],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="rounds=N, to go further than planned.", show_default=False),

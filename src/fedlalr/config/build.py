@@ -139,6 +139,7 @@ def execute(
     What cannot run at all raises `ConfigError` before the first round and leaves no file. A run that fails or is
     interrupted leaves its records and a summary that says so.
     """
+    run_dir = None if run_dir is None else Path(run_dir).expanduser()
     directory = RunDirectory(run_dir) if run_dir is not None else None
     prepared = _prepare(config)
     if directory is not None and not resume:

@@ -7,13 +7,14 @@ that going on with other ones can be refused by name.
 from __future__ import annotations
 
 import dataclasses
+import dis
 import functools
 import hashlib
-import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
-from types import FunctionType
+from contextlib import suppress
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ Facts = dict[str, Any]
 SAMPLED_ROWS = 64
 """Samples of the pool whose inputs are hashed. Targets and the partition are hashed whole."""
 
-_CONSTANTS = (bool, int, float, str, tuple, Tensor, np.ndarray, np.generic, torch.dtype, functools.partial)
+_NO_CONSTANT = object()
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
@@ -121,9 +122,13 @@ def plain(value: object) -> Any:
         case float():
             return value if np.isfinite(value) else repr(value)
         case np.generic():
-            return plain(value.item())
-        case Tensor() | np.ndarray():
-            return hash_tensor(torch.as_tensor(value, device="cpu"))
+            return repr(value) if isinstance(value.item(), np.generic) else plain(value.item())
+        case complex():
+            return repr(value)
+        case np.ndarray():
+            return hash_tensor(torch.tensor(value)) if value.dtype.kind in "biufc" else plain(value.tolist())
+        case Tensor():
+            return hash_tensor(value)
         case torch.dtype() | torch.device():
             return str(value)
         case Mapping():
@@ -131,37 +136,67 @@ def plain(value: object) -> Any:
         case list() | tuple():
             return [plain(item) for item in value]
         case functools.partial():
-            return {"kind": _name(value.func), "args": plain(value.args), **plain(value.keywords)}
+            return {"args": plain(value.args), **plain(value.keywords), "kind": plain(value.func)}
         case nn.Module():
             return {"kind": _described(value), **{k: hash_tensor(v) for k, v in value.state_dict().items()}}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"kind": _name(type(value)), **fields}
     if isinstance(value, FunctionType) and (taken := _taken_along(value)):
-        return {"kind": _name(value), **{name: plain(item) for name, item in taken.items()}}
+        return {**taken, "kind": _name(value)}
     if callable(value) and hasattr(value, "__qualname__"):
         return _name(value)
     return {"kind": _name(type(value)), **{k: plain(v) for k, v in getattr(value, "__dict__", {}).items()}}
 
 
-def _taken_along(function: FunctionType, depth: int = 2) -> Facts:
+def _taken_along(function: FunctionType, depth: int = 3) -> Facts:
     """The constants around a function that was made in place, as by `pinball(0.9)`, and its defaults.
 
-    Lists, tables and other objects may be logs, which grow as a run goes, and are left out.
+    Lists, tables, other objects and what the function itself sets anew may grow as a run goes, and are left out.
     """
     if "<" not in function.__qualname__ or not depth:
         return {}
-    parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
-    around = {**inspect.getclosurevars(function).nonlocals, **{p.name: p.default for p in parameters}}
-    taken: Facts = {}
-    for name, value in around.items():
-        if isinstance(value, FunctionType):
-            taken[name] = {"kind": _name(value), **_taken_along(value, depth - 1)}
-        elif isinstance(value, nn.Module):
-            taken[name] = _described(value)  # its weights may be those that are trained
-        elif value is None or isinstance(value, _CONSTANTS):
-            taken[name] = value
-    return taken
+    code, defaults = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
+    around = {**dict(zip(names, defaults, strict=True)), **(function.__kwdefaults__ or {}), **_closure(function)}
+    taken = {name: _constant(value, depth) for name, value in around.items()}
+    return {name: value for name, value in taken.items() if value is not _NO_CONSTANT}
+
+
+def _closure(function: FunctionType) -> dict[str, object]:
+    """The variables of the functions around a function that have a value and that it does not set itself."""
+    sets = {line.argval for line in dis.get_instructions(function) if line.opname == "STORE_DEREF"}
+    found: dict[str, object] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # a cell is empty where its variable was never set
+            if name not in sets:
+                found[name] = cell.cell_contents
+    return found
+
+
+def _constant(value: object, depth: int) -> Any:
+    """A value as JSON can hold it, if it is one that no run changes."""
+    match value:
+        case FunctionType():
+            return {**_taken_along(value, depth - 1), "kind": _name(value)}
+        case nn.Module():
+            return _described(value)  # its weights may be those that are trained
+        case tuple():
+            items = [_constant(item, depth) for item in value]
+            return _NO_CONSTANT if _NO_CONSTANT in items else items
+        case functools.partial():
+            return _constant((value.func, *value.args, *value.keywords.items()), depth)
+        case type() | BuiltinFunctionType():
+            return _name(value)
+        case np.ndarray() if value.dtype.kind not in "biufc":
+            return _NO_CONSTANT
+        case Tensor() if value.layout != torch.strided or value.is_meta:
+            return _NO_CONSTANT
+        case None | bool() | int() | float() | complex() | str() | np.generic() | torch.dtype():
+            return plain(value)
+        case np.ndarray() | Tensor():
+            return plain(value)
+    return _NO_CONSTANT
 
 
 def hash_tensor(tensor: Tensor) -> str:

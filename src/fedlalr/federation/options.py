@@ -27,8 +27,8 @@ from fedlalr.training.layout import Layout
 from fedlalr.training.ranks import own_gpu
 from fedlalr.training.work import Loss
 
-LEAST_RATE = torch.finfo(torch.float32).smallest_normal
-"""Where a decay ends, at 1e-38: no parameter moves by such a rate, but methods that divide by it could not by zero."""
+LEAST_DECAY = 1e-30
+"""What a decay leaves of the rate at the least: no parameter moves by it, but some methods divide by their rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,8 +143,8 @@ class Options:
         return Rules(self.weighting, self.buffers, self.min_clients, reductions, self.max_norm_ratio)
 
     def rate(self, algorithm: Algorithm, round: int) -> float:
-        """The clients' rate in a round (from 1)."""
-        return max(algorithm.lr * self.lr_decay ** ((round - 1) // self.lr_decay_every), LEAST_RATE)
+        """The clients' rate in a round (from 1); what a decay leaves is never below `LEAST_DECAY`."""
+        return algorithm.lr * max(self.lr_decay ** ((round - 1) // self.lr_decay_every), LEAST_DECAY)
 
 
 def choose_device(device: str | torch.device) -> torch.device:

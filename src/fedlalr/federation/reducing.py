@@ -15,7 +15,7 @@ from torch import Tensor
 from fedlalr.algorithms.slots import Slots, SlotTable
 from fedlalr.federation.robust import NUMBERS_IN_CACHE, REDUCTIONS, Max, Mean, SlotReduction, mean_change
 from fedlalr.training.ranks import WHOLE, Spread
-from fedlalr.training.work import Buffers, Replies
+from fedlalr.training.work import Buffers, Replies, real_numbers
 
 __all__ = ["mean_change", "reduce_buffers", "reduce_slots", "small_changes", "weights"]
 
@@ -83,19 +83,31 @@ def _own(value: Tensor, upload: Tensor) -> Tensor:
 
 
 def reduce_buffers(stacked: Buffers, share: Tensor, spread: Spread = WHOLE) -> Buffers:
-    """The mean of floating-point buffers; of other numbers, which have no mean, the middle one.
+    """The mean of floating-point and complex buffers; of whole numbers, which have no mean, the middle one.
 
     That is what most clients say of a number that never changes, and no single client can move a count far.
     """
     reduced: Buffers = {}
+    share = share.double() / share.double().sum()  # as rounded for the slots, they would shift large numbers
     for dtype in dict.fromkeys(values.dtype for values in stacked.values()):  # once for all of a kind
         alike = {name: values for name, values in stacked.items() if values.dtype == dtype}
         flat = torch.cat([values[..., None].flatten(1) for values in alike.values()], 1)
-        row = _mean_within(flat, share, spread) if dtype.is_floating_point else _middle(spread.gather(flat))
+        row = _middle(spread.gather(flat)) if _is_whole(dtype) else _mean(flat, share, spread)
         shapes = [values.shape[1:] for values in alike.values()]
         parts = torch.split(row, [shape.numel() for shape in shapes])
         reduced |= {name: part.view(shape) for name, part, shape in zip(alike, parts, shapes, strict=True)}
     return {name: reduced[name] for name in stacked}
+
+
+def _is_whole(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex)
+
+
+def _mean(values: Tensor, share: Tensor, spread: Spread) -> Tensor:
+    if not values.is_complex():
+        return _mean_within(values, share, spread)
+    parts = _mean_within(real_numbers(values).flatten(1), share, spread)
+    return torch.view_as_complex(parts.view(-1, 2))
 
 
 def _mean_within(values: Tensor, share: Tensor, spread: Spread) -> Tensor:
@@ -105,14 +117,14 @@ def _mean_within(values: Tensor, share: Tensor, spread: Spread) -> Tensor:
     than the last ones that a variance would come out below zero.
     """
     mean = spread.ranks.sum({"mean": _part_of_mean(values, None, share, spread)})["mean"]
-    ends = spread.ranks.max({"highest": _highest(values), "lowest": _highest(-values)})
-    return torch.clamp(mean, -ends["lowest"], ends["highest"])
+    least, most = torch.aminmax(values, dim=0) if len(values) else (torch.full_like(mean, torch.inf), _highest(values))
+    ends = spread.ranks.max({"least": -least, "most": most})
+    return torch.clamp(mean, -ends["least"], ends["most"])
 
 
 def _middle(values: Tensor) -> Tensor:
-    """The lower median of each number over the replies; of complex numbers, which have no order, the first reply's."""
-    row = values[0] if values.is_complex() else values.sort(0).values[(len(values) - 1) // 2]
-    return row.clone()
+    """The lower median of each number over the replies."""
+    return values.sort(0).values[(len(values) - 1) // 2].clone()
 
 
 def _reduce_spread(

@@ -26,7 +26,7 @@ from fedlalr.federation.payload import Expected, Refused, Reply, client_of, unpa
 from fedlalr.federation.reducing import small_changes
 from fedlalr.federation.robust import change_norms, norms_and_falls
 from fedlalr.training.ranks import Spread
-from fedlalr.training.work import Buffers, Replies
+from fedlalr.training.work import Buffers, Replies, real_numbers
 
 MAX_NORM_RATIO = 1000.0
 """A reply whose change is longer than this many times the cohort's median is refused, where the user says nothing."""
@@ -194,15 +194,22 @@ def _finite(norms: Sequence[float], values: Tensor, spread: Spread) -> list[bool
 
 
 def _float_buffers(stacked: Buffers, broadcast: Mapping[str, Tensor]) -> Tensor | None:
-    """The change of all floating-point buffers of every reply side by side, `[R, …]`.
+    """The change of all buffers but whole numbers, of every reply side by side, `[R, …]`.
 
     One may be infinite from the start and stay so: a mask for ever, a running minimum before its first number.
     """
-    floats = {name: values for name, values in stacked.items() if values.is_floating_point()}
+    floats = {
+        name: real_numbers(values)
+        for name, values in stacked.items()
+        if values.is_floating_point() or values.is_complex()
+    }
     if not floats:
         return None
     values = torch.cat([_rows(each) for each in floats.values()], 1)
-    known = torch.cat([broadcast.get(name, each.new_zeros(each.shape[1:])).flatten() for name, each in floats.items()])
+    before = {name: real_numbers(broadcast[name]) for name in floats if name in broadcast}
+    known = torch.cat([before.get(name, each.new_zeros(each.shape[1:])).flatten() for name, each in floats.items()])
+    if known.is_cpu and math.isfinite(known.sum().item()):  # a GPU is not waited for
+        return values - known
     change = values - torch.nan_to_num(known, nan=0.0, posinf=0.0, neginf=0.0)
     return change.masked_fill_(values == known, 0.0)
 

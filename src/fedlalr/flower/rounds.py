@@ -26,7 +26,7 @@ log = logging.getLogger("flwr.fedlalr")
 
 
 def check_no_probes(observers: Sequence[Observer], rounds: Iterable[int]) -> None:
-    """Refuse observers of local steps before the first round, since those steps are made on other machines."""
+    """Refuse observers of local steps, since those steps are made on other machines."""
     for t in rounds:
         for observer in observers:
             if observer.probe(t) is not None:
@@ -57,6 +57,7 @@ class Rounds:
     def ask(self, grid: Grid, config: ConfigRecord) -> list[Message]:
         """Begin the next round: draw the cohort, wait for its nodes, and make the message for each."""
         server, roster = self.server, self._known(grid)
+        check_no_probes(self.observers, [server.state.round + 1])  # one may have thought of it since
         opened = server.open(self._included)
         nodes = roster.wait_for(opened.cohort, server.rules.min_clients, time.monotonic() + self.join_deadline)
         for client in opened.cohort:

@@ -35,6 +35,7 @@ from fedlalr.federation.run import (
 )
 from fedlalr.federation.rundir import Journal
 from fedlalr.federation.server import RoundFailed, ServerState
+from fedlalr.federation.trajectory import Trajectory
 from fedlalr.federation.validation import check_cohort, check_count, check_observers, check_rounds, check_test
 from fedlalr.flower.clients import RemoteClients
 from fedlalr.flower.exchange import LAYOUTS
@@ -138,12 +139,14 @@ class FederatedStrategy(Strategy):
             self.settings.run_dir, resume=self.settings.resume, every=self.settings.checkpoint_every
         ) as journal:
             info = self._begin(journal, fresh, rounds)
-            check_no_probes(self.observers, range(info.first_round, rounds + 1))
+            asked = range(info.first_round, rounds + 1)
+            check_no_probes([one for one in self.observers if isinstance(one, Trajectory)], asked)
             self.summary()
             found = FlowerResult()
             with number_of_threads(journal.choices["threads"]):
                 for observer in self.observers:
                     observer.on_start(info)
+                check_no_probes(self.observers, asked)
                 journal.start(self._server.state)
                 self._evaluate_with(evaluate_fn, found)
                 while self._server.state.round < rounds:

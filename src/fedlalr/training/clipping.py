@@ -18,6 +18,6 @@ def clip_factor(gradient: Tensor, most: float) -> Tensor:
     factor: Tensor = most / norm.clamp(min=most)
     if norm.is_cpu and math.isfinite(norm.sum().item()):
         return factor  # a GPU is not waited for
-    small = torch.finfo(gradient.dtype).tiny ** 0.6  # so much that neither the largest nor the least such norm is lost
+    small = torch.finfo(gradient.dtype).tiny ** 0.7  # squares of what made the norm overflow stay in range with it
     shrunk = torch.linalg.vector_norm(gradient * small, dim=-1, keepdim=True)
     return torch.where(norm.isinf(), most * small / shrunk.clamp(min=most * small), factor)

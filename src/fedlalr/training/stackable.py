@@ -23,7 +23,7 @@ from fedlalr.training.stacked_forms import stacked_form
 from fedlalr.training.stacked_gradient import Batch, ForwardGradient, StackedGradient
 from fedlalr.training.stacked_linear import LinearGradient, linear_chain
 from fedlalr.training.vmap_forward import VmapForward
-from fedlalr.training.work import Buffers, Training
+from fedlalr.training.work import Buffers, Training, real_numbers
 
 SAMPLES = 8
 """How many samples are tried."""
@@ -165,12 +165,7 @@ class Trial:
         if self.training.compute is not None:
             tolerance = 0.25  # half precision rounds differently in another order of operations
         pairs = [(mine[0], right[0]), (mine[1], right[1]), *((mine[2][name], right[2][name]) for name in right[2])]
-        return all(_close(_real(a).double(), _real(b).double(), tolerance) for a, b in pairs)
-
-
-def _real(tensor: Tensor) -> Tensor:
-    """The numbers that complex ones are made of; of others themselves."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        return all(_close(real_numbers(a).double(), real_numbers(b).double(), tolerance) for a, b in pairs)
 
 
 def _close(mine: Tensor, right: Tensor, tolerance: float) -> bool:

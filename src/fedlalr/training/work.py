@@ -151,3 +151,8 @@ class Engine(Protocol):
     def close(self) -> None:
         """Give back processes and memory."""
         ...
+
+
+def real_numbers(tensor: Tensor) -> Tensor:
+    """The pairs of numbers that complex ones are; of others themselves."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
