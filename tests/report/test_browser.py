@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedlalr import config
+from fedlalr.report.groups import MOST_POINTS
 from fedlalr.report.html import page, write_report
 from fedlalr.report.runs import ReportedRun
 from fedlalr.report.tables import NAMES
@@ -47,6 +48,22 @@ def test_it_opens_offline_without_a_complaint(opened: Browser) -> None:
     assert opened.run("return document.querySelector('h1').textContent") == "quickstart"
     assert opened.run("return performance.getEntriesByType('resource').length") == 0
     assert len(opened.run(LINES.format("curves"))) == 2
+    assert opened.complaints() == []
+
+
+def test_fifty_long_curves_over_seeds_are_drawn(opened: Browser, tmp_path: Path) -> None:
+    records = curve([0.5] * MOST_POINTS).records
+    runs = [
+        ReportedRun(
+            Path(f"{i}-{seed}"), records, config.load("quickstart", [f"algorithm.lr={i / 100}", f"seed={seed}"])
+        )
+        for i in range(1, 51)
+        for seed in (0, 1)
+    ]
+    file = tmp_path / "fifty.html"
+    file.write_text(page(runs), encoding="utf-8")
+    opened.open(file)
+    assert len(opened.run(LINES.format("curves"))) == 50
     assert opened.complaints() == []
 
 

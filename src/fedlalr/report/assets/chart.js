@@ -55,8 +55,8 @@ function decades(low, high, wanted) {
 
 // Positive values over more than two decades are shown on a logarithmic scale.
 function scaleOf(values, from, to, { zero = false, whole = false, wanted = 5, widen = false } = {}) {
-  const finite = values.filter((v) => v !== null);
-  let low = Math.min(...finite), high = Math.max(...finite);
+  let low = Infinity, high = -Infinity;
+  for (const v of values) if (v !== null) { low = Math.min(low, v); high = Math.max(high, v); } // too many for arguments
   const log = !zero && low > 0 && high / low > 100;
   if (zero) low = Math.min(0, low);
   if (low === high) [low, high] = [low - (Math.abs(low) * 0.1 || 0.5), high + (Math.abs(high) * 0.1 || 0.5)];
