@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from fedlalr.data.misfits import told_client
+from fedlalr.data.misfits import check_rows, told_client
 from fedlalr.data.partition import Partition
 from fedlalr.data.population import Clients, DatasetClients, Population, is_dataset, plain_tensors
 
@@ -46,6 +46,7 @@ def own_data(data: object, client: int, population: int) -> Clients:
     data = plain_tensors(data)
     if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
         inputs, targets = data
+        check_rows(f"client {client}'s", inputs, targets)
         clients: Clients = Population(inputs, targets, _alone(np.arange(len(targets)), client, population))
     elif isinstance(data, Population | DatasetClients):
         clients = _placed(data, client, population)
