@@ -44,6 +44,8 @@ RUNS = {
     "fedlalr, max": ["algorithm.second_moment=max"],
     "fedlalr, restart and max": ["algorithm.momentum=restart", "algorithm.second_moment=max"],
     "fedlalr, growing interval": ["local={start: 3, base: 2.0}"],
+    "fedlalr, clients of different sizes": ["partition.scheme=lognormal"],
+    "fedlalr, weighted by samples": ["partition.scheme=lognormal", "weighting=samples"],
 }
 
 
