@@ -188,13 +188,11 @@ def _constant(value: object, depth: int) -> Any:
             return _constant((value.func, *value.args, *value.keywords.items()), depth)
         case type() | BuiltinFunctionType():
             return _name(value)
-        case np.ndarray() if value.dtype.kind not in "biufc":
-            return _NO_CONSTANT
-        case Tensor() if value.layout != torch.strided or value.is_meta:
-            return _NO_CONSTANT
         case None | bool() | int() | float() | complex() | str() | np.generic() | torch.dtype():
             return plain(value)
-        case np.ndarray() | Tensor():
+        case np.ndarray() if value.dtype.kind in "biufc":
+            return plain(value)
+        case Tensor() if value.layout == torch.strided and not value.is_meta:
             return plain(value)
     return _NO_CONSTANT
 

@@ -198,11 +198,8 @@ def _float_buffers(stacked: Buffers, broadcast: Mapping[str, Tensor]) -> Tensor 
 
     One may be infinite from the start and stay so: a mask for ever, a running minimum before its first number.
     """
-    floats = {
-        name: real_numbers(values)
-        for name, values in stacked.items()
-        if values.is_floating_point() or values.is_complex()
-    }
+    real = {name: real_numbers(values) for name, values in stacked.items()}
+    floats = {name: values for name, values in real.items() if values.is_floating_point()}
     if not floats:
         return None
     values = torch.cat([_rows(each) for each in floats.values()], 1)

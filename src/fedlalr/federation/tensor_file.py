@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from fedlalr.training.work import real_numbers
+
 
 class Seal(NamedTuple):
     """What the file was when it was written."""
@@ -56,7 +58,7 @@ def take(tensors: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
 def _storable(tensor: Tensor) -> Tensor:
     """The tensor, or the pairs that complex numbers of double precision are, which the format does not know."""
     tensor = tensor.detach()
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.dtype == torch.complex128 else tensor
+    return real_numbers(tensor) if tensor.dtype == torch.complex128 else tensor
 
 
 def write_bytes(path: Path, content: bytes) -> None:
