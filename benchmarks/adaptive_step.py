@@ -18,7 +18,7 @@ from torch import Tensor
 from fedlalr.algorithms.slots import Slots
 from fedlalr.benchmark import JOBS
 from fedlalr.benchmark.jobs import Job
-from fedlalr.training.in_place import AMSGradStep
+from fedlalr.training.fused_steps import AMSGradStep
 from profile_job import prepare
 
 LR = 1e-6

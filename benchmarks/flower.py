@@ -87,7 +87,7 @@ def main(grid, context):
 def wire(parameters: int, nodes: int, rounds: int, layout: str) -> dict[str, object]:
     """Run on real processes, and compare what Flower counted with the slot table."""
     from fedlalr.config import RunDirectory
-    from fedlalr.flower.local import LocalFederation
+    from fedlalr.flower.local.launch import LocalFederation
 
     with tempfile.TemporaryDirectory(prefix="fedlalr-cost-") as name:
         folder, run_dir = Path(name), Path(name, "run")
@@ -127,7 +127,7 @@ def wire(parameters: int, nodes: int, rounds: int, layout: str) -> dict[str, obj
 
 def _traffic(federation: Any) -> dict[str, int]:
     """What Flower counted in the last run; a superlink that still moves large messages may need a moment to say it."""
-    from fedlalr.flower.local import FederationError
+    from fedlalr.flower.local.launch import FederationError
 
     for left in range(10, -1, -1):
         try:
@@ -147,8 +147,8 @@ def hold(parameters: int, replies: int, where: str) -> float:
     import fedlalr as fl
     from fedlalr.algorithms.slots import Slots
     from fedlalr.federation import Expected, Inbox, Reply
-    from fedlalr.federation.reducing import reduce_slots, weights
-    from fedlalr.flower.inbox import SpooledInbox
+    from fedlalr.federation.replies.reducing import reduce_slots, weights
+    from fedlalr.flower.server.inbox import SpooledInbox
     from fedlalr.training.layout import Layout
 
     torch.set_num_threads(1)

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedlalr.algorithms import Algorithm, FedLALR, Slots
-from fedlalr.training.in_place import in_place_step
+from fedlalr.training.fused_steps import in_place_step
 from fedlalr.training.layout import Layout
-from fedlalr.training.stacked_forms import stacked_form
+from fedlalr.training.stacked.forms import stacked_form
 
 WEIGHT_DECAY = 1e-3
 

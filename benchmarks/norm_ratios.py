@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fedlalr as fl
 from fedlalr.algorithms import create
-from fedlalr.federation.screening import Measured
+from fedlalr.federation.replies.screening import Measured
 
 METHODS = ("fedlalr", "fedavg", "fedadam", "fedamsv2", "adaalter", "sharedamsgrad", "scaffold", "fednova", "fedlada")
 PARTITIONS = (("dirichlet", {"alpha": 0.3}), ("dirichlet", {"alpha": 0.05}), ("lognormal", {"sigma": 1.5}))

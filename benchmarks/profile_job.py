@@ -20,13 +20,13 @@ import fedlalr as fl
 from fedlalr.algorithms.slots import Slots
 from fedlalr.benchmark import JOBS
 from fedlalr.data.population import as_clients
+from fedlalr.federation.round import Rules, play_round
 from fedlalr.federation.run import initial_state
-from fedlalr.federation.server import Rules, play_round
 from fedlalr.training import Training, create_engine
+from fedlalr.training.engines.worker_process import Worker
+from fedlalr.training.engines.workers import ALLOCATOR
+from fedlalr.training.interfaces import Work
 from fedlalr.training.layout import Layout
-from fedlalr.training.work import Work
-from fedlalr.training.worker import Worker
-from fedlalr.training.workers import ALLOCATOR
 
 METHODS = {"fedavg": fl.FedAvg(lr=0.1), "fedlalr": fl.FedLALR()}
 

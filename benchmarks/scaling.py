@@ -21,8 +21,8 @@ from torch import nn
 import fedlalr as fl
 from fedlalr.benchmark.results import machine
 from fedlalr.data.population import as_clients
+from fedlalr.federation.round import Rules, play_round
 from fedlalr.federation.run import initial_state
-from fedlalr.federation.server import Rules, play_round
 from fedlalr.training import Engine, Training, create_engine
 from fedlalr.training.layout import Layout
 

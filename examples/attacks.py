@@ -23,7 +23,7 @@ import fedlalr as fl
 from fedlalr import config
 from fedlalr.algorithms.slots import Slots, SlotTable
 from fedlalr.training import ENGINES
-from fedlalr.training.work import Buffers, Engine, Replies, Training, Work
+from fedlalr.training.interfaces import Buffers, Engine, Replies, Training, Work
 
 Attack = Callable[[Slots, Slots, int, int], Slots]
 """From the attackers' honest uploads `[A, P]`, the broadcast, their number and the cohort's to what they send."""

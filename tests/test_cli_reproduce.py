@@ -8,7 +8,7 @@ from typer.testing import CliRunner, Result
 
 from fedlalr.cli import app
 from fedlalr.cli.reproduce import folder_name
-from fedlalr.paper.asked import figures_for
+from fedlalr.paper.figure_options import figures_for
 from fedlalr.paper.figures import FIGURES
 from fedlalr.paper.speedup import VARIANTS, Scale, measure
 from fedlalr.paper.speedup_results import Speedup

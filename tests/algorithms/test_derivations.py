@@ -38,12 +38,12 @@ from fedlalr.algorithms import (
 )
 from fedlalr.data.batches import PADDING, batches_per_pass, plan
 from fedlalr.data.population import as_clients
+from fedlalr.federation.round import Rules, ServerState, play_round
 from fedlalr.federation.sampling import sample
-from fedlalr.federation.server import Rules, ServerState, play_round
+from fedlalr.training.engines.reference import ReferenceEngine
+from fedlalr.training.interfaces import Training
 from fedlalr.training.intervals import Interval
 from fedlalr.training.layout import Layout
-from fedlalr.training.reference import ReferenceEngine
-from fedlalr.training.work import Training
 
 NETWORK = Network(features=4, hidden=5, classes=3)
 SIZES = (7, 11, 5, 13, 8)

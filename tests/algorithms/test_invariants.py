@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import fedlalr as fl
 from algorithms.numpy_federation import Batch, Network, Vector
 from fedlalr.algorithms.slots import Context, Slots
-from fedlalr.federation.reducing import mean_change, reduce_slots, weights
+from fedlalr.federation.replies.reducing import mean_change, reduce_slots, weights
 
 VARIANTS = [(momentum, second) for momentum in ("average", "restart") for second in ("mean", "max")]
 BETA1, BETA2, EPS = 0.9, 0.995, 1e-8

@@ -8,7 +8,7 @@ import pytest
 from fedlalr import config
 from fedlalr.config.jobs import Event, Job, _settle, default_workers, run_jobs
 from fedlalr.federation import Observer, Record
-from fedlalr.federation.rundir import RunDirectoryError
+from fedlalr.federation.storage.journal import RunDirectoryError
 from settings import replaced
 
 SMALL = ("rounds=2", "partition.clients=12", "clients_per_round=2", "local.steps=1", "engine=reference")

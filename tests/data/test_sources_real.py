@@ -14,8 +14,8 @@ from fedlalr.data.sources import vocabulary
 from fedlalr.data.sources.cifar_facts import CIFAR10
 from fedlalr.data.sources.idx import FASHION, FILES, MNIST, IdxSet
 from fedlalr.data.sources.registry import SOURCES
-from fedlalr.data.sources.script import Script
 from fedlalr.data.sources.source import fetch, obtain
+from fedlalr.data.sources.text_by_role import Script
 from fedlalr.data.windows import Windows
 
 pytestmark = pytest.mark.data

@@ -27,7 +27,8 @@ from torch import nn
 
 import fedlalr as fl
 from fedlalr.algorithms import create
-from fedlalr.federation import rundir, server
+from fedlalr.federation import round as server
+from fedlalr.federation.storage import journal as rundir
 
 torch.set_num_threads(1)
 

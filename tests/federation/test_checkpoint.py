@@ -19,9 +19,9 @@ from torch import nn
 
 import fedlalr as fl
 from conftest import make_clients, make_model
-from fedlalr.federation.checkpoint import canonical
-from fedlalr.federation.rundir import RunDirectoryError, clear_run, versions
-from fedlalr.training.stacked import StackedEngine
+from fedlalr.federation.storage.checkpoint import canonical
+from fedlalr.federation.storage.journal import RunDirectoryError, clear_run, versions
+from fedlalr.training.stacked.engine import StackedEngine
 from test_contract import VARIANTS
 
 SETTINGS = {"local": fl.Steps(2), "batch_size": 4, "clients_per_round": 3, "lr_decay": 0.9, "engine": "reference"}

@@ -24,7 +24,7 @@ from federation import fault_counts
 from federation.interruptible import interruptible
 from federation.small_disk import fill, small_disk
 from fedlalr.algorithms import ALGORITHMS
-from fedlalr.federation.rundir import RunDirectoryError
+from fedlalr.federation.storage.journal import RunDirectoryError
 
 posix = pytest.mark.skipif(os.name != "posix", reason="forks and signals as POSIX has them")
 

@@ -16,11 +16,11 @@ import fedlalr as fl
 from conftest import make_clients, make_model
 from federation.fuzzing import SLOW, damaged, fuzz, json_values
 from fedlalr.data.population import as_clients
-from fedlalr.federation.checkpoint import CheckpointError, canonical, load_checkpoint
 from fedlalr.federation.run import initial_state
-from fedlalr.federation.rundir import RunDirectoryError
+from fedlalr.federation.storage.checkpoint import CheckpointError, canonical, load_checkpoint
+from fedlalr.federation.storage.journal import RunDirectoryError
+from fedlalr.training.interfaces import Training
 from fedlalr.training.layout import Layout
-from fedlalr.training.work import Training
 
 KEPT_FILE = "kept-000001.safetensors"
 

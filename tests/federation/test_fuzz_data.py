@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from federation.fuzzing import damaged, fuzz, json_values
-from fedlalr.data.sources import DataCorrupt, DataNotFound, archive, cache, cifar, gutenberg, idx, scripts
+from fedlalr.data.sources import DataCorrupt, DataNotFound, archive, cache, cifar, gutenberg, idx
+from fedlalr.data.sources import text_readers as scripts
 
 
 def allowed(read: Callable[..., object], *arguments: object, **options: object) -> object:

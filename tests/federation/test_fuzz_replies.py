@@ -15,11 +15,11 @@ from conftest import make_clients
 from federation.fuzzing import damaged, fuzz, json_values
 from fedlalr.data.population import as_clients
 from fedlalr.federation import Expected, Rejection, Reply, screen_reply
-from fedlalr.federation.fingerprint import contract
-from fedlalr.federation.payload import Refused, array_from_npy
+from fedlalr.federation.replies.payload import Refused, array_from_npy
 from fedlalr.federation.run import initial_state
+from fedlalr.federation.storage.fingerprint import contract
+from fedlalr.training.interfaces import Training
 from fedlalr.training.layout import Layout
-from fedlalr.training.work import Training
 
 MODEL = torch.nn.Linear(3, 2).double()
 TRAINING = Training(

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 import fedlalr as fl
 from fedlalr.algorithms.slots import Slots
-from fedlalr.federation import glance, reducing
-from fedlalr.federation.glance import plainly_sound
-from fedlalr.federation.reducing import small_changes
-from fedlalr.federation.screening import MAX_NORM_RATIO, Measured, screen
-from fedlalr.training.work import Replies
+from fedlalr.federation.replies import glance, reducing
+from fedlalr.federation.replies.glance import plainly_sound
+from fedlalr.federation.replies.reducing import small_changes
+from fedlalr.federation.replies.screening import MAX_NORM_RATIO, Measured, screen
+from fedlalr.training.interfaces import Replies
 
 TABLE = fl.FedLALR().slots
 ROWS, SIZE = 7, 300

@@ -10,11 +10,11 @@ import torch
 import fedlalr as fl
 from conftest import make_clients, make_model
 from fedlalr.data.population import as_clients
+from fedlalr.federation.round import Rules, play_round
 from fedlalr.federation.run import initial_state
-from fedlalr.federation.server import Rules, play_round
+from fedlalr.training.engines.reference import ReferenceEngine
+from fedlalr.training.interfaces import Replies, Training, Work
 from fedlalr.training.layout import Layout
-from fedlalr.training.reference import ReferenceEngine
-from fedlalr.training.work import Replies, Training, Work
 
 
 class Spoil(ReferenceEngine):

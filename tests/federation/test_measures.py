@@ -13,7 +13,7 @@ from torch import nn
 import fedlalr as fl
 from conftest import make_clients, make_model
 from fedlalr.federation.evaluation import evaluate
-from fedlalr.federation.metrics import Record
+from fedlalr.federation.record import Record
 
 SETTINGS = {"rounds": 3, "batch_size": 4, "engine": "reference"}
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedlalr.algorithms.slots import Slots, SlotTable
-from fedlalr.federation.reducing import (
+from fedlalr.federation.replies.reducing import (
     NUMBERS_IN_CACHE,
     mean_change,
     reduce_buffers,
@@ -17,8 +17,8 @@ from fedlalr.federation.reducing import (
     small_changes,
     weights,
 )
-from fedlalr.federation.robust import Bounded, Mean, Median
-from fedlalr.training.work import Replies
+from fedlalr.federation.replies.reductions import Bounded, Mean, Median
+from fedlalr.training.interfaces import Replies
 
 numbers = st.floats(-1e6, 1e6, width=32)
 stacks = hnp.arrays("float32", st.tuples(st.integers(1, 20), st.integers(1, 5)), elements=numbers)

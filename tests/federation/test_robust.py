@@ -11,8 +11,8 @@ from hypothesis.extra import numpy as hnp
 
 import fedlalr as fl
 from conftest import make_clients, make_model
-from fedlalr.federation import robust
-from fedlalr.federation.robust import REDUCTIONS, as_reductions, change_norms, norms_and_falls
+from fedlalr.federation.replies import reductions as robust
+from fedlalr.federation.replies.reductions import REDUCTIONS, as_reductions, change_norms, norms_and_falls
 
 EVERY = [fl.Mean(), fl.Max(), fl.Median(), fl.Trimmed(0.2), fl.Trimmed(0.45), fl.Bounded(1.0), fl.Bounded(5.0)]
 numbers = st.floats(-1e6, 1e6, width=32)

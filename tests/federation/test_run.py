@@ -16,9 +16,9 @@ from torch.utils.data import Dataset, TensorDataset
 
 import fedlalr as fl
 from conftest import make_clients, make_model
+from fedlalr.federation.round import too_few
 from fedlalr.federation.run import RepliesRefused
 from fedlalr.federation.sampling import sample
-from fedlalr.federation.server import too_few
 
 SETTINGS = {"rounds": 3, "local": fl.Epochs(2), "batch_size": 4, "engine": "reference"}
 

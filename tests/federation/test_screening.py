@@ -18,14 +18,14 @@ from conftest import make_clients, make_model
 from fedlalr.algorithms.slots import Slots
 from fedlalr.data.population import as_clients
 from fedlalr.federation import Expected, Inbox, Rejection, Reply, screen, screen_reply
-from fedlalr.federation.fingerprint import contract
-from fedlalr.federation.payload import Refused, array_from_npy, clean_metrics
-from fedlalr.federation.reducing import reduce_slots, weights
+from fedlalr.federation.replies.payload import Refused, array_from_npy, clean_metrics
+from fedlalr.federation.replies.reducing import reduce_slots, weights
+from fedlalr.federation.round import RoundFailed, Rules, ServerState, play_round
 from fedlalr.federation.run import initial_state
-from fedlalr.federation.server import RoundFailed, Rules, ServerState, play_round
+from fedlalr.federation.storage.fingerprint import contract
+from fedlalr.training.engines.reference import ReferenceEngine
+from fedlalr.training.interfaces import Training, Work
 from fedlalr.training.layout import Layout
-from fedlalr.training.reference import ReferenceEngine
-from fedlalr.training.work import Training, Work
 
 ALGORITHM = fl.FedLALR(eps=1e-4)
 EPS_SQUARED = 1e-8

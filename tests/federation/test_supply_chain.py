@@ -11,8 +11,11 @@ SOURCES = Path(__file__).parents[2] / "src" / "fedlalr"
 
 KNOWN = {
     ("data/sources/unpickle.py", "pickle.Unpickler"): "resolves every name to an inert stand-in of its own",
-    ("training/worker.py", "pickle.loads"): "a run's own child processes, over a private pair of sockets",
-    ("training/arena.py", "pickle.loads"): "the same, in shared memory",
+    (
+        "training/engines/worker_process.py",
+        "pickle.loads",
+    ): "a run's own child processes, over a private pair of sockets",
+    ("training/engines/shared_memory.py", "pickle.loads"): "the same, in shared memory",
     ("training/ranks.py", "torch.load"): "the other ranks of the same run, which trust each other",
     ("config/yaml_file.py", "yaml.load"): "with a loader derived from SafeLoader",
 }

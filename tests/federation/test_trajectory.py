@@ -9,7 +9,7 @@ from torch import nn
 import fedlalr as fl
 from conftest import make_clients, make_model
 from fedlalr.algorithms import Context, Slots
-from fedlalr.federation.rundir import RunDirectoryError
+from fedlalr.federation.storage.journal import RunDirectoryError
 from fedlalr.federation.trajectory import (
     QUANTILES,
     V_HAT_SQUARED,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlalr.federation.whole_file import write_whole
+from fedlalr.common.files import write_whole
 
 
 @pytest.mark.skipif(os.name != "posix", reason="limits as POSIX has them")

@@ -10,7 +10,7 @@ from fedlalr.data import Population
 from fedlalr.data.partition import Partition
 from fedlalr.data.population import as_clients
 from fedlalr.data.transforms import FlipCrop
-from fedlalr.flower.clients import RemoteClients, own_data
+from fedlalr.flower.client_data import RemoteClients, own_data
 
 
 def images(sizes=(4, 6, 5)):

@@ -32,7 +32,7 @@ def nothing_starts(monkeypatch):
     def start(*_, **__):
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr("fedlalr.flower.processes.Processes.start", start)
+    monkeypatch.setattr("fedlalr.flower.local.processes.Processes.start", start)
 
 
 def flower(*arguments):

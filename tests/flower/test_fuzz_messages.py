@@ -16,13 +16,13 @@ from conftest import make_clients
 from federation.fuzzing import damaged, fuzz
 from fedlalr.data.population import as_clients
 from fedlalr.federation import Expected, Rejection, screen_reply
-from fedlalr.federation.fingerprint import contract
-from fedlalr.federation.payload import Refused
+from fedlalr.federation.replies.payload import Refused
 from fedlalr.federation.run import initial_state
-from fedlalr.flower.exchange import LAYOUTS, encode, to_npy
-from fedlalr.flower.records import NPY, reply_in
+from fedlalr.federation.storage.fingerprint import contract
+from fedlalr.flower.wire.arrays import LAYOUTS, encode, to_npy
+from fedlalr.flower.wire.records import NPY, reply_in
+from fedlalr.training.interfaces import Training
 from fedlalr.training.layout import Layout
-from fedlalr.training.work import Training
 
 MODEL = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).double()
 TRAINING = Training(

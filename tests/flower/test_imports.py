@@ -7,7 +7,7 @@ WITHOUT = """
 import sys
 sys.modules["flwr"] = None  # as if it were not installed
 import fedlalr, fedlalr.cli
-import fedlalr.flower.exchange, fedlalr.flower.server, fedlalr.flower.local_round, fedlalr.flower.export
+import fedlalr.flower.wire.arrays, fedlalr.flower.server.state, fedlalr.flower.client.training, fedlalr.flower.export
 try:
     from fedlalr.flower import client_app
 except ImportError as error:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 import fedlalr as fl
 from fedlalr.algorithms.slots import Slots
 from fedlalr.federation import Bounded, Expected, Inbox, Max, Mean, Median, Reply, Trimmed
-from fedlalr.federation.reducing import reduce_slots, weights
-from fedlalr.flower import inbox as inbox_module
-from fedlalr.flower.inbox import SpooledInbox
-from fedlalr.flower.spool import Spool
+from fedlalr.federation.replies.reducing import reduce_slots, weights
+from fedlalr.flower.server import inbox as inbox_module
+from fedlalr.flower.server.inbox import SpooledInbox
+from fedlalr.flower.server.spool import Spool
 from fedlalr.training.layout import Layout
 
 TABLE = fl.FedLALR().slots

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fedlalr.algorithms.slots import Slots
-from fedlalr.flower.kept import KeptStore
-from fedlalr.flower.ledger import Ledger
+from fedlalr.flower.client.state import KeptStore
+from fedlalr.flower.server.accepted_rounds import Ledger
 
 LIKE = torch.zeros(3)
 

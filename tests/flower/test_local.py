@@ -24,10 +24,10 @@ from typer.testing import CliRunner
 from fedlalr.cli import app
 from fedlalr.config import RunDirectory
 from fedlalr.federation import Record
-from fedlalr.flower.certificates import ServerFiles, make_node_keys, make_server_files
-from fedlalr.flower.demonstration import _Watched
-from fedlalr.flower.local import FederationError, LocalFederation, as_toml, environment, free_port
-from fedlalr.flower.processes import Processes
+from fedlalr.flower.local.certificates import ServerFiles, make_node_keys, make_server_files
+from fedlalr.flower.local.demonstration import _Watched
+from fedlalr.flower.local.launch import FederationError, LocalFederation, as_toml, environment, free_port
+from fedlalr.flower.local.processes import Processes
 
 
 def handshake(files, authority, name):

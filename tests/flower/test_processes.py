@@ -16,8 +16,8 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 
 import fedlalr as fl
 from fedlalr.config import RunDirectory
-from fedlalr.flower.certificates import make_node_keys, make_server_files
-from fedlalr.flower.local import LocalFederation
+from fedlalr.flower.local.certificates import make_node_keys, make_server_files
+from fedlalr.flower.local.launch import LocalFederation
 from fedlalr.training.layout import Layout
 
 APP = Path(__file__).parent / "faulty"

@@ -7,7 +7,7 @@ import pytest
 
 import fedlalr as fl
 from conftest import make_model
-from fedlalr.flower.clients import RemoteClients
+from fedlalr.flower.client_data import RemoteClients
 from fedlalr.flower.settings import Settings
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from fedlalr.paper.claims import above_all, cifar_claims, interval_claims, scalability_claims, shakespeare_claims
 from fedlalr.paper.claims_measured import heterogeneity_claims, speedup_claims, trajectory_claims
-from fedlalr.paper.measures import final_accuracy
+from fedlalr.paper.curve_measures import final_accuracy
 from fedlalr.paper.plans import Beside
 from fedlalr.paper.speedup_results import Point as Measured
 from fedlalr.paper.speedup_results import Speedup

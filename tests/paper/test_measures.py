@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from fedlalr.paper.measures import (
+from fedlalr.paper.curve_measures import (
     early_accuracy,
     early_loss,
     final_accuracy,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedlalr.config import load
+from fedlalr.paper.curve_measures import summary
 from fedlalr.paper.curves import PanelCurves
-from fedlalr.paper.measures import summary
 from fedlalr.paper.open_choices import choices, variants
 from fedlalr.paper.plans import PLANS, Panel, Request
 from fedlalr.paper.plots import choices_figure, variants_figure

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from fedlalr.paper.curve_measures import DEFINITIONS
 from fedlalr.paper.figures import FIGURES
-from fedlalr.paper.measures import DEFINITIONS
 from fedlalr.paper.plans import Request
 from fedlalr.paper.verdicts import CLAIMS
 

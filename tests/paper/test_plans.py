@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from fedlalr.config import ConfigError, load
-from fedlalr.paper.asked import check_beside
+from fedlalr.paper.figure_options import check_beside
 from fedlalr.paper.plans import METHODS, PLANS, Beside, Request, described
 from fedlalr.paper.settings import find_setting
 

@@ -6,7 +6,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from fedlalr.federation.trajectory import QUANTILES, V_HAT_SQUARED, Point, rate_name
-from fedlalr.paper.lines import METHOD_LOOKS, method_looks
+from fedlalr.paper.line_drawing import METHOD_LOOKS, method_looks
 from fedlalr.paper.plans import INTERVALS, METHODS, Beside
 from fedlalr.paper.plots import (
     accuracy_figure,

@@ -1,7 +1,7 @@
 import pytest
 
 from fedlalr.config import ConfigError
-from fedlalr.paper.measures import DEFINITIONS
+from fedlalr.paper.curve_measures import DEFINITIONS
 from fedlalr.paper.verdicts import CLAIMS, Check, Claim, load_verdicts, save_verdicts
 
 

@@ -6,7 +6,7 @@ import pytest
 from fedlalr import config
 from fedlalr.cli.options import split_arguments
 from fedlalr.config import Config
-from fedlalr.report.command import command_for, description_of, stored_command
+from fedlalr.report.rerun_command import command_for, description_of, stored_command
 
 
 @pytest.mark.parametrize(

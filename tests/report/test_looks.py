@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fedlalr import config
 from fedlalr.report.figures import accuracy_figure
 from fedlalr.report.html import LINE_WIDTH, page
-from fedlalr.report.looks import COLOURS, DASHES, MOST_LOOKS, Look, dash_arrays, looks_of
+from fedlalr.report.line_styles import COLOURS, DASHES, MOST_LOOKS, Look, dash_arrays, looks_of
 from fedlalr.report.runs import ReportedRun
 from fedlalr.report.tables import NAMES, name_of
 from report.curves import curve

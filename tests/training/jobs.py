@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import fedlalr as fl
 from fedlalr.algorithms import ALGORITHMS, Algorithm
 from fedlalr.data.population import as_clients
+from fedlalr.federation.round import Outcome, Rules, ServerState, play_round
 from fedlalr.federation.run import initial_state
 from fedlalr.federation.sampling import sample
-from fedlalr.federation.server import Outcome, Rules, ServerState, play_round
 from fedlalr.training import ENGINES, Engine, Epochs, Training
 from fedlalr.training.layout import Layout
 

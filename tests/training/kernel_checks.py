@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from fedlalr.data.partition import Partition
 from fedlalr.data.population import Population
 from fedlalr.training.layout import Layout
-from fedlalr.training.stacked_forms import stacked_form
-from fedlalr.training.stacked_forms.convmixer import ConvMixerForm
-from fedlalr.training.stacked_statistics import stacked_statistics
+from fedlalr.training.stacked.forms import stacked_form
+from fedlalr.training.stacked.forms.convmixer import ConvMixerForm
+from fedlalr.training.stacked.statistics import stacked_statistics
 
 
 def relative(mine: Tensor, right: Tensor) -> float:

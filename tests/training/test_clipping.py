@@ -7,9 +7,9 @@ import torch
 
 from fedlalr.algorithms import Context, FedAvg, Slots
 from fedlalr.training.clipping import clip_factor
-from fedlalr.training.in_place import SGDStep
-from fedlalr.training.linear_rounds import clip
-from fedlalr.training.local import local_step
+from fedlalr.training.fused_steps import SGDStep
+from fedlalr.training.local_step import local_step
+from fedlalr.training.stacked.linear_rounds import clip
 from training.jobs import make_training
 
 

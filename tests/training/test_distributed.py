@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedlalr as fl
-from fedlalr.training.distributed import shard
+from fedlalr.training.engines.distributed import shard
 from fedlalr.training.ranks import Ranks, Spread
 from training import rank_scenarios as scenarios
 

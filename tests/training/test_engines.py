@@ -15,8 +15,8 @@ from torch import nn
 
 import fedlalr as fl
 from fedlalr.data.population import DatasetClients
+from fedlalr.federation.round import Outcome, Rules, play_round
 from fedlalr.federation.run import initial_state
-from fedlalr.federation.server import Outcome, Rules, play_round
 from fedlalr.training import ENGINES, LogInterval, Steps
 from fedlalr.training.layout import Layout
 from training.jobs import MODELS, TOLERANCE, VARIANTS, assert_same_outcomes, federate, make_training, started

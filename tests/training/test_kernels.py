@@ -15,7 +15,7 @@ from fedlalr.models.convmixer import MixerBlock
 from fedlalr.training.kernels import kernels_available, plain
 from fedlalr.training.kernels.fused_step import fused_step
 from fedlalr.training.kernels.plain import GroupNorm, Norm
-from fedlalr.training.stacked_forms import inference_form, stacked_form
+from fedlalr.training.stacked.forms import inference_form, stacked_form
 from training.kernel_checks import check_form, check_statistics, mask_of, relative
 
 CLIENTS = 3

@@ -10,11 +10,11 @@ from torch import nn
 
 from fedlalr.data.population import Population
 from fedlalr.federation.run import initial_state
-from fedlalr.training import linear_rounds
+from fedlalr.training.interfaces import Work
 from fedlalr.training.layout import Layout
-from fedlalr.training.linear_rounds import Layers, clip
-from fedlalr.training.stacked import StackedEngine
-from fedlalr.training.work import Work
+from fedlalr.training.stacked import linear_rounds
+from fedlalr.training.stacked.engine import StackedEngine
+from fedlalr.training.stacked.linear_rounds import Layers, clip
 from training.jobs import assert_same_outcomes, federate, make_training
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fedlalr as fl
-from fedlalr.training.graphs import draws
+from fedlalr.training.stacked.cuda_graphs import draws
 from training.jobs import MODELS, assert_same_outcomes, federate, make_training
 
 ENGINES = ["reference", "stacked", "workers"]

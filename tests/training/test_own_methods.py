@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import fedlalr as fl
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
 from fedlalr.training import Training
-from fedlalr.training.graphs import StaticSteps
-from fedlalr.training.stacked import StackedEngine
+from fedlalr.training.stacked.cuda_graphs import StaticSteps
+from fedlalr.training.stacked.engine import StackedEngine
 
 
 @dataclass(frozen=True)

@@ -23,27 +23,28 @@ from fedlalr.algorithms import ALGORITHMS
 from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.data.partition import Partition
 from fedlalr.data.population import DatasetClients, Population, as_clients
+from fedlalr.federation.round import Rules, play_round
 from fedlalr.federation.run import initial_state
-from fedlalr.federation.server import Rules, play_round
 from fedlalr.models import CharLSTM, ConvMixer
-from fedlalr.training import Epochs, Steps, grouped_layers
-from fedlalr.training.engines import create_engine
-from fedlalr.training.graphs import StaticSteps, WatchedContext, keeps_its_slots, rounded
-from fedlalr.training.in_place import in_place_step
-from fedlalr.training.local import local_step
-from fedlalr.training.masked_loss import masked_loss
-from fedlalr.training.masked_norm import MaskedBatchNorm, masked
+from fedlalr.training import Epochs, Steps
+from fedlalr.training.engines.registry import create_engine
+from fedlalr.training.fused_steps import in_place_step
+from fedlalr.training.interfaces import Training
+from fedlalr.training.local_step import local_step
 from fedlalr.training.memory import free_memory, is_out_of_memory, peak_memory
-from fedlalr.training.patch_convolution import PatchConvolution
-from fedlalr.training.stackable import CannotStack, Trial, choose_gradient
-from fedlalr.training.stacked import StackedEngine
-from fedlalr.training.stacked_feed import Shape
-from fedlalr.training.stacked_forms import stacked_form
-from fedlalr.training.stacked_forms.char_lstm import CharLSTMForm
-from fedlalr.training.stacked_gradient import Batch, ForwardGradient
-from fedlalr.training.stacked_linear import LinearGradient, linear_chain
-from fedlalr.training.vmap_forward import VmapForward
-from fedlalr.training.work import Training
+from fedlalr.training.stacked import grouped_layers
+from fedlalr.training.stacked.cuda_graphs import StaticSteps, WatchedContext, keeps_its_slots, rounded
+from fedlalr.training.stacked.engine import StackedEngine
+from fedlalr.training.stacked.feed import Shape
+from fedlalr.training.stacked.forms import stacked_form
+from fedlalr.training.stacked.forms.char_lstm import CharLSTMForm
+from fedlalr.training.stacked.gradient import Batch, ForwardGradient
+from fedlalr.training.stacked.linear import LinearGradient, linear_chain
+from fedlalr.training.stacked.masked_loss import masked_loss
+from fedlalr.training.stacked.masked_norm import MaskedBatchNorm, masked
+from fedlalr.training.stacked.patch_convolution import PatchConvolution
+from fedlalr.training.stacked.trial import CannotStack, Trial, choose_gradient
+from fedlalr.training.stacked.vmap import VmapForward
 from training.jobs import MODELS, assert_same_outcomes, federate, make_training, started
 
 CPU = torch.device("cpu")
@@ -378,7 +379,7 @@ def test_dropout_differs_between_clients_and_repeats_with_the_seed():
 
 
 def _work(training, clients):
-    from fedlalr.training.work import Work
+    from fedlalr.training.interfaces import Work
 
     state = initial_state(training)
     kept = Slots(**{n: torch.zeros(len(clients), training.layout.size) for n in training.algorithm.slots.kept})

@@ -17,7 +17,7 @@ from fedlalr.federation.evaluation import evaluate
 from fedlalr.models import ConvMixer
 from fedlalr.training.kernels import plain
 from fedlalr.training.kernels.plain import GroupNorm, Norm
-from fedlalr.training.stacked_forms import inference_form, stacked_form
+from fedlalr.training.stacked.forms import inference_form, stacked_form
 from training.interpreter import DEVICE, INTERPRETED, mended_interpreter  # noqa: F401
 from training.kernel_checks import check_form, check_statistics, relative
 

@@ -17,13 +17,13 @@ from torch.nn import functional as F
 from fedlalr.algorithms import FedAdam, FedAvg, FedLALR, FedProx
 from fedlalr.algorithms.slots import Algorithm, Context, Slots
 from fedlalr.models import CharLSTM, ConvMixer
+from fedlalr.training.interfaces import Training
 from fedlalr.training.kernels import plain
 from fedlalr.training.kernels.fused_step import fused_step
 from fedlalr.training.kernels.plain import Norm
 from fedlalr.training.layout import Layout
-from fedlalr.training.local import local_step
-from fedlalr.training.stacked_forms import stacked_form
-from fedlalr.training.work import Training
+from fedlalr.training.local_step import local_step
+from fedlalr.training.stacked.forms import stacked_form
 from training.interpreter import DEVICE, INTERPRETED, mended_interpreter  # noqa: F401
 from training.kernel_checks import check_form, mask_of, relative, stacked_loss
 

@@ -22,12 +22,12 @@ from torch.utils.data import Dataset
 import fedlalr as fl
 from conftest import make_clients, make_model
 from fedlalr.data.population import as_clients
+from fedlalr.federation.round import Rules, play_round
 from fedlalr.federation.run import initial_state
-from fedlalr.federation.server import Rules, play_round
+from fedlalr.training.engines.reference import ReferenceEngine
+from fedlalr.training.engines.workers import WorkerDied, WorkersEngine, end_idle_workers
+from fedlalr.training.interfaces import Training
 from fedlalr.training.layout import Layout
-from fedlalr.training.reference import ReferenceEngine
-from fedlalr.training.work import Training
-from fedlalr.training.workers import WorkerDied, WorkersEngine, end_idle_workers
 
 
 class Own(Dataset):

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedlalr.algorithms.checks import check_not_negative, check_positive
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
+from fedlalr.common.checks import check_not_negative, check_positive
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedlalr.algorithms.checks import check_betas, check_choice, check_not_negative, check_positive
 from fedlalr.algorithms.local_sgd import LocalSGD
 from fedlalr.algorithms.slots import Context, Slots
+from fedlalr.common.checks import check_betas, check_choice, check_not_negative, check_positive
 
 
 @dataclass(frozen=True)

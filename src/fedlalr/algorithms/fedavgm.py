@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedlalr.algorithms.checks import check_fraction, check_positive
 from fedlalr.algorithms.local_sgd import LocalSGD
 from fedlalr.algorithms.slots import Context, Slots
+from fedlalr.common.checks import check_fraction, check_positive
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedlalr.algorithms.checks import check_positive, check_share
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
+from fedlalr.common.checks import check_positive, check_share
 
 
 @dataclass(frozen=True)

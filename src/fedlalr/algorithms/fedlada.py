@@ -28,8 +28,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedlalr.algorithms.checks import check_betas, check_positive, check_share, squared
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
+from fedlalr.common.checks import check_betas, check_positive, check_share, squared
 
 
 @dataclass(frozen=True)

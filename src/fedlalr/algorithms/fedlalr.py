@@ -31,8 +31,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedlalr.algorithms.checks import check_betas, check_choice, check_positive, squared
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
+from fedlalr.common.checks import check_betas, check_choice, check_positive, squared
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedlalr.algorithms.checks import check_positive
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
+from fedlalr.common.checks import check_positive
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedlalr.algorithms.checks import check_betas, check_positive
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
+from fedlalr.common.checks import check_betas, check_positive
 
 
 @dataclass(frozen=True)

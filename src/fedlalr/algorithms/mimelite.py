@@ -29,8 +29,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedlalr.algorithms.checks import check_betas, check_choice, check_positive
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
+from fedlalr.common.checks import check_betas, check_choice, check_positive
 
 
 @dataclass(frozen=True)

@@ -45,12 +45,12 @@ def bench(
     fedlalr bench --device cuda
     """
     from fedlalr.algorithms import registry
-    from fedlalr.algorithms.checks import check_choice
     from fedlalr.benchmark import GPU_JOBS, JOBS, ours, plain_loop, race
     from fedlalr.benchmark.results import as_dict, plot_races, report
     from fedlalr.cli.progress import standard_output
+    from fedlalr.common.checks import check_choice
     from fedlalr.config import ConfigError
-    from fedlalr.training.engines import check_engine
+    from fedlalr.training.engines.registry import check_engine
 
     names, chosen_methods = ([name.strip() for name in given.split(",")] for given in (engines, methods))
     check_device(device)

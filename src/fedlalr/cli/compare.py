@@ -248,7 +248,7 @@ class Compared:
         return self._content() | {"run_dir": str(self.part.folder), "figures": [str(path) for path in self.pictures]}
 
     def write(self) -> None:
-        from fedlalr.federation.whole_file import write_whole
+        from fedlalr.common.files import write_whole
 
         write_whole(self.part.folder / "table.md", self.markdown())
         _write_json(self._content(), self.part.folder)
@@ -280,7 +280,7 @@ def as_plain(results: Sequence[Compared], root: Path) -> dict[str, Any]:
 
 def write_all(results: Sequence[Compared], root: Path) -> None:
     """All variations in one table and one file, above their folders."""
-    from fedlalr.federation.whole_file import write_whole
+    from fedlalr.common.files import write_whole
 
     tables = "\n".join(f"## {result.part.variation.label}\n\n{result.markdown()}" for result in results)
     write_whole(root / "table.md", tables)
@@ -288,6 +288,6 @@ def write_all(results: Sequence[Compared], root: Path) -> None:
 
 
 def _write_json(content: dict[str, Any], folder: Path) -> None:
-    from fedlalr.federation.whole_file import write_whole
+    from fedlalr.common.files import write_whole
 
     write_whole(folder / "compare.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def show(part: Part, comparison: Comparison, choices: Sequence[Choice], pictures: Sequence[Path]) -> None:
     from fedlalr.cli.progress import standard_output
-    from fedlalr.report.command import description_of
+    from fedlalr.report.rerun_command import description_of
     from fedlalr.report.tables import comparison_table
 
     console = standard_output()

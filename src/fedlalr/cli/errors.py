@@ -61,9 +61,9 @@ def exit_code(error: Exception) -> int | None:
     from fedlalr.config.jobs import ProcessDied
     from fedlalr.data.sources import DataCorrupt, DataNotFound
     from fedlalr.federation import RoundFailed
-    from fedlalr.federation.rundir import RunDirectoryError
+    from fedlalr.federation.storage.journal import RunDirectoryError
+    from fedlalr.training.engines.workers import WorkerDied
     from fedlalr.training.ranks import RankFailed
-    from fedlalr.training.workers import WorkerDied
 
     if isinstance(error, DataNotFound | DataCorrupt):
         return NO_DATA

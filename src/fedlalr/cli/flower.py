@@ -63,7 +63,7 @@ def export(
     from fedlalr.cli.progress import standard_output
     from fedlalr.flower.export import export as write
     from fedlalr.flower.export import for_nodes
-    from fedlalr.flower.feasible import data_here
+    from fedlalr.flower.preflight import data_here
 
     place, settings = _split(preset, [str(folder), *(overrides or [])])
     config = for_nodes(preset, settings, nodes)
@@ -121,10 +121,10 @@ def local(
     from fedlalr.config import RunDirectory
 
     _check_installed()
-    from fedlalr.flower.demonstration import demonstrate
     from fedlalr.flower.export import for_nodes
-    from fedlalr.flower.feasible import check_data, check_settings
-    from fedlalr.flower.local import FederationError
+    from fedlalr.flower.local.demonstration import demonstrate
+    from fedlalr.flower.local.launch import FederationError
+    from fedlalr.flower.preflight import check_data, check_settings
 
     _check_patience(patience)
     source, overrides = split_arguments(arguments)

@@ -127,7 +127,7 @@ def reproduce(
     from fedlalr.cli.compare import refuse_algorithm
     from fedlalr.cli.verdict_table import show
     from fedlalr.config.jobs import default_workers
-    from fedlalr.paper.asked import check_beside, check_methods, figures_for, split_device
+    from fedlalr.paper.figure_options import check_beside, check_methods, figures_for, split_device
     from fedlalr.paper.figures import FIGURES, write_provenance
     from fedlalr.paper.plans import Request
     from fedlalr.paper.verdicts import save_verdicts

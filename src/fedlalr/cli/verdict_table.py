@@ -29,7 +29,7 @@ def show(
         print(json.dumps(as_plain(drawn, claims, folder, request, seeds, failures), ensure_ascii=False))
         return
     from fedlalr.cli.progress import standard_output
-    from fedlalr.paper.measures import DEFINITIONS
+    from fedlalr.paper.curve_measures import DEFINITIONS
     from fedlalr.report.failures import alike
 
     console = standard_output()

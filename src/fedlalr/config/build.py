@@ -22,7 +22,7 @@ from fedlalr.data import Population
 from fedlalr.data.population import Samples
 from fedlalr.data.sources import DataCorrupt
 from fedlalr.federation import Observer, Rejection, RepliesRefused, Result, RoundFailed, RunInfo, run
-from fedlalr.federation.rundir import RunDirectoryError
+from fedlalr.federation.storage.journal import RunDirectoryError
 from fedlalr.federation.trajectory import TRAJECTORY_FILE, Trajectory
 from fedlalr.training import Epochs, Interval, LogInterval, Steps
 from fedlalr.training.memory import is_out_of_memory

@@ -22,8 +22,8 @@ from fedlalr.config.loading import check
 from fedlalr.config.run_dir import RunDirectory, Summary
 from fedlalr.config.schema import Config
 from fedlalr.federation import RoundFailed
-from fedlalr.federation.fingerprint import differences, flat
-from fedlalr.federation.rundir import METRICS_FILE
+from fedlalr.federation.storage.fingerprint import differences, flat
+from fedlalr.federation.storage.journal import METRICS_FILE
 from fedlalr.training.machine import usable_cores
 
 

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedlalr.common.files import write_whole
 from fedlalr.config.errors import ConfigError
 from fedlalr.config.loading import CONFIG_FILE, dump, load
 from fedlalr.config.schema import Config
 from fedlalr.federation import Record, Rejection, RunInfo
-from fedlalr.federation.rundir import CHECKPOINTS, METRICS_FILE, RunDirectoryError, clear_run, versions
+from fedlalr.federation.storage.journal import CHECKPOINTS, METRICS_FILE, RunDirectoryError, clear_run, versions
 from fedlalr.federation.trajectory import TRAJECTORY_FILE
-from fedlalr.federation.whole_file import write_whole
 from fedlalr.training.machine import hardware
 
 REPORT_FILE = "report.html"

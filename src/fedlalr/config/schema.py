@@ -17,8 +17,8 @@ from fedlalr import models
 from fedlalr.algorithms import registry
 from fedlalr.config.errors import hint, listed
 from fedlalr.data.sources import SOURCES
-from fedlalr.federation.screening import MAX_NORM_RATIO
-from fedlalr.training.engines import ENGINES, check_engine
+from fedlalr.federation.replies.screening import MAX_NORM_RATIO
+from fedlalr.training.engines.registry import ENGINES, check_engine
 from fedlalr.training.intervals import LEAST_BASE
 
 MODELS: dict[str, Callable[..., nn.Module]] = {

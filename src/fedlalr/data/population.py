@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
-from fedlalr.data.misfits import check_rows, told_client, told_clients, told_part, told_sample, told_shapes
+from fedlalr.data.input_errors import check_rows, told_client, told_clients, told_part, told_sample, told_shapes
 from fedlalr.data.partition import Partition
 from fedlalr.data.random import AUGMENTATION, bits, key
 from fedlalr.data.transforms import Transform

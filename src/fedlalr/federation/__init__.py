@@ -1,16 +1,16 @@
 """The round and the run: sample, train, check, reduce, step, evaluate, record, checkpoint."""
 
-from fedlalr.federation.checkpoint import CheckpointError
 from fedlalr.federation.gradient_norms import GradientNorms
-from fedlalr.federation.inbox import Inbox
-from fedlalr.federation.metrics import Record
 from fedlalr.federation.observers import Observer, RunInfo, Stop
-from fedlalr.federation.payload import Expected, Reply
-from fedlalr.federation.robust import Bounded, Max, Mean, Median, Trimmed
+from fedlalr.federation.record import Record
+from fedlalr.federation.replies.inbox import Inbox
+from fedlalr.federation.replies.payload import Expected, Reply
+from fedlalr.federation.replies.reductions import Bounded, Max, Mean, Median, Trimmed
+from fedlalr.federation.replies.screening import Rejection, screen, screen_reply
+from fedlalr.federation.round import RoundFailed
 from fedlalr.federation.run import RepliesRefused, Result, run
-from fedlalr.federation.rundir import RunDirectoryError
-from fedlalr.federation.screening import Rejection, screen, screen_reply
-from fedlalr.federation.server import RoundFailed
+from fedlalr.federation.storage.checkpoint import CheckpointError
+from fedlalr.federation.storage.journal import RunDirectoryError
 from fedlalr.federation.trajectory import Trajectory
 
 __all__ = [

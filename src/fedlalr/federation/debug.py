@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Context, Slots
-from fedlalr.federation.screening import Rejection
-from fedlalr.training.reference import ReferenceEngine
-from fedlalr.training.work import Trace, Training, Work
+from fedlalr.federation.replies.screening import Rejection
+from fedlalr.training.engines.reference import ReferenceEngine
+from fedlalr.training.interfaces import Trace, Training, Work
 
 SHOWN_STEPS = 5
 """Local steps that a diagnosis shows, from the first one on and around the first that is not finite."""

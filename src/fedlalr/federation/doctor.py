@@ -21,9 +21,9 @@ from torch import nn
 from fedlalr.algorithms import FedLALR
 from fedlalr.data.fetch import data_folder
 from fedlalr.data.sources import available
-from fedlalr.federation.checkpoint import Checkpoint, save_checkpoint
+from fedlalr.federation.round import ServerState
 from fedlalr.federation.run import Result, run
-from fedlalr.federation.server import ServerState
+from fedlalr.federation.storage.checkpoint import Checkpoint, save_checkpoint
 from fedlalr.training import Steps
 from fedlalr.training.machine import usable_cores
 from fedlalr.training.memory import free_memory

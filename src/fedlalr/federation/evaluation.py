@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from fedlalr.data.population import Samples
 from fedlalr.data.transforms import Transform
-from fedlalr.federation.measures import Measures, readable, take
-from fedlalr.training.masked_loss import ignored_label
+from fedlalr.federation.metrics import Measures, readable, take
+from fedlalr.training.interfaces import Loss
 from fedlalr.training.memory import is_out_of_memory
 from fedlalr.training.modes import in_mode
 from fedlalr.training.ranks import ALONE, Ranks
-from fedlalr.training.stacked_forms import inference_form
-from fedlalr.training.work import Loss
+from fedlalr.training.stacked.forms import inference_form
+from fedlalr.training.stacked.masked_loss import ignored_label
 
 
 class Evaluation(NamedTuple):

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.data.population import Clients, as_clients
-from fedlalr.federation.metrics import Record
 from fedlalr.federation.observers import Observer, RunInfo
+from fedlalr.federation.record import Record
 from fedlalr.training.copying import copied
+from fedlalr.training.interfaces import Loss, Probe, Trace
 from fedlalr.training.layout import Layout
-from fedlalr.training.work import Loss, Probe, Trace
 
 
 class IterateSums:

@@ -1,76 +1,55 @@
-"""What is recorded of every round."""
+"""Measures of the caller's own: any number that can be told from all outputs and targets of the test set."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import SupportsFloat
 
-from fedlalr.federation.screening import Rejection
+import torch
+from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Record:
-    """One round, as it happened."""
-
-    round: int
-    """From 1."""
-    loss: float
-    """Of the server's model on the test set after the round; the training loss where there is no test set."""
-    accuracy: float | None
-    """On the test set; None without one or where targets are not classes."""
-    train_loss: float
-    """Mean over the accepted clients of the loss over their local steps."""
-    lr: float
-    seconds: float
-    bytes_up: int
-    """Of the slots, from all clients that replied."""
-    bytes_down: int
-    buffer_bytes_up: int
-    """Of the modules' buffers (normalisation statistics), counted apart."""
-    buffer_bytes_down: int
-    clients: int
-    """Whose replies were reduced."""
-    rejected: tuple[Rejection, ...] = ()
-    timing: Mapping[str, float] = field(default_factory=dict)
-    """Seconds spent in each part of the round."""
-    measures: Mapping[str, float] = field(default_factory=dict)
-    """The caller's own, on the test set."""
-
-    @property
-    def sent_up(self) -> int:
-        """Bytes from the clients, buffers included."""
-        return self.bytes_up + self.buffer_bytes_up
-
-    @property
-    def sent_down(self) -> int:
-        """Bytes to the clients, buffers included."""
-        return self.bytes_down + self.buffer_bytes_down
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values; numbers that are not finite become None, as JSON has no other word for them."""
-        plain = asdict(self)
-        plain["rejected"] = [rejection._asdict() for rejection in self.rejected]
-        plain["measures"] = _finite(self.measures)
-        return _finite(plain)
-
-    def to_json(self) -> str:
-        """One line for `metrics.jsonl`."""
-        return json.dumps(self.as_dict(), ensure_ascii=False)
-
-    @classmethod
-    def from_json(cls, line: str) -> Record:
-        """The inverse of `to_json`."""
-        plain = json.loads(line)
-        plain["rejected"] = tuple(Rejection(**rejection) for rejection in plain["rejected"])
-        for name in ("loss", "train_loss"):
-            plain[name] = math.nan if plain[name] is None else plain[name]
-        measures = plain.get("measures", {})
-        plain["measures"] = {name: math.nan if value is None else value for name, value in measures.items()}
-        return cls(**plain)
+Measure = Callable[[Tensor, Tensor], SupportsFloat]
+"""Of all outputs and all targets, on the CPU and in float32 at least, to one number."""
+Measures = Mapping[str, Measure]
 
 
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+def check_measures(measures: object, test: object) -> None:
+    """Refuse what is no table of functions, and measures of nothing."""
+    if measures is None:
+        return
+    if not isinstance(measures, Mapping):
+        raise TypeError(f"measures must be a table of names and functions, such as {{'auc': auc}}, not {measures!r}")
+    for name, measure in measures.items():
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"a measure's name must be a text that is not empty, not {name!r}")
+        if not callable(measure):
+            raise TypeError(f"the measure {name!r} must be a function of (outputs, targets), not {measure!r}")
+    if measures and test is None:
+        raise ValueError("measures are taken on the test set; pass test=(inputs, targets), too")
+
+
+def take(measures: Measures | None, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> dict[str, float]:
+    """Every measure of the outputs and targets of all batches together."""
+    if not measures or not outputs:
+        return {}
+    whole = torch.cat(list(outputs)), torch.cat(list(targets))
+    taken = {}
+    for name, measure in measures.items():
+        try:
+            taken[name] = float(measure(*(part.clone() for part in whole)))  # each its own, should it write into them
+        except Exception as error:
+            shapes = " and ".join(f"{tuple(part.shape)} {part.dtype}" for part in whole)
+            raise ValueError(
+                f"the measure {name!r} gives no number for outputs and targets of {shapes}: "
+                f"{type(error).__name__}: {error}. Where there is none to give, let it return math.nan; a run with a "
+                f"run_dir goes on with resume=True from its last checkpoint"
+            ) from error
+    return taken
+
+
+def readable(batch: object) -> Tensor:
+    """On the CPU, where other libraries can read it, in a precision that NumPy has."""
+    if not isinstance(batch, Tensor):
+        raise ValueError(f"measures need a model that gives one tensor, and this one gives a {type(batch).__name__}")
+    batch = batch.detach().cpu()
+    return batch.float() if batch.dtype in (torch.bfloat16, torch.float16) else batch

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from fedlalr.training.work import Probe, Trace
+from fedlalr.training.interfaces import Probe, Trace
 
 if TYPE_CHECKING:
-    from fedlalr.federation.metrics import Record
+    from fedlalr.federation.record import Record
     from fedlalr.federation.run import Result
 
 

@@ -14,18 +14,18 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from fedlalr.algorithms.checks import check_choice, check_not_negative, check_positive
 from fedlalr.algorithms.slots import Algorithm
+from fedlalr.common.checks import check_choice, check_not_negative, check_positive
 from fedlalr.data.population import Clients
-from fedlalr.federation.robust import SlotReduction, as_reductions
-from fedlalr.federation.screening import MAX_NORM_RATIO
-from fedlalr.federation.server import Rules
-from fedlalr.federation.surroundings import undisturbed
+from fedlalr.federation.replies.reductions import SlotReduction, as_reductions
+from fedlalr.federation.replies.screening import MAX_NORM_RATIO
+from fedlalr.federation.round import Rules
 from fedlalr.federation.validation import check_count
 from fedlalr.training import Epochs, Interval, Training
+from fedlalr.training.interfaces import Loss
 from fedlalr.training.layout import Layout
 from fedlalr.training.ranks import own_gpu
-from fedlalr.training.work import Loss
+from fedlalr.training.torch_state import undisturbed
 
 LEAST_DECAY = 1e-30
 """What a decay leaves of the rate at the least: no parameter moves by it, but some methods divide by their rate."""

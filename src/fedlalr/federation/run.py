@@ -19,17 +19,16 @@ from fedlalr.data.population import Clients, Population, Samples, as_clients
 from fedlalr.data.transforms import Transform
 from fedlalr.federation.debug import Debugger
 from fedlalr.federation.evaluation import Evaluation, evaluate
-from fedlalr.federation.fingerprint import facts_of
-from fedlalr.federation.measures import Measures, check_measures
-from fedlalr.federation.metrics import Record
+from fedlalr.federation.metrics import Measures, check_measures
 from fedlalr.federation.observers import Observer, RunInfo, show_round
 from fedlalr.federation.options import Options
-from fedlalr.federation.robust import SlotReduction
-from fedlalr.federation.rundir import Journal
+from fedlalr.federation.record import Record
+from fedlalr.federation.replies.reductions import SlotReduction
+from fedlalr.federation.replies.screening import MAX_NORM_RATIO
+from fedlalr.federation.round import Outcome, ServerState, module_randomness, play_round
 from fedlalr.federation.sampling import sample
-from fedlalr.federation.screening import MAX_NORM_RATIO
-from fedlalr.federation.server import Outcome, ServerState, module_randomness, play_round
-from fedlalr.federation.surroundings import undisturbed
+from fedlalr.federation.storage.fingerprint import facts_of
+from fedlalr.federation.storage.journal import Journal
 from fedlalr.federation.validation import (
     check_cohort,
     check_observers,
@@ -39,12 +38,13 @@ from fedlalr.federation.validation import (
 )
 from fedlalr.training import Epochs, Interval, Training, create_engine
 from fedlalr.training.copying import copied
-from fedlalr.training.distributed import join_ranks
-from fedlalr.training.local import starting_slots
+from fedlalr.training.engines.distributed import join_ranks
+from fedlalr.training.engines.reference import get_buffers, set_buffers
+from fedlalr.training.interfaces import Engine, Loss, Probe
+from fedlalr.training.local_step import starting_slots
 from fedlalr.training.memory import forked_generators
 from fedlalr.training.ranks import ALONE, Ranks
-from fedlalr.training.reference import get_buffers, set_buffers
-from fedlalr.training.work import Engine, Loss, Probe
+from fedlalr.training.torch_state import undisturbed
 
 State = dict[str, dict[str, Tensor]]
 

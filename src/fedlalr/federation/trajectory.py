@@ -19,10 +19,10 @@ from typing import NamedTuple
 import torch
 
 from fedlalr.algorithms.slots import Context, Slots
+from fedlalr.common.files import write_whole
 from fedlalr.federation.observers import Observer, RunInfo
-from fedlalr.federation.rundir import RunDirectoryError, explained
-from fedlalr.federation.whole_file import write_whole
-from fedlalr.training.work import Probe, Trace
+from fedlalr.federation.storage.journal import RunDirectoryError, explained
+from fedlalr.training.interfaces import Probe, Trace
 
 TRAJECTORY_FILE = "trajectory.jsonl"
 V_HAT_SQUARED = "‖v̂‖²"

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from fedlalr.algorithms.slots import Algorithm, Slots
-from fedlalr.data.misfits import check_rows
+from fedlalr.data.input_errors import check_rows
 from fedlalr.data.population import Population, Samples
 from fedlalr.federation.evaluation import is_class_target
 from fedlalr.federation.observers import Observer
-from fedlalr.training.local import starting_slots
-from fedlalr.training.masked_loss import ignored_label
+from fedlalr.training.engines.reference import get_buffers, set_buffers
+from fedlalr.training.interfaces import Training
+from fedlalr.training.local_step import starting_slots
 from fedlalr.training.modes import in_mode
-from fedlalr.training.reference import get_buffers, set_buffers
-from fedlalr.training.work import Training
+from fedlalr.training.stacked.masked_loss import ignored_label
 
 _NO_CLASS = 255
 """What masks of images have where there is no label."""

@@ -6,12 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedlalr.flower.client import client_app
-    from fedlalr.flower.strategy import FederatedStrategy
+    from fedlalr.flower.client.app import client_app
+    from fedlalr.flower.server.strategy import FederatedStrategy
 
 __all__ = ["FederatedStrategy", "client_app"]
 
-_HOMES = {"FederatedStrategy": "fedlalr.flower.strategy", "client_app": "fedlalr.flower.client"}
+_HOMES = {"FederatedStrategy": "fedlalr.flower.server.strategy", "client_app": "fedlalr.flower.client.app"}
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ from fedlalr import __version__
 from fedlalr.config import Config, ConfigError, dump, load
 from fedlalr.config.loading import check
 from fedlalr.config.overrides import parse_overrides
-from fedlalr.flower.feasible import check_data, check_settings, data_here
+from fedlalr.flower.preflight import check_data, check_settings, data_here
 
 NODES = 3
 """Supernodes, where nobody says how many."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedlalr.paper.curves import Curves, PanelCurves
-from fedlalr.paper.measures import (
+from fedlalr.paper.curve_measures import (
     EQUIVALENT,
     MARKED_DROP,
     SLIGHTLY,
@@ -19,6 +18,7 @@ from fedlalr.paper.measures import (
     largest_drop,
     roughness,
 )
+from fedlalr.paper.curves import Curves, PanelCurves
 from fedlalr.paper.plans import INTERVALS, METHODS
 from fedlalr.paper.verdicts import Check, Claim
 from fedlalr.report.tables import name_of

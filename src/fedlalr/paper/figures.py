@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 from matplotlib.figure import Figure
 
+from fedlalr.common.files import write_whole
 from fedlalr.config.errors import ConfigError
 from fedlalr.config.jobs import Job
-from fedlalr.federation.rundir import versions
-from fedlalr.federation.whole_file import write_whole
+from fedlalr.federation.storage.journal import versions
 from fedlalr.paper import claims, claims_measured, heterogeneity, plots, speedup, speedup_figure
+from fedlalr.paper.curve_measures import Numbers, summary
 from fedlalr.paper.curves import PanelCurves, collect, over, write_curves, write_trajectories
-from fedlalr.paper.measures import Numbers, summary
 from fedlalr.paper.open_choices import choices, variants
 from fedlalr.paper.plans import PLANS, Plan, Request
 from fedlalr.paper.speedup_results import Speedup

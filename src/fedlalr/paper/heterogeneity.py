@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from fedlalr.config import build_population
 from fedlalr.data.heterogeneity import Counts, count_labels, summarise
-from fedlalr.paper.asked import takes
+from fedlalr.paper.figure_options import takes
 from fedlalr.paper.plans import CIFAR, Request, key_of
 from fedlalr.paper.style import WIDTH, add_notes
 

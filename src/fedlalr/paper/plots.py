@@ -13,7 +13,7 @@ from matplotlib.ticker import NullFormatter
 
 from fedlalr.federation.trajectory import QUANTILES, V_HAT_SQUARED, Point, rate_name
 from fedlalr.paper.curves import PanelCurves
-from fedlalr.paper.lines import (
+from fedlalr.paper.line_drawing import (
     Look,
     draw_curve,
     draw_lines,
@@ -33,7 +33,7 @@ from fedlalr.paper.lines import (
 )
 from fedlalr.paper.plans import INTERVALS, METHODS
 from fedlalr.paper.style import add_notes
-from fedlalr.report.looks import COLOURS, LINE_STYLES
+from fedlalr.report.line_styles import COLOURS, LINE_STYLES
 
 INTERVAL_LOOKS: Mapping[str, Look] = {
     key: {"color": COLOURS[i], "linestyle": LINE_STYLES[i], "linewidth": 1.3} for i, key in enumerate(INTERVALS)

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import t as student
 
+from fedlalr.common.files import write_whole
 from fedlalr.config.errors import ConfigError
-from fedlalr.federation.whole_file import write_whole
 
 REGIME = 8
 """KT ≥ REGIME · N³ is taken for KT ≫ N³."""

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from fedlalr.common.files import write_whole
 from fedlalr.config.errors import ConfigError
-from fedlalr.federation.whole_file import write_whole
-from fedlalr.paper.measures import DEFINITIONS
+from fedlalr.paper.curve_measures import DEFINITIONS
 
 Verdict = Literal["holds", "does not hold", "not measured"]
 

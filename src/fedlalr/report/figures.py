@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlalr.report.comparison import Curve
-from fedlalr.report.looks import looks_of
+from fedlalr.report.line_styles import looks_of
 from fedlalr.report.tables import name_of
 
 

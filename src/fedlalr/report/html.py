@@ -12,12 +12,12 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from fedlalr.common.files import write_whole
 from fedlalr.config import dump
-from fedlalr.federation.whole_file import write_whole
-from fedlalr.report.command import command_for, description_of, stored_command
 from fedlalr.report.groups import Group, curves_of, group_runs, method_of
-from fedlalr.report.looks import dash_arrays, looks_of
+from fedlalr.report.line_styles import dash_arrays, looks_of
 from fedlalr.report.partitions import PartitionView, view_partitions
+from fedlalr.report.rerun_command import command_for, description_of, stored_command
 from fedlalr.report.runs import ReportedRun, find_runs, read_run
 from fedlalr.report.sections import (
     comparison_section,

@@ -11,8 +11,8 @@ from typing import Any
 from fedlalr.config import Config, ConfigError, RunDirectory
 from fedlalr.config.loading import CONFIG_FILE
 from fedlalr.federation import Record, Rejection
-from fedlalr.federation.checkpoint import CheckpointError, read_description
-from fedlalr.federation.rundir import CHECKPOINTS, METRICS_FILE
+from fedlalr.federation.storage.checkpoint import CheckpointError, read_description
+from fedlalr.federation.storage.journal import CHECKPOINTS, METRICS_FILE
 from fedlalr.federation.trajectory import TRAJECTORY_FILE, Point, read_trajectory
 
 TUNING = "grid"

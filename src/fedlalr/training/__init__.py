@@ -1,8 +1,8 @@
 """How a cohort of clients trains locally: the engines."""
 
-from fedlalr.training.engines import ENGINES, create_engine
+from fedlalr.training.engines.registry import ENGINES, create_engine
+from fedlalr.training.interfaces import Engine, Probe, Replies, Trace, Training, Work
 from fedlalr.training.intervals import Epochs, Interval, LogInterval, Steps
-from fedlalr.training.work import Engine, Probe, Replies, Trace, Training, Work
 
 __all__ = [
     "ENGINES",

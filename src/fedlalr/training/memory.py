@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedlalr.training.work import Training, Work
+from fedlalr.training.interfaces import Training, Work
 
 SHARE = {"cuda": 0.7, "cpu": 0.5}
 """How much of the free memory is used: a GPU is ours alone, a CPU's memory is shared with others."""

@@ -11,14 +11,15 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from fedlalr.data.fetch import Progress
-from fedlalr.data.sources import digits, idx, routes, scripts, shakespeare
+from fedlalr.data.sources import digits, idx, routes, shakespeare
+from fedlalr.data.sources import text_readers as scripts
 from fedlalr.data.sources.cifar import Cifar
 from fedlalr.data.sources.cifar_facts import CIFAR10, CIFAR100
 from fedlalr.data.sources.idx import IdxSet
 from fedlalr.data.sources.rawdata import Arrays, Images, RawData
-from fedlalr.data.sources.script import Script
 from fedlalr.data.sources.source import Found, Route, Source, obtain, whereabouts
 from fedlalr.data.sources.source import fetch as fetch_source
+from fedlalr.data.sources.text_by_role import Script
 
 Edition = Literal["any", "leaf", "gutenberg"]
 

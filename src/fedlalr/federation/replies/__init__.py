@@ -1,0 +1,1 @@
+"""What clients send back: reading it, checking it, reducing it."""

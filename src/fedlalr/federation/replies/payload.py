@@ -1,0 +1,249 @@
+"""A reply as it comes in from outside: its form is checked before anything is computed with it.
+
+Names, shapes, dtypes, byte order, contiguity, counts, and whether the reply belongs to this run, this round and a
+client that was asked. Nothing is cast, broadcast, reordered or guessed: what does not fit is refused by name.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedlalr.algorithms.slots import Slots, SlotTable
+from fedlalr.training.interfaces import Buffers, Replies
+from fedlalr.training.layout import Layout
+
+LARGEST_COUNT = 10**9
+"""A client that claims more samples or local steps than this is refused."""
+LONGEST_NAME, LONGEST_TEXT = 100, 200
+"""Metrics with longer names or values are dropped."""
+LARGEST_METRIC = 1e300
+NOBODY = -1
+"""The client of a reply that names none."""
+LONGEST_HEADER = 1024
+"""Bytes of an npy header that are parsed at most."""
+
+
+class Refused(ValueError):
+    """Why a reply is not taken."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One client's answer, as received. Nothing in it is trusted."""
+
+    client: int
+    run: str
+    round: int
+    contract: str
+    """The digest of the hyper-parameters the client trained with, see `fingerprint.contract`."""
+    samples: Any
+    steps: Any
+    slots: Mapping[str, Mapping[str, Any]]
+    """Slot → parameter → array."""
+    buffers: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """Numbers such as `loss`, for the records alone."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the replies of a round must be."""
+
+    run: str
+    round: int
+    clients: frozenset[int]
+    """Those that were asked."""
+    contract: str
+    layout: Layout
+    table: SlotTable
+    broadcast: Slots
+    buffers: Buffers = field(default_factory=dict)
+    answered: frozenset[int] = frozenset()
+    """Those whose reply is in already."""
+    steps: Callable[[int], int] | None = None
+    """Local steps that a client with so many samples makes in this round, where that is known."""
+
+
+def unpack(reply: Reply, expected: Expected) -> Replies:
+    """The reply as a stack of one, or `Refused`."""
+    client = _check_origin(reply, expected)
+    samples, steps = check_count("samples", reply.samples), check_count("steps", reply.steps)
+    if expected.steps is not None and steps != (due := expected.steps(samples)):
+        raise Refused(f"steps is {steps:,}, and a client with {samples:,} samples makes {due:,} in this round")
+    layout, table = expected.layout, expected.table
+    _check_names("slots", reply.slots, table.up)
+    shapes = dict(zip(layout.names, layout.shapes, strict=True))
+    slots = {}
+    for slot in table.up:
+        named = reply.slots[slot]
+        _check_names(f"the parameters of {slot}", named, layout.names)
+        parts = [as_tensor(f"{slot}/{name}", named[name], shapes[name], layout.dtype) for name in layout.names]
+        slots[slot] = torch.cat([part.reshape(-1) for part in parts])[None].to(expected.broadcast.x.device)
+    _check_names("buffers", reply.buffers, expected.buffers)
+    buffers = {
+        name: as_tensor(f"buffer {name}", reply.buffers[name], like.shape, like.dtype)[None].to(like.device)
+        for name, like in expected.buffers.items()
+    }
+    loss = clean_metrics(reply.metrics).get("loss", math.nan)
+    return Replies(
+        clients=torch.tensor([client]),
+        samples=torch.tensor([samples]),
+        steps=torch.tensor([steps]),
+        losses=torch.tensor([float(loss) if isinstance(loss, int | float) else math.nan], dtype=torch.float64),
+        slots=Slots(**slots),
+        buffers=buffers,
+        kept=Slots(),
+    )
+
+
+def as_tensor(name: str, array: object, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
+    """An array or tensor of exactly this shape and dtype as a tensor on the CPU, or `Refused`."""
+    shape = tuple(shape)
+    if isinstance(array, np.ndarray):
+        if not array.dtype.isnative:
+            raise Refused(f"{name} has swapped bytes ({array.dtype.str})")
+        if array.dtype != numpy_dtype(dtype):
+            raise Refused(f"{name} is {array.dtype}, and {dtype} is expected")
+        contiguous = array.flags.c_contiguous
+    elif isinstance(array, Tensor):
+        if array.layout is not torch.strided or array.is_quantized or array.device.type == "meta":
+            raise Refused(f"{name} is not a plain tensor")
+        if array.dtype != dtype:
+            raise Refused(f"{name} is {array.dtype}, and {dtype} is expected")
+        contiguous = array.is_contiguous()
+    else:
+        raise Refused(f"{name} is a {type(array).__name__} and not an array")
+    if tuple(array.shape) != shape:
+        raise Refused(f"{name} has shape {tuple(array.shape)}, and {shape} is expected")
+    if not contiguous:
+        raise Refused(f"{name} is not contiguous")
+    if isinstance(array, np.ndarray):
+        return torch.from_numpy(array.view(np.ndarray) if array.flags.writeable else array.copy())
+    return array.detach()
+
+
+def check_count(name: str, value: object) -> int:
+    """A whole number from 1 to `LARGEST_COUNT`, or `Refused`."""
+    number = value.item() if isinstance(value, np.integer | np.floating) else value
+    is_number = isinstance(number, int | float) and not isinstance(number, bool)
+    if not is_number or not 1 <= number <= LARGEST_COUNT or number != int(number):  # type: ignore[operator,call-overload]
+        raise Refused(f"{name} is {_short(value)}, and a whole number from 1 to {LARGEST_COUNT:,} is expected")
+    count: int = int(number)  # type: ignore[call-overload]
+    return count
+
+
+def clean_metrics(metrics: object) -> dict[str, int | float | str]:
+    """The metrics that may be recorded: finite numbers and short texts under short names. The rest is dropped.
+
+    >>> clean_metrics({"loss": 0.5, "accuracy": float("nan"), "note": "x" * 10_000})
+    {'loss': 0.5}
+    """
+    kept: dict[str, int | float | str] = {}
+    for name, value in metrics.items() if isinstance(metrics, Mapping) else ():
+        if not isinstance(name, str) or len(name) > LONGEST_NAME:
+            continue
+        if isinstance(value, bool | int | float | np.integer | np.floating):
+            number = value.item() if isinstance(value, np.generic) else value
+            if -LARGEST_METRIC <= number <= LARGEST_METRIC:
+                kept[name] = number
+        elif isinstance(value, str) and len(value) <= LONGEST_TEXT:
+            kept[name] = value
+    return kept
+
+
+def array_from_npy(name: str, content: bytes, shape: Iterable[int], dtype: torch.dtype) -> NDArray[Any]:
+    """The array in the bytes of an npy file, or `Refused`. No pickle is read, no memory taken beyond the expected."""
+    shape, wanted = tuple(shape), numpy_dtype(dtype)
+    if len(content) > LONGEST_HEADER + math.prod(shape) * wanted.itemsize:
+        raise Refused(f"{name} has {len(content):,} bytes, more than an array of shape {shape} has")
+    stream = io.BytesIO(content)
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version not in ((1, 0), (2, 0)):
+            raise Refused(f"{name} is in npy format {version}, and 1.0 or 2.0 is expected")
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        found_shape, fortran, found = read(stream, max_header_size=LONGEST_HEADER)
+    except Refused:
+        raise
+    except Exception as error:  # the bytes may be anything, and so may be what parsing their header runs into
+        raise Refused(f"{name} is not a readable npy array: {type(error).__name__}") from error
+    if found.hasobject:
+        raise Refused(f"{name} holds Python objects, which are never read")
+    if not found.isnative or found != wanted:
+        raise Refused(f"{name} is {found.str}, and {wanted.str} is expected")
+    if found_shape != shape or (fortran and len(shape) > 1):
+        raise Refused(
+            f"{name} has shape {found_shape}{' in Fortran order' if fortran else ''}, and {shape} is expected"
+        )
+    rest = len(content) - stream.tell()
+    if rest != math.prod(shape) * wanted.itemsize:
+        raise Refused(f"{name} has {rest:,} bytes of numbers, and {math.prod(shape) * wanted.itemsize:,} are expected")
+    return np.frombuffer(content, wanted, offset=stream.tell()).reshape(shape)
+
+
+def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    """NumPy's name of a torch dtype, or `Refused` where it has none (bfloat16)."""
+    try:
+        return torch.empty(0, dtype=dtype).numpy().dtype
+    except TypeError:
+        raise Refused(f"NumPy has no {dtype}; send it as a tensor") from None
+
+
+def client_of(reply: Reply) -> int:
+    """The id of the client that a reply names, or `NOBODY` where it names none that could be."""
+    client: object = reply.client
+    is_whole = isinstance(client, int | np.integer) and not isinstance(client, bool)
+    return int(client) if is_whole and 0 <= client <= LARGEST_COUNT else NOBODY  # type: ignore[operator,call-overload]
+
+
+def _check_origin(reply: Reply, expected: Expected) -> int:
+    """The client that a reply comes from, if it was asked."""
+    if not isinstance(reply.run, str) or reply.run != expected.run:
+        raise Refused(f"the reply belongs to run {_short(reply.run)}, and this is {expected.run!r}")
+    if not isinstance(reply.round, int) or reply.round != expected.round:
+        raise Refused(f"the reply belongs to round {_short(reply.round)}, and this is round {expected.round}")
+    client = client_of(reply)
+    if client == NOBODY:
+        raise Refused(f"the reply names client {_short(reply.client)}, and a whole number from 0 on is expected")
+    if client in expected.answered:
+        raise Refused("the client has answered already")
+    if client not in expected.clients:
+        raise Refused("the client was not asked in this round")
+    if not isinstance(reply.contract, str) or reply.contract != expected.contract:
+        raise Refused("the client trained with other hyper-parameters than the round's")
+    return client
+
+
+def _check_names(what: str, given: object, expected: Iterable[str]) -> None:
+    expected = list(expected)
+    if not isinstance(given, Mapping):
+        raise Refused(f"{what} must be a table of names, not a {type(given).__name__}")
+    missing = [name for name in expected if name not in given]
+    extra = [name for name in given if name not in expected]
+    if missing:
+        raise Refused(f"{what}: {_listed(missing)} missing")
+    if extra:
+        raise Refused(f"{what}: {_listed(extra)} not expected")
+
+
+def _listed(names: list[Any]) -> str:
+    shown = ", ".join(_short(name) for name in names[:3])
+    return (
+        f"{shown} and {len(names) - 3} more are" if len(names) > 3 else f"{shown} {'is' if len(names) == 1 else 'are'}"
+    )
+
+
+def _short(value: object) -> str:
+    if isinstance(value, int) and abs(value) > LARGEST_COUNT**2:
+        return "a huge number"  # Python refuses to print integers of thousands of digits
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}…"

@@ -1,0 +1,160 @@
+"""From the cohort's replies to one value per slot.
+
+A slot that went down is reduced as its change from the broadcast: b + Σ wᵢ (uᵢ − b). In exact arithmetic that is the
+mean; in floating point it is also exact for a coordinate that nobody touched and never falls below b where no reply
+does. The robust reductions of `robust.py` keep both properties, and so does the mean of buffers, in another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedlalr.algorithms.slots import Slots, SlotTable
+from fedlalr.federation.replies.reductions import NUMBERS_IN_CACHE, REDUCTIONS, Max, Mean, SlotReduction, mean_change
+from fedlalr.training.interfaces import Buffers, Replies, real_numbers
+from fedlalr.training.ranks import WHOLE, Spread
+
+__all__ = ["mean_change", "reduce_buffers", "reduce_slots", "small_changes", "weights"]
+
+
+def small_changes(replies: Replies, broadcast: Slots) -> dict[str, Tensor]:
+    """The change of every slot that went down and whose stack fits into a processor's cache, `[R, P]`.
+
+    There a pass costs less than the start of the operator that makes it, so screening and the mean share this one.
+    """
+    return {
+        name: values - broadcast[name]
+        for name, values in replies.slots.items()
+        if name in broadcast and values.is_cpu and values.numel() <= NUMBERS_IN_CACHE and replies.spread.is_whole
+    }
+
+
+def weights(samples: Tensor, weighting: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The share of each reply in a mean, `[R]`, summing to one.
+
+    >>> weights(torch.tensor([1, 3]), "samples", torch.float64, torch.device("cpu"))
+    tensor([0.2500, 0.7500], dtype=torch.float64)
+    """
+    share = samples.to(torch.float64) if weighting == "samples" else torch.ones_like(samples, dtype=torch.float64)
+    return (share / share.sum()).to(dtype).to(device)
+
+
+def reduce_slots(
+    uploads: Slots,
+    broadcast: Slots,
+    share: Tensor,
+    table: SlotTable,
+    how: Mapping[str, SlotReduction] | None = None,
+    spread: Spread = WHOLE,
+    changes: Mapping[str, Tensor] | None = None,
+) -> Slots:
+    """Every uploaded slot `[R, P]` reduced to `[P]`: as `how` says, else as the table does.
+
+    `changes` are those of the uploads that have been taken already.
+    """
+    chosen = {name: REDUCTIONS[default]() for name, default in table.up.items()} | dict(how or {})
+    if not spread.is_whole:
+        return Slots(**_reduce_spread(chosen, uploads.only(*table.up), broadcast, share, spread))
+    reduced = {}
+    for name in table.up:
+        if changes is not None and name in changes and type(chosen[name]) is Mean:
+            reduced[name] = broadcast[name] + mean_change(changes[name], None, share)
+        else:
+            value = chosen[name].reduce(uploads[name], broadcast.get(name), share)
+            reduced[name] = _own(_checked(name, value, uploads[name]), uploads[name])
+    return Slots(**reduced)
+
+
+def _checked(name: str, value: Tensor, upload: Tensor) -> Tensor:
+    """What a user's reduction gives, in the slot's precision, if it is one number for each coordinate."""
+    if not isinstance(value, Tensor) or value.shape != upload.shape[1:]:
+        given = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise ValueError(f"the reduction of {name} must give a tensor {tuple(upload.shape[1:])}, not {given}")
+    return value.to(upload.dtype)
+
+
+def _own(value: Tensor, upload: Tensor) -> Tensor:
+    """A value that shares no memory with the replies, which an engine uses again: a user's reduction may pick one."""
+    shared = value.untyped_storage().data_ptr() == upload.untyped_storage().data_ptr()
+    return value.clone() if shared else value
+
+
+def reduce_buffers(stacked: Buffers, share: Tensor, spread: Spread = WHOLE) -> Buffers:
+    """The mean of floating-point and complex buffers; of whole numbers, which have no mean, the middle one.
+
+    That is what most clients say of a number that never changes, and no single client can move a count far.
+    """
+    reduced: Buffers = {}
+    share = share.double() / share.double().sum()  # as rounded for the slots, they would shift large numbers
+    for dtype in dict.fromkeys(values.dtype for values in stacked.values()):  # once for all of a kind
+        alike = {name: values for name, values in stacked.items() if values.dtype == dtype}
+        flat = torch.cat([values[..., None].flatten(1) for values in alike.values()], 1)
+        row = _middle(spread.gather(flat)) if _is_whole(dtype) else _mean(flat, share, spread)
+        shapes = [values.shape[1:] for values in alike.values()]
+        parts = torch.split(row, [shape.numel() for shape in shapes])
+        reduced |= {name: part.view(shape) for name, part, shape in zip(alike, parts, shapes, strict=True)}
+    return {name: reduced[name] for name in stacked}
+
+
+def _is_whole(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex)
+
+
+def _mean(values: Tensor, share: Tensor, spread: Spread) -> Tensor:
+    if not values.is_complex():
+        return _mean_within(values, share, spread)
+    parts = _mean_within(real_numbers(values).flatten(1), share, spread)
+    return torch.view_as_complex(parts.view(-1, 2))
+
+
+def _mean_within(values: Tensor, share: Tensor, spread: Spread) -> Tensor:
+    """A mean that rounding does not bring out of what the replies span, so that equal replies give themselves.
+
+    It is not taken as change from the broadcast: statistics of a network that has moved far can be so much smaller
+    than the last ones that a variance would come out below zero.
+    """
+    mean = spread.ranks.sum({"mean": _part_of_mean(values, None, share, spread)})["mean"]
+    least, most = torch.aminmax(values, dim=0) if len(values) else (torch.full_like(mean, torch.inf), _highest(values))
+    ends = spread.ranks.max({"least": -least, "most": most})
+    return torch.clamp(mean, -ends["least"], ends["most"])
+
+
+def _middle(values: Tensor) -> Tensor:
+    """The lower median of each number over the replies."""
+    return values.sort(0).values[(len(values) - 1) // 2].clone()
+
+
+def _reduce_spread(
+    how: Mapping[str, SlotReduction],
+    stacks: Mapping[str, Tensor],
+    broadcast: Mapping[str, Tensor],
+    share: Tensor,
+    spread: Spread,
+) -> dict[str, Tensor]:
+    """Reduce stacks that are spread over processes: sums and maxima part by part, all else on the gathered stack."""
+    sums, maxima, reduced = {}, {}, {}
+    for name, values in stacks.items():
+        reference = broadcast.get(name)
+        if type(how[name]) is Mean:  # a user's subclass may reduce in another way
+            sums[name] = _part_of_mean(values, reference, share, spread)
+        elif type(how[name]) is Max:
+            maxima[name] = _highest(values)
+        else:
+            every = spread.gather(values)
+            reduced[name] = _checked(name, how[name].reduce(every, reference, share), every)
+    for name, total in spread.ranks.sum(sums).items():
+        reduced[name] = broadcast[name] + total if name in broadcast else total
+    return reduced | spread.ranks.max(maxima)
+
+
+def _part_of_mean(values: Tensor, reference: Tensor | None, share: Tensor, spread: Spread) -> Tensor:
+    """What the rows that are here add to the mean."""
+    return mean_change(values if reference is None else values - reference, None, spread.mine(share).to(values.dtype))
+
+
+def _highest(values: Tensor) -> Tensor:
+    """The largest value at each place of the rows that are here, of which there may be none."""
+    return values.amax(0) if len(values) else values.new_full(values.shape[1:], -torch.inf)

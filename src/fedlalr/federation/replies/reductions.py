@@ -1,0 +1,265 @@
+"""Reductions of one slot over the cohort, from the plain mean to those that hostile replies move little.
+
+Each works on the *change* from the broadcast (from zero, where the slot did not go down), so that a coordinate nobody
+touched stays exactly as it was and v̂, of which every change is at least zero, never falls below its broadcast.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from fedlalr.algorithms.slots import SlotTable
+from fedlalr.common.checks import check_positive
+from fedlalr.training.kernels import cohort
+
+COORDINATES_AT_A_TIME = 1 << 22
+"""Numbers that are sorted at once: bounds the memory of a sort."""
+NUMBERS_IN_CACHE = 1 << 16
+"""Numbers that are worked on at once where it is memory that takes the time."""
+ALIGNED = 1024
+"""Coordinates that are summed together."""
+SAFE_NORMS = (1e-12, 1e15)
+"""Between these a norm in float32 has lost nothing to squares that vanish or overflow."""
+SUMMED = 1 << 18
+"""So many squares summed in float32 leave a norm three digits even where every rounding goes the same way."""
+
+
+class SlotReduction(Protocol):
+    """One way to get from the uploads `[R, P]` of a slot to one value `[P]`."""
+
+    def reduce(self, values: Tensor, reference: Tensor | None, share: Tensor) -> Tensor:
+        """The reduced slot, from the uploads, the broadcast where there is one, and the weights `[R]`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The weighted mean."""
+
+    def reduce(self, values: Tensor, reference: Tensor | None, share: Tensor) -> Tensor:
+        return mean_change(values, reference, share)
+
+
+@dataclass(frozen=True)
+class Max:
+    """The largest value of each coordinate. One client is enough to raise it: combine it with a bound."""
+
+    def reduce(self, values: Tensor, reference: Tensor | None, share: Tensor) -> Tensor:
+        return values.amax(0)
+
+
+@dataclass(frozen=True)
+class Median:
+    """The median of each coordinate (the mean of the middle two of an even cohort). Weights are ignored.
+
+    >>> Median().reduce(torch.tensor([[1.0], [2.0], [900.0]]), torch.tensor([0.0]), torch.ones(3) / 3)
+    tensor([2.])
+    """
+
+    def reduce(self, values: Tensor, reference: Tensor | None, share: Tensor) -> Tensor:
+        return _by_coordinate(values, reference, _middle)
+
+
+@dataclass(frozen=True)
+class Trimmed:
+    """The mean of each coordinate without the lowest and the highest `share` of the replies. Weights are ignored.
+
+    At least one reply is left out at either end, where three or more are there.
+    """
+
+    share: float = 0.2
+
+    def __post_init__(self) -> None:
+        if isinstance(self.share, bool) or not isinstance(self.share, int | float) or not 0 < self.share < 0.5:
+            raise ValueError(
+                f"the share that Trimmed leaves out at either end must lie in (0, 0.5), not {self.share!r}"
+            )
+
+    def reduce(self, values: Tensor, reference: Tensor | None, share: Tensor) -> Tensor:
+        count = len(values)
+        out = min(math.ceil(self.share * count - 1e-9), (count - 1) // 2)  # 0.07 · 100 is a little more than 7
+        return _by_coordinate(values, reference, lambda ordered: ordered[out : count - out].mean(0))
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """The weighted mean of changes whose norm is cut down to at most `ratio` times the cohort's median of that norm."""
+
+    ratio: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive("the ratio of Bounded", self.ratio)
+
+    def reduce(self, values: Tensor, reference: Tensor | None, share: Tensor) -> Tensor:
+        change = values if reference is None else values - reference
+        norms = change_norms(change)
+        # A cohort of which most did not move has no scale to go by: then nothing is cut.
+        bound = self.ratio * norms.median()
+        factor = torch.where((norms > bound) & (bound > 0), bound / norms, torch.ones_like(norms)).to(values.dtype)
+        mean = (change * (factor * share)[:, None]).sum(0)
+        return mean if reference is None else reference + mean
+
+
+REDUCTIONS: dict[str, Callable[..., SlotReduction]] = {
+    "mean": Mean,
+    "max": Max,
+    "median": Median,
+    "trimmed": Trimmed,
+    "bounded": Bounded,
+}
+"""Reductions by name."""
+
+
+def as_reductions(given: Mapping[str, Any] | None, table: SlotTable) -> dict[str, SlotReduction]:
+    """What a user asked for, by slot: names, tables such as `{"name": "trimmed", "share": 0.1}`, or objects."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise TypeError(f"reduce must be a table from slot to reduction, such as {{'x': 'median'}}, not {given!r}")
+    for slot in given:
+        if slot not in table.up:
+            raise ValueError(
+                f"reduce names the slot {slot!r}, but the clients send {', '.join(table.up)}.{_hint(slot, table.up)}"
+            )
+    return {slot: _as_reduction(slot, how) for slot, how in given.items()}
+
+
+def mean_change(values: Tensor, reference: Tensor | None, share: Tensor) -> Tensor:
+    """The weighted mean over the first dimension, taken as change from a reference where there is one."""
+    if cohort.fits(values, reference):
+        return cohort.mean_change(values, values.new_zeros(values.shape[1]) if reference is None else reference, share)
+    if values.device.type == "cpu" and values.dim() == 2:
+        return _mean_in_the_cache(values, reference, share)
+    share = share.view(-1, *[1] * (values.dim() - 1))
+    if reference is None:
+        return (values * share).sum(0)
+    return reference + ((values - reference) * share).sum(0)
+
+
+def _mean_in_the_cache(values: Tensor, reference: Tensor | None, share: Tensor) -> Tensor:
+    """The same, some coordinates at a time, so that the changes never leave a processor's cache."""
+    count, size = values.shape
+    out, column = values.new_empty(size), share[:, None]
+    for start, stop in pieces(size, NUMBERS_IN_CACHE // max(count, 1)):
+        part = values[:, start:stop]
+        if reference is None:
+            torch.sum(part * column, 0, out=out[start:stop])
+        else:
+            base = reference[start:stop]
+            torch.add(base, (part - base).mul_(column).sum(0), out=out[start:stop])
+    return out
+
+
+def pieces(size: int, width: int) -> list[tuple[int, int]]:
+    """Stretches of about `width` coordinates of which the sums over a cohort have the bits of the whole's.
+
+    torch sums columns in groups, and the last bits depend on the grouping: so pieces begin at multiples of a number and
+    are no shorter, unless all is.
+
+    >>> pieces(5000, 2000)
+    [(0, 1024), (1024, 2048), (2048, 3072), (3072, 5000)]
+    """
+    width = max(ALIGNED, width // ALIGNED * ALIGNED)
+    starts = [0, *range(width, size - ALIGNED, width)]  # a short rest goes with the last piece
+    return list(zip(starts, [*starts[1:], size], strict=True))
+
+
+def change_norms(values: Tensor, reference: Tensor | None = None, *, rough: bool = False) -> Tensor:
+    """The Euclidean norm of each row's change, in float64: a float32 sum of squares of v̂ would underflow.
+
+    Rough ones are right to three digits and cost a CPU a third of the time.
+    """
+    if reference is not None and cohort.fits(values, reference):
+        return cohort.changes(values, reference)[0]
+    norm = _rough_norm if rough else _norm
+    return _joined([norm(change) for change in _row_changes(values, reference)])
+
+
+def norms_and_falls(values: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
+    """Rough norms of `change_norms` and which rows are below the reference anywhere, bool `[R]`, in one pass."""
+    if cohort.fits(values, reference):
+        return cohort.changes(values, reference)
+    parts = [(_rough_norm(change), change.amin(1) < 0) for change in _row_changes(values, reference)]
+    return _joined([norms for norms, _ in parts]), _joined([fell for _, fell in parts])
+
+
+def _row_changes(values: Tensor, reference: Tensor | None) -> Iterator[Tensor]:
+    """Each row's change; on a CPU few rows at a time, so that the changes never leave its cache."""
+    rows = NUMBERS_IN_CACHE // max(values.shape[1], 1) if values.device.type == "cpu" else len(values)
+    for part in (values,) if rows >= len(values) else torch.split(values, max(rows, 1)):
+        yield part if reference is None else part - reference
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _rough_norm(change: Tensor) -> Tensor:
+    """The norm in the numbers' own precision, where it has three digits there and no square vanishes or overflows."""
+    fits = change.shape[1] <= SUMMED and change.stride(1) == 1
+    if change.dtype == torch.float32 and change.device.type == "cpu" and fits:
+        norms: Tensor = torch.linalg.vector_norm(change, dim=1)
+        if all(SAFE_NORMS[0] < norm < SAFE_NORMS[1] for norm in norms.tolist()):
+            return norms
+    return _norm(change)
+
+
+def _norm(change: Tensor) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(change, dim=1, dtype=torch.float64)
+    return norms
+
+
+def _by_coordinate(values: Tensor, reference: Tensor | None, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    """Sort every coordinate over the cohort, and reduce the sorted changes. Some coordinates at a time."""
+    width = max(1, COORDINATES_AT_A_TIME // len(values))
+    parts = []
+    for start in range(0, values.shape[1], width):
+        part = values[:, start : start + width]
+        if reference is None:
+            parts.append(reduce(part.sort(0).values))
+        else:
+            base = reference[start : start + width]
+            parts.append(base + reduce((part - base).sort(0).values))
+    return torch.cat(parts)
+
+
+def _middle(ordered: Tensor) -> Tensor:
+    count = len(ordered)
+    low, high = ordered[(count - 1) // 2], ordered[count // 2]
+    return low + (high - low) / 2
+
+
+def _as_reduction(slot: str, how: object) -> SlotReduction:
+    options: dict[str, Any] = {}
+    if isinstance(how, Mapping):
+        options = {str(key): value for key, value in how.items() if key != "name"}
+        how = how.get("name")
+    if isinstance(how, str):
+        if how not in REDUCTIONS:
+            choices = ", ".join(REDUCTIONS)
+            raise ValueError(f"{slot} cannot be reduced by {how!r}; choose one of {choices}.{_hint(how, REDUCTIONS)}")
+        allowed = inspect.signature(REDUCTIONS[how]).parameters
+        for option in options:
+            if option not in allowed:
+                takes = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
+                raise ValueError(f"the reduction {how!r} of {slot} has no option {option!r}; {takes}")
+        return REDUCTIONS[how](**options)
+    if isinstance(how, type) or not hasattr(how, "reduce"):
+        raise TypeError(
+            f"the reduction of {slot} must be one of {', '.join(map(repr, REDUCTIONS))}, or an object such as "
+            f"fl.Trimmed(0.2), not {how!r}"
+        )
+    return cast(SlotReduction, how)
+
+
+def _hint(given: object, choices: Mapping[str, object]) -> str:
+    near = difflib.get_close_matches(str(given).lower(), list(choices), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,253 @@
+"""The round: sample, train, screen, reduce, update."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fedlalr.algorithms.slots import Algorithm, Context, Slots
+from fedlalr.data.random import MODULES, key
+from fedlalr.federation.replies.reducing import reduce_buffers, reduce_slots, small_changes, weights
+from fedlalr.federation.replies.reductions import SlotReduction
+from fedlalr.federation.replies.screening import MAX_NORM_RATIO, Rejection, screen
+from fedlalr.training.engines.reference import seed_generators
+from fedlalr.training.interfaces import Buffers, Engine, Probe, Replies, Trace, Training, Work
+
+LOOK_CLOSER = "With debug=True, or --debug, they are trained again alone, and what their data hold is shown"
+
+
+class RoundFailed(RuntimeError):
+    """Too few usable replies, or an update that is not finite. The server's state is as it was before the round."""
+
+    def __init__(self, message: str, rejected: Sequence[Rejection] = ()) -> None:
+        super().__init__(message)
+        self.rejected = tuple(rejected)
+        """The refused replies that made it fail."""
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """Everything that goes from one round to the next. A new value every round; nothing is changed in place."""
+
+    round: int
+    """Rounds done."""
+    slots: Slots
+    buffers: Buffers
+    kept: Mapping[int, Slots] = field(default_factory=dict)
+    """What each client that has kept anything keeps."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How the server treats the cohort's replies."""
+
+    weighting: str = "uniform"
+    buffers: str = "average"
+    min_clients: int = 1
+    reduce: Mapping[str, SlotReduction] = field(default_factory=dict)
+    """For each slot that is not reduced as the algorithm says."""
+    max_norm_ratio: float | None = MAX_NORM_RATIO
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A round that succeeded."""
+
+    state: ServerState
+    replied: int
+    accepted: int
+    rejected: tuple[Rejection, ...]
+    train_loss: float
+    traces: tuple[Trace, ...]
+    timing: dict[str, float]
+    measured: int = 0
+    """Clients that measured their statistics anew with the new x."""
+
+
+def play_round(
+    state: ServerState,
+    cohort: Tensor,
+    lr: float,
+    engine: Engine,
+    training: Training,
+    rules: Rules,
+    probe: Probe | None = None,
+    on_refused: Callable[[Work, Sequence[Rejection]], None] | None = None,
+) -> Outcome:
+    """One round with the given cohort. The state passed in is never changed; on `RoundFailed` it still stands.
+
+    `on_refused` is told of refused replies before anything comes of them.
+    """
+    algorithm, clock = training.algorithm, Stopwatch()
+    broadcast = state.slots.only(*algorithm.slots.down)
+    work = Work(
+        round=state.round + 1,
+        lr=lr,
+        clients=cohort,
+        broadcast=broadcast,
+        buffers=state.buffers,
+        kept=_kept(state, cohort, training),
+        cohort=len(cohort),
+        population=len(training.clients),
+        probe=probe,
+    )
+    with module_randomness(training, work.round):
+        replies = engine.train(work)
+    clock.lap("train")
+
+    changes = small_changes(replies, broadcast)
+    clock.lap("reduce")
+    accepted, rejected = screen(
+        replies,
+        broadcast,
+        algorithm.slots,
+        buffers=state.buffers,
+        max_norm_ratio=rules.max_norm_ratio,
+        changes=changes,
+    )
+    if rejected and on_refused is not None:
+        on_refused(work, rejected)
+    if len(accepted.clients) < rules.min_clients:
+        told = too_few(work.round, len(accepted.clients), rules.min_clients, rejected)
+        raise RoundFailed(told if on_refused is not None else f"{told}. {LOOK_CLOSER}", rejected)
+    clock.lap("screen")
+
+    new = _reduce(state, work, accepted, training, rules, None if rejected else changes)
+    measures = rules.buffers == "recalibrate" and bool(new.buffers)
+    if measures:
+        with module_randomness(training, work.round):
+            statistics = engine.recalibrate(new.slots.x, new.buffers, accepted.clients, work.round)
+        new = replace(new, buffers=reduce_buffers(statistics, _share(accepted, training, rules)))
+        floats = {name: buffer for name, buffer in new.buffers.items() if buffer.is_floating_point()}
+        changed = {name: buffer.masked_fill(buffer == state.buffers[name], 0.0) for name, buffer in floats.items()}
+        check_finite(changed, work.round, "with the statistics that clients measured of the new x")
+    clock.lap("reduce")
+    return Outcome(
+        state=new,
+        replied=len(replies.clients),
+        accepted=len(accepted.clients),
+        rejected=rejected,
+        train_loss=float(accepted.losses.double().nanmean()),
+        traces=replies.traces,
+        timing=clock.laps,
+        measured=len(accepted.clients) if measures else 0,
+    )
+
+
+def _reduce(
+    state: ServerState,
+    work: Work,
+    accepted: Replies,
+    training: Training,
+    rules: Rules,
+    changes: Mapping[str, Tensor] | None,
+) -> ServerState:
+    """The server's next state from the accepted replies, refused if it is not finite."""
+    algorithm = training.algorithm
+    share = _share(accepted, training, rules)
+    with torch.no_grad():
+        reduced = reduce_slots(
+            accepted.slots, work.broadcast, share, algorithm.slots, rules.reduce, accepted.spread, changes
+        )
+        buffers = reduce_buffers(accepted.buffers, share, accepted.spread)
+    slots = update_slots(state, work, reduced, accepted.steps, share, algorithm)
+    kept, theirs = dict(state.kept), accepted.kept.map(accepted.spread.gather)
+    for row, client in enumerate(accepted.clients.tolist()):
+        if len(theirs):
+            kept[client] = theirs.map(lambda tensor, row=row: tensor[row].clone())  # type: ignore[misc]
+    return ServerState(round=work.round, slots=slots, buffers=buffers, kept=kept)
+
+
+def update_slots(
+    state: ServerState, work: Work, reduced: Slots, steps: Tensor, share: Tensor, algorithm: Algorithm
+) -> Slots:
+    """The server's slots after the algorithm's update, refused if not finite. `steps` and `share` are `[R]`."""
+    context = Context(
+        round=work.round,
+        lr=work.lr,
+        steps=float((steps.double() * share.double().cpu()).sum()),
+        cohort=len(steps),
+        population=work.population,
+    )
+    with torch.no_grad():
+        slots = algorithm.update(state.slots, reduced, context)
+    check_finite(slots, work.round, f"after the update of {type(algorithm).__name__}")
+    return slots
+
+
+def check_finite(tensors: Mapping[str, Tensor], round: int, when: str) -> None:
+    """Fail a round before a state that is not finite is taken, or saved."""
+    finite = {name: torch.isfinite(tensor).all() for name, tensor in tensors.items()}
+    if finite and not torch.stack(list(finite.values())).all():  # one look for all, since a GPU is waited for
+        name = next(name for name, whether in finite.items() if not whether)
+        raise RoundFailed(
+            f"round {round}: the server's {name} would no longer be finite {when}; "
+            f"lower the learning rates (the state before the round is kept)"
+        )
+
+
+@contextmanager
+def module_randomness(training: Training, round: int) -> Iterator[None]:
+    """Seed torch's generator, from which dropout draws, by (seed, round); the caller's own is as before afterwards."""
+    devices = [training.device] if training.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        seed_generators(training.device, key(training.seed, MODULES, round))
+        yield
+
+
+def _share(accepted: Replies, training: Training, rules: Rules) -> Tensor:
+    return weights(accepted.samples, rules.weighting, training.layout.dtype, training.device)
+
+
+def _kept(state: ServerState, cohort: Tensor, training: Training) -> Slots:
+    """What the cohort's clients keep, stacked; zero for a client that has not kept anything yet."""
+    zero = torch.zeros_like(state.slots.x)
+    names: Sequence[str] = training.algorithm.slots.kept
+    return Slots(
+        **{
+            name: torch.stack([state.kept[c][name] if c in state.kept else zero for c in cohort.tolist()])
+            for name in names
+        }
+    )
+
+
+def too_few(round: int, accepted: int, wanted: int, rejected: Sequence[Rejection]) -> str:
+    """Why a round failed, with the clients that were refused."""
+    refused = list(_grouped(rejected))
+    more = f"; and {len(refused) - 10} more" if len(refused) > 10 else ""
+    return (
+        f"round {round}: {accepted} usable replies, {wanted} wanted (min_clients). "
+        f"Refused: {'; '.join(refused[:10])}{more}"
+    )
+
+
+def _grouped(rejected: Sequence[Rejection]) -> Iterator[str]:
+    """Every refusal, or where three clients or more were refused for one reason, all of them at once."""
+    by_reason: dict[str, list[int]] = {}
+    for client, reason in rejected:
+        by_reason.setdefault(reason, []).append(client)
+    for client, reason in rejected:
+        alike = by_reason[reason]
+        if len(alike) < 3:
+            yield f"client {client}: {reason}"
+        elif client == alike[0]:
+            some = ", ".join(map(str, alike[:5])) + (", …" if len(alike) > 5 else "")
+            yield f"{len(alike)} clients ({some}): {reason}"
+
+
+class Stopwatch:
+    """Seconds spent between laps."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = self.laps.get(name, 0.0) + now - self._last
+        self._last = now

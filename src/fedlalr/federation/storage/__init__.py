@@ -1,0 +1,1 @@
+"""What a run writes and reads: journal, checkpoints, kept slots, fingerprint."""

@@ -1,0 +1,170 @@
+"""One checkpoint on disk: a folder that is there as a whole or not at all.
+
+    round-000012/
+        state.safetensors    slots and buffers
+        checkpoint.json      round, record, the facts of the run, what was chosen, and the hashes of all files
+    kept-000012.safetensors  what clients keep, as far as it changed; see `kept_files.py`
+
+Both files are written in a folder aside and flushed to the disk; then the folder is renamed. Reading executes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from torch import Tensor
+
+from fedlalr.algorithms.slots import Slots
+from fedlalr.common.files import sync_folder, write_bytes
+from fedlalr.federation.record import Record
+from fedlalr.federation.round import ServerState
+from fedlalr.federation.storage.fingerprint import Facts
+from fedlalr.federation.storage.kept_files import KeptFiles
+from fedlalr.federation.storage.tensor_file import Seal, read_tensors, take, write_tensors
+
+FORMAT = 1
+TENSORS, DESCRIPTION = "state.safetensors", "checkpoint.json"
+LARGEST_DESCRIPTION = 1 << 26
+"""A description of more bytes than this is not read."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be used. The message names it and says why."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run after some round, with all that is needed to go on."""
+
+    state: ServerState
+    record: Record | None
+    """Of the state's round; None before the first."""
+    offset: int
+    """Bytes of `metrics.jsonl` before that record's line."""
+    facts: Facts
+    choices: Mapping[str, Any] = field(default_factory=dict)
+    """What was left to the library at the start of the run, such as the engine and the number of threads."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, kept: KeptFiles | None = None) -> Path:
+    """Write a checkpoint into the folder of checkpoints, named after its round. On `OSError` the others stand."""
+    place = folder / f"round-{checkpoint.state.round:06d}"
+    aside, stale = folder / f".writing-{place.name}", folder / f".stale-{place.name}"
+    for left in (aside, stale):
+        discard(left)
+    rows = (kept or KeptFiles(folder)).save(checkpoint.state.round, checkpoint.state.kept)
+    try:
+        aside.mkdir()
+        seal = write_tensors(aside / TENSORS, _tensors(checkpoint.state))
+        write_bytes(aside / DESCRIPTION, _describe(checkpoint, seal, rows))
+        sync_folder(aside)
+        if place.exists():  # left over from a run that went on from an older checkpoint
+            place.rename(stale)  # not removed under its name, which would stand for half a checkpoint meanwhile
+        aside.rename(place)
+    except BaseException:
+        discard(aside)
+        raise
+    sync_folder(folder)
+    discard(stale)
+    return place
+
+
+def discard(place: Path) -> None:
+    """Remove a checkpoint or what is left of one, be it a file; what cannot be removed does no harm."""
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            place.unlink(missing_ok=True)
+
+
+def load_checkpoint(
+    place: Path, like: ServerState, names: tuple[str, ...], kept: KeptFiles | None = None
+) -> Checkpoint:
+    """Read a checkpoint of a run whose state looks like `like` and whose clients keep the slots `names`.
+
+    Whatever is wrong with it is a `CheckpointError`.
+    """
+    try:
+        description = read_description(place)
+        tensors = read_tensors(place / TENSORS, Seal(description["bytes"], description["sha256"]))
+        slots = Slots(**{name: take(tensors, f"slot/{name}", tensor) for name, tensor in like.slots.items()})
+        buffers = {name: take(tensors, f"buffer/{name}", tensor) for name, tensor in like.buffers.items()}
+        if tensors:
+            raise ValueError(f"it holds {', '.join(sorted(tensors))}, which this run does not have")
+        rows = (kept or KeptFiles(place.parent)).load(description["kept"], like.slots.x, names)
+        record = description["record"]
+        return Checkpoint(
+            state=ServerState(description["round"], slots, buffers, rows),
+            record=None if record is None else Record.from_json(json.dumps(record)),
+            offset=description["offset"],
+            facts=description["facts"],
+            choices=description["choices"],
+            versions=description["versions"],
+        )
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"the checkpoint {place} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def read_description(place: Path) -> dict[str, Any]:
+    """The checked JSON of a checkpoint, without its tensors."""
+    path = place / DESCRIPTION
+    try:
+        if path.stat().st_size > LARGEST_DESCRIPTION:
+            raise CheckpointError(f"the checkpoint {place} is refused: {DESCRIPTION} is larger than any real one")
+        whole = json.loads(path.read_text(encoding="utf-8"))
+        content, stated = whole["content"], whole["sha256"]
+        version = content["format"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"the checkpoint {place} cannot be read: {type(error).__name__}: {error}") from error
+    if hashlib.sha256(canonical(content)).hexdigest() != stated:
+        raise CheckpointError(f"the checkpoint {place} is damaged: {DESCRIPTION} does not match its own hash")
+    if version != FORMAT:
+        raise CheckpointError(
+            f"the checkpoint {place} has format {version}, and this version of fedlalr reads format {FORMAT}"
+        )
+    result: dict[str, Any] = content
+    return result
+
+
+def kept_files_of(place: Path) -> list[str]:
+    """The files with what clients keep that a checkpoint refers to; none where it cannot be read."""
+    try:
+        return [entry["file"] for entry in read_description(place)["kept"]]
+    except (CheckpointError, KeyError, TypeError):
+        return []
+
+
+def canonical(content: object) -> bytes:
+    """The bytes of a description that its hash is taken of."""
+    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _tensors(state: ServerState) -> dict[str, Tensor]:
+    named = {f"slot/{name}": tensor for name, tensor in state.slots.items()}
+    return named | {f"buffer/{name}": tensor for name, tensor in state.buffers.items()}
+
+
+def _describe(checkpoint: Checkpoint, seal: Seal, kept: list[dict[str, Any]]) -> bytes:
+    content = {
+        "format": FORMAT,
+        "round": checkpoint.state.round,
+        **seal._asdict(),
+        "kept": kept,
+        "record": checkpoint.record.as_dict() if checkpoint.record is not None else None,
+        "offset": checkpoint.offset,
+        "facts": checkpoint.facts,
+        "choices": dict(checkpoint.choices),
+        "versions": dict(checkpoint.versions),
+    }
+    whole = {"content": content, "sha256": hashlib.sha256(canonical(content)).hexdigest()}
+    return json.dumps(whole, indent=1, ensure_ascii=False).encode()

@@ -1,0 +1,272 @@
+"""What determines the result of a run, as plain facts that can be written down, compared and hashed.
+
+Two runs with the same facts, on the same machine, give the same bits. A checkpoint carries the facts of its run, so
+that going on with other ones can be refused by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import dis
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedlalr.data.population import Clients, Population, Samples
+from fedlalr.training.interfaces import Training
+
+Facts = dict[str, Any]
+"""Name → JSON value; nested things are flattened to dotted names."""
+
+SAMPLED_ROWS = 64
+"""Samples of the pool whose inputs are hashed. Targets and the partition are hashed whole."""
+
+_NO_CONSTANT = object()
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def facts_of(
+    training: Training, population: Clients, test: tuple[Samples, Tensor] | None, options: Mapping[str, Any]
+) -> Facts:
+    """Everything the result depends on: the method, the options, the module, the data and the seed."""
+    facts: Facts = {
+        "algorithm": plain(training.algorithm),
+        "local": plain(training.local),
+        "loss": plain(training.loss),
+        "compute": plain(training.compute),
+        "device": training.device.type,
+        **{name: plain(getattr(training, name)) for name in _TRAINING_OPTIONS},
+        **{name: plain(value) for name, value in options.items()},
+        "model": _model_facts(training),
+        "data": _data_facts(population),
+        "test": None if test is None else {"inputs": _sampled(test[0]), "targets": hash_tensor(test[1])},
+    }
+    return flat(facts)
+
+
+def contract(training: Training) -> str:
+    """The digest of what a client must share with the server: method, interval, options, the shape of the module."""
+    facts = {
+        "algorithm": plain(training.algorithm),
+        "local": plain(training.local),
+        "parameters": {
+            name: list(shape) for name, shape in zip(training.layout.names, training.layout.shapes, strict=True)
+        },
+        "dtype": str(training.layout.dtype),
+        **{name: plain(getattr(training, name)) for name in _TRAINING_OPTIONS if name != "seed"},
+    }
+    return digest(facts)
+
+
+_TRAINING_OPTIONS = ("batch_size", "drop_last", "weight_decay", "decoupled_weight_decay", "clip_norm", "seed")
+
+
+def digest(facts: Mapping[str, Any]) -> str:
+    """A short name of the facts, the same wherever they are the same.
+
+    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+    True
+    """
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What is not the same, in words.
+
+    >>> differences({"seed": 0, "lr": 0.1}, {"seed": 1, "lr": 0.1})
+    ['seed was 0 and is now 1']
+    >>> differences({"local": "fedlalr.Steps", "local.count": 2}, {"local": "fedlalr.Epochs", "local.count": 1})
+    ['local was Steps(count=2) and is now Epochs(count=1)']
+    """
+    other = [
+        name
+        for name in dict.fromkeys([*before, *now])
+        if name not in before or name not in now or before[name] != now[name]
+    ]
+    objects = [name for name in other if _is_object(before, name) and _is_object(now, name)]
+    fields = tuple(f"{name}." for name in objects)  # of objects of different kinds: told with those
+    return [
+        f"{name} was {_shown(before, name)} and is now {_shown(now, name)}"
+        for name in other
+        if not name.startswith(fields)
+    ]
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Facts:
+    """Nested tables as one table with dotted names; the key `kind` of a table goes by the table's own name."""
+    facts: Facts = {}
+    for key, value in tree.items():
+        name = prefix.rstrip(".") if key == "kind" and prefix else f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            facts |= flat(value, f"{name}.")
+        else:
+            facts[name] = value
+    return facts
+
+
+def plain(value: object) -> Any:
+    """A value as JSON can hold it: numbers and texts as they are, arrays as hashes, objects by kind and fields."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if np.isfinite(value) else repr(value)
+        case np.generic():
+            return repr(value) if isinstance(value.item(), np.generic) else plain(value.item())
+        case complex():
+            return repr(value)
+        case np.ndarray():
+            return hash_tensor(torch.tensor(value)) if value.dtype.kind in "biufc" else plain(value.tolist())
+        case Tensor():
+            return hash_tensor(value)
+        case torch.dtype() | torch.device():
+            return str(value)
+        case Mapping():
+            return {str(key): plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [plain(item) for item in value]
+        case functools.partial():
+            return {"args": plain(value.args), **plain(value.keywords), "kind": plain(value.func)}
+        case nn.Module():
+            return {"kind": _described(value), **{k: hash_tensor(v) for k, v in value.state_dict().items()}}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"kind": _name(type(value)), **fields}
+    if isinstance(value, FunctionType) and (taken := _taken_along(value)):
+        return {**taken, "kind": _name(value)}
+    if callable(value) and hasattr(value, "__qualname__"):
+        return _name(value)
+    return {"kind": _name(type(value)), **{k: plain(v) for k, v in getattr(value, "__dict__", {}).items()}}
+
+
+def _taken_along(function: FunctionType, depth: int = 3) -> Facts:
+    """The constants around a function that was made in place, as by `pinball(0.9)`, and its defaults.
+
+    Lists, tables, other objects and what the function itself sets anew may grow as a run goes, and are left out.
+    """
+    if "<" not in function.__qualname__ or not depth:
+        return {}
+    code, defaults = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
+    around = {**dict(zip(names, defaults, strict=True)), **(function.__kwdefaults__ or {}), **_closure(function)}
+    taken = {name: _constant(value, depth) for name, value in around.items()}
+    return {name: value for name, value in taken.items() if value is not _NO_CONSTANT}
+
+
+def _closure(function: FunctionType) -> dict[str, object]:
+    """The variables of the functions around a function that have a value and that it does not set itself."""
+    sets = {line.argval for line in dis.get_instructions(function) if line.opname == "STORE_DEREF"}
+    found: dict[str, object] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # a cell is empty where its variable was never set
+            if name not in sets:
+                found[name] = cell.cell_contents
+    return found
+
+
+def _constant(value: object, depth: int) -> Any:
+    """A value as JSON can hold it, if it is one that no run changes."""
+    match value:
+        case FunctionType():
+            return {**_taken_along(value, depth - 1), "kind": _name(value)}
+        case nn.Module():
+            return _described(value)  # its weights may be those that are trained
+        case tuple():
+            items = [_constant(item, depth) for item in value]
+            return _NO_CONSTANT if _NO_CONSTANT in items else items
+        case functools.partial():
+            return _constant((value.func, *value.args, *value.keywords.items()), depth)
+        case type() | BuiltinFunctionType():
+            return _name(value)
+        case None | bool() | int() | float() | complex() | str() | np.generic() | torch.dtype():
+            return plain(value)
+        case np.ndarray() if value.dtype.kind in "biufc":
+            return plain(value)
+        case Tensor() if value.layout == torch.strided and not value.is_meta:
+            return plain(value)
+    return _NO_CONSTANT
+
+
+def hash_tensor(tensor: Tensor) -> str:
+    """A hash of a tensor's shape, dtype and bits."""
+    array = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    whole = hashlib.sha256(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+    whole.update(array.data)
+    return whole.hexdigest()[:16]
+
+
+def _model_facts(training: Training) -> Facts:
+    """The module's build, the parameters that are trained, and the values of those that are not."""
+    layout, model = training.layout, training.model
+    shapes = {name: list(shape) for name, shape in zip(layout.names, layout.shapes, strict=True)}
+    frozen = {name: hash_tensor(p) for name, p in model.named_parameters() if not p.requires_grad}
+    return {
+        "kind": _described(model),
+        "parameters": f"{layout.size} in {len(layout.names)} tensors, {digest(shapes)[:16]}",
+        "dtype": str(layout.dtype),
+        "frozen": digest(frozen)[:16] if frozen else None,
+    }
+
+
+def _data_facts(population: Clients) -> Facts:
+    sizes = population.sizes
+    facts: Facts = {"clients": len(population), "samples": int(sizes.sum()), "sizes": hash_tensor(sizes)}
+    if isinstance(population, Population):
+        facts |= {
+            "partition": hash_tensor(torch.from_numpy(population.partition.indices)),
+            "inputs": _sampled(population.inputs),
+            "targets": hash_tensor(population.targets),
+            "transform": plain(population.transform),
+        }
+    return facts
+
+
+def _sampled(samples: Samples) -> str:
+    """A hash of the number of samples and of some of them, evenly spread."""
+    count = len(samples)
+    rows = torch.linspace(0, count - 1, min(count, SAMPLED_ROWS), dtype=torch.float64, device="cpu").long()
+    return f"{count} samples, {hash_tensor(samples[rows.to(samples.device)])}"
+
+
+def _described(module: nn.Module) -> str:
+    """The module's printed structure and its layers' settings, hashed; a memory address in it is not a difference."""
+    structure = _ADDRESS.sub("", repr(module)) + repr([_settings_of(layer) for layer in module.modules()])
+    return f"{type(module).__name__} {hashlib.sha256(structure.encode()).hexdigest()[:16]}"
+
+
+def _settings_of(layer: nn.Module) -> list[tuple[str, object]]:
+    """Numbers and texts that a layer was given, of which not every layer prints all."""
+    return sorted(
+        (name, value)
+        for name, value in vars(layer).items()
+        if isinstance(value, bool | int | float | str) and name != "training" and not name.startswith("_")
+    )
+
+
+def _name(thing: Any) -> str:
+    return f"{getattr(thing, '__module__', '?')}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
+
+
+def _is_object(facts: Mapping[str, Any], name: str) -> bool:
+    """Whether a fact is the class of something with fields."""
+    kind = facts.get(name)
+    is_class = isinstance(kind, str) and all(part.isidentifier() for part in kind.split("."))
+    return is_class and any(key.startswith(f"{name}.") for key in facts)
+
+
+def _shown(facts: Mapping[str, Any], name: str) -> str:
+    if _is_object(facts, name):
+        fields = {key.removeprefix(f"{name}."): value for key, value in facts.items() if key.startswith(f"{name}.")}
+        return f"{facts[name].rpartition('.')[2]}({', '.join(f'{key}={value!r}' for key, value in fields.items())})"
+    value: object = facts.get(name, "not set")
+    return repr(value) if isinstance(value, str | Sequence) else str(value)

@@ -1,0 +1,339 @@
+"""The files of a run: `metrics.jsonl` as it goes and the last two checkpoints. Nothing else writes them.
+
+    run_dir/
+        metrics.jsonl            one line a round
+        checkpoint/              the last two, see `checkpoint.py`
+        .lock                    held while a process works here
+
+The order of writing makes any instant a good one to die at: the lines of the rounds before are flushed, then the
+checkpoint appears as a whole with its round's record in it, then the line of that round follows. Going on cuts the file
+back to what the checkpoint knows and appends its record.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from filelock import FileLock, Timeout
+
+from fedlalr.federation.record import Record
+from fedlalr.federation.round import ServerState
+from fedlalr.federation.storage.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    discard,
+    kept_files_of,
+    load_checkpoint,
+    read_description,
+    save_checkpoint,
+)
+from fedlalr.federation.storage.fingerprint import Facts, differences
+from fedlalr.federation.storage.kept_files import KeptFiles
+
+METRICS_FILE, CHECKPOINTS, LOCK_FILE = "metrics.jsonl", "checkpoint", ".lock"
+KEPT = 2
+"""Checkpoints that stay."""
+_CHECKPOINT = re.compile(r"round-(\d{6,})")
+
+
+class RunDirectoryError(RuntimeError):
+    """The run directory cannot be used as asked. The last good checkpoint in it is untouched."""
+
+
+class _Progress(NamedTuple):
+    """How far the files are. Replaced as one value, so that an interrupt never finds it half changed."""
+
+    offset: int = 0
+    """Bytes of whole lines in `metrics.jsonl`."""
+    unsaved: ServerState | None = None
+    """The last state, where no checkpoint has it."""
+    unwritten: Record | None = None
+    """The last record, where its line is not written."""
+
+
+class Journal:
+    """Records the rounds of a run in its directory, and knows where a run that broke off goes on.
+
+    Made with a directory of None it keeps the records in memory and writes nothing.
+    """
+
+    def __init__(self, directory: str | Path | None, *, resume: bool = False, every: int = 1) -> None:
+        self.path = Path(directory) if directory is not None else None
+        self.resume, self.every = resume, every
+        self.records: list[Record] = []
+        self.choices: dict[str, Any] = {}
+        """What was left to the library when the run began; filled in by `restore` or, in a new run, by the caller."""
+        self._facts: Facts = {}
+        self._file: FileIO | None = None
+        self._lock: FileLock | None = None
+        self._kept = KeptFiles(self.path / CHECKPOINTS) if self.path is not None else None
+        self._progress = _Progress()
+        self._passed_over: set[Path] = set()
+        """Damaged checkpoints that the run did not go on from; they go when there is a good one in their place."""
+
+    def __enter__(self) -> Journal:
+        """Take the directory. A directory that holds a run is refused unless that run is to be resumed."""
+        if self.path is not None:
+            with explained(f"the run directory {self.path} cannot be written"):
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._lock = FileLock(self.path / LOCK_FILE)
+                self._take_lock(self._lock)
+            try:
+                self._prepare(self.path)
+            except BaseException:
+                self._lock.release()
+                raise
+        return self
+
+    def _prepare(self, path: Path) -> None:
+        """Make room for checkpoints, in a directory that is this process's alone by now."""
+        with explained(f"the run directory {path} cannot be written"):
+            (path / CHECKPOINTS).mkdir(exist_ok=True)
+        if not self.resume and (self._places() or self._has_lines()):
+            raise RunDirectoryError(
+                f"{path} already holds a run; pass resume=True to go on with it, or choose another directory"
+            )
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Save what is not saved yet, also after Ctrl-C or a failed round, and let the directory go."""
+        try:
+            if not isinstance(error, RunDirectoryError):
+                self._save()
+                self._append()
+        finally:
+            if self._file is not None:
+                self._file.close()
+            if self._lock is not None:
+                self._lock.release()
+
+    def restore(self, fresh: ServerState, facts: Facts, kept: tuple[str, ...], engine: str) -> ServerState:
+        """The state to go on from: the newest good checkpoint's, or the fresh one where the run is new."""
+        self._facts = facts
+        if self.path is None:
+            return fresh
+        found = self._newest(fresh, facts, kept) if self.resume else None
+        if found is None and self._has_lines():
+            raise RunDirectoryError(
+                f"{self.path / METRICS_FILE} has records but there is no checkpoint to go on from; "
+                f"choose another directory"
+            )
+        if found is not None:
+            _check_choices(found, engine, self.path)
+            self.choices = dict(found.choices)
+            self.records = self._cut(found, self.path / METRICS_FILE)
+        with explained(f"the run directory {self.path} cannot be written"):
+            self._file = FileIO(self.path / METRICS_FILE, "ab")
+            self._append()
+        for pattern in (".writing-*", ".stale-*"):  # what a process that was killed was about to write or remove
+            for left in (self.path / CHECKPOINTS).glob(pattern):
+                discard(left)
+        return fresh if found is None else found.state
+
+    def start(self, state: ServerState) -> None:
+        """Save the first state of a new run, before any round."""
+        if self.path is not None and not self._places():
+            self._progress = self._progress._replace(unsaved=state)
+            self._save()
+
+    def add(self, state: ServerState, record: Record, *, last: bool = False) -> Record:
+        """Take in a finished round: a checkpoint where one is due, then its line. Gives the record with that time."""
+        if self.path is not None:
+            began = time.perf_counter()
+            self._progress = self._progress._replace(unsaved=state, unwritten=record)
+            if last or state.round % self.every == 0:
+                self._save()
+            took = time.perf_counter() - began
+            record = replace(record, seconds=record.seconds + took, timing={**record.timing, "checkpoint": took})
+            self._progress = self._progress._replace(unwritten=record)
+            self._append()
+        self.records.append(record)
+        return record
+
+    def _save(self) -> None:
+        """Write a checkpoint of the last state, unless there is one."""
+        offset, state, record = self._progress
+        if state is None or self.path is None:
+            return
+        with explained(self._failed(state.round)):
+            if self._file is not None:
+                os.fsync(self._file.fileno())
+            folder = self.path / CHECKPOINTS
+            checkpoint = Checkpoint(state, record, offset, self._facts, self.choices, versions())
+            self._passed_over.discard(save_checkpoint(folder, checkpoint, self._kept))
+        self._progress = self._progress._replace(unsaved=None)
+        self._remove_old()
+
+    def _remove_old(self) -> None:
+        """Leave the last checkpoints and what they refer to."""
+        for damaged in self._passed_over:
+            discard(damaged)
+        self._passed_over.clear()
+        places = self._places()
+        for old in places[:-KEPT]:
+            discard(old)
+        if self._kept is not None:
+            self._kept.prune(file for place in places[-KEPT:] for file in kept_files_of(place))
+
+    def _append(self) -> None:
+        """Write the line of the last record, unless it is written. What an interrupt left of it is overwritten."""
+        offset, _, record = self._progress
+        if record is None or self._file is None:
+            return
+        line = record.to_json().encode() + b"\n"
+        with explained(self._failed(record.round)):
+            self._file.truncate(offset)
+            rest = memoryview(line)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        self._progress = self._progress._replace(offset=offset + len(line), unwritten=None)
+
+    def _failed(self, round: int) -> str:
+        saved = [place.name for place in self._places()]
+        return (
+            f"round {round} cannot be saved in {self.path} (the last good checkpoint is "
+            f"{saved[-1] if saved else 'none'}; mend the cause, then resume)"
+        )
+
+    def _newest(self, like: ServerState, facts: Facts, kept: tuple[str, ...]) -> Checkpoint | None:
+        """The newest checkpoint that can be read. Older ones serve where it is damaged, with a warning."""
+        assert self.path is not None
+        errors: list[str] = []
+        for place in reversed(self._places()):
+            try:
+                _check_same_run(read_description(place), facts, self.path)
+                found = load_checkpoint(place, like, kept, self._kept)
+            except CheckpointError as error:
+                errors.append(str(error))
+                self._passed_over.add(place)
+                continue
+            for message in errors:
+                warnings.warn(
+                    f"{message}; going on from round {found.state.round} instead", RuntimeWarning, stacklevel=4
+                )
+            return found
+        if errors:
+            raise RunDirectoryError(f"no checkpoint in {self.path} can be used: {'; '.join(errors)}")
+        return None
+
+    def _cut(self, found: Checkpoint, file: Path) -> list[Record]:
+        """Bring `metrics.jsonl` back to the checkpoint's round, and give the records of the rounds up to it."""
+        with explained(f"{file} cannot be read"):
+            content = file.read_bytes() if file.exists() else b""
+        if len(content) < found.offset:
+            raise RunDirectoryError(
+                f"{file} has {len(content)} bytes, and at round {found.state.round} it had {found.offset}; "
+                f"it was changed after it was written. Put it back, or begin a new run in another directory"
+            )
+        try:
+            records = [Record.from_json(line) for line in content[: found.offset].decode().split("\n")[:-1]]
+        except (ValueError, TypeError, KeyError) as error:
+            raise RunDirectoryError(f"{file} is damaged: {error}") from error
+        before = found.state.round - (found.record is not None)
+        if [record.round for record in records] != list(range(1, before + 1)):
+            raise RunDirectoryError(f"{file} is damaged: up to the checkpoint it should hold rounds 1 to {before}")
+        after, newline, _ = content[found.offset :].partition(b"\n")
+        written = _record_in(after) if newline else None
+        if found.record is None:
+            self._progress = _Progress(offset=found.offset)
+        elif written is not None and written.round == found.record.round:
+            records.append(written)
+            self._progress = _Progress(offset=found.offset + len(after) + 1)
+        else:
+            records.append(found.record)
+            self._progress = _Progress(offset=found.offset, unwritten=found.record)
+        with explained(f"the run directory {self.path} cannot be written"):
+            if self._progress.offset < len(content):
+                os.truncate(file, self._progress.offset)
+        return records
+
+    def _places(self) -> list[Path]:
+        """The checkpoints there are, oldest first. Copies that somebody made under other names are not looked at."""
+        assert self.path is not None
+        found = ((_CHECKPOINT.fullmatch(place.name), place) for place in (self.path / CHECKPOINTS).glob("round-*"))
+        return [place for _, place in sorted((int(name[1]), place) for name, place in found if name)]
+
+    def _has_lines(self) -> bool:
+        assert self.path is not None
+        file = self.path / METRICS_FILE
+        return file.is_file() and file.stat().st_size > 0
+
+    def _take_lock(self, lock: FileLock) -> None:
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise RunDirectoryError(
+                f"another process is working in {self.path}; wait for it to end, or choose another directory"
+            ) from None
+
+
+def clear_run(directory: str | Path, also: Iterable[str] = ()) -> None:
+    """Remove the metrics and checkpoints of a run, and other files of it, unless a process is working on it."""
+    path = Path(directory)
+    if not path.is_dir():
+        return
+    with Journal(path, resume=True), explained(f"the run directory {path} cannot be cleared"):
+        (path / METRICS_FILE).unlink(missing_ok=True)
+        shutil.rmtree(path / CHECKPOINTS)
+        for name in also:  # last, so that what is left half done still says what it is
+            (path / name).unlink(missing_ok=True)
+
+
+def versions() -> dict[str, str]:
+    """The versions that bits may depend on."""
+    return {"python": sys.version.split()[0], "torch": torch.__version__, "numpy": np.__version__}
+
+
+def _check_same_run(description: Mapping[str, Any], facts: Facts, path: Path) -> None:
+    """Refuse to go on with anything but the same run; another version of a library is worth a warning."""
+    different = differences(description["facts"], facts)
+    if different:
+        raise RunDirectoryError(
+            f"the run in {path} cannot go on with other settings: {'; '.join(different)}. "
+            f"Use the settings it began with, or another directory for a new run"
+        )
+    changed = differences(description["versions"], versions())
+    if changed:
+        warnings.warn(
+            f"going on with other versions than the run began with: {'; '.join(changed)}; the last bits may differ",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+
+
+def _check_choices(found: Checkpoint, engine: str, path: Path) -> None:
+    began = found.choices.get("engine")
+    if engine.partition(":")[0] not in ("auto", began):
+        raise RunDirectoryError(
+            f"the run in {path} began with engine {began!r} and cannot go on with {engine!r}; use that one or 'auto'"
+        )
+
+
+def _record_in(line: bytes) -> Record | None:
+    """The record that a line holds; None where it holds none."""
+    try:
+        return Record.from_json(line.decode())
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turn what the operating system says into a sentence about the run directory."""
+    try:
+        yield
+    except OSError as error:
+        raise RunDirectoryError(f"{what}: {error.strerror or error}") from error

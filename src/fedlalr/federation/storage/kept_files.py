@@ -1,0 +1,104 @@
+"""What the clients keep, on disk beside the checkpoints: only what changed is written.
+
+A population may keep far more than the server holds, and in a round only the cohort's part of it changes. So every
+checkpoint adds one file with the rows that changed since the one before, and its description says which client's row is
+in which file. When more than half of all rows are out of date, everything is written anew.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedlalr.algorithms.slots import Slots
+from fedlalr.federation.storage.tensor_file import Seal, read_tensors, take, write_tensors
+
+_NAME = re.compile(r"kept-\d{6,}\.safetensors")
+_CLIENTS = "clients"
+
+
+@dataclass
+class KeptFiles:
+    """The files of one folder of checkpoints, and whose rows are in which."""
+
+    folder: Path
+    _seals: dict[str, Seal] = field(default_factory=dict)
+    _rows: dict[str, int] = field(default_factory=dict)
+    """Rows of each file, also those that are out of date."""
+    _place: dict[int, str] = field(default_factory=dict)
+    """The file with each client's row."""
+    _saved: dict[int, Slots] = field(default_factory=dict)
+    """What was saved of each client, to see by identity what has changed: a state is never changed in place."""
+
+    def save(self, round: int, kept: Mapping[int, Slots]) -> list[dict[str, Any]]:
+        """Write what has changed, and describe where everything is."""
+        changed = [client for client in sorted(kept) if self._saved.get(client) is not kept[client]]
+        rows = sum(self._rows.values()) + len(changed)
+        if rows > 2 * len(kept):
+            changed = sorted(kept)
+        if changed:
+            name = f"kept-{round:06d}.safetensors"
+            aside = self.folder / f".writing-{name}"
+            try:
+                seal = write_tensors(aside, _stacked(kept, changed))
+                aside.rename(self.folder / name)
+            except BaseException:
+                aside.unlink(missing_ok=True)
+                raise
+            self._note(name, seal, len(changed), {client: kept[client] for client in changed})
+        return self._describe()
+
+    def load(self, description: Iterable[Mapping[str, Any]], like: Tensor, names: tuple[str, ...]) -> dict[int, Slots]:
+        """Read what a description says; `ValueError` or the like where it cannot be so. `like` is one client's row."""
+        self._seals, self._rows, self._place, self._saved = {}, {}, {}, {}
+        for entry in description:
+            name, wanted = entry["file"], entry["clients"]
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is no file of what clients keep")
+            seal = Seal(entry["bytes"], entry["sha256"])
+            tensors = read_tensors(self.folder / name, seal)
+            clients = tensors.pop(_CLIENTS).tolist()
+            stacks = {slot: take(tensors, slot, like.expand(len(clients), -1)) for slot in names}
+            if tensors:
+                raise ValueError(f"{name} holds {', '.join(sorted(tensors))}, which this run does not have")
+            row = {client: place for place, client in enumerate(clients)}
+            found = {c: Slots(**{slot: stack[row[c]].clone() for slot, stack in stacks.items()}) for c in wanted}
+            self._note(name, seal, len(clients), found)
+        return dict(self._saved)
+
+    def prune(self, used: Iterable[str]) -> None:
+        """Remove the files that no checkpoint uses any more."""
+        there = list(self.folder.glob("kept-*.safetensors"))
+        if there:
+            used = {*used, *self._seals}
+            for file in there:
+                if file.name not in used:
+                    file.unlink(missing_ok=True)
+
+    def _note(self, name: str, seal: Seal, rows: int, clients: Mapping[int, Slots]) -> None:
+        self._seals[name], self._rows[name] = seal, rows
+        self._saved |= clients
+        self._place |= dict.fromkeys(clients, name)
+        live = set(self._place.values())
+        for old in [file for file in self._seals if file not in live]:
+            del self._seals[old], self._rows[old]
+
+    def _describe(self) -> list[dict[str, Any]]:
+        clients: dict[str, list[int]] = {name: [] for name in self._seals}
+        for client, name in sorted(self._place.items()):
+            clients[name].append(client)
+        return [{"file": name, **seal._asdict(), "clients": clients[name]} for name, seal in self._seals.items()]
+
+
+def _stacked(kept: Mapping[int, Slots], clients: list[int]) -> dict[str, Tensor]:
+    slots = list(kept[clients[0]])
+    return {
+        _CLIENTS: torch.tensor(clients, device="cpu"),
+        **{slot: torch.stack([kept[client][slot] for client in clients]) for slot in slots},
+    }

@@ -1,0 +1,110 @@
+"""`client_app`: a Flower client app from a model function, a data function and an algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from torch import nn
+
+from fedlalr.algorithms.slots import Algorithm
+from fedlalr.federation.storage.fingerprint import contract
+from fedlalr.flower.client.state import KeptStore
+from fedlalr.flower.client.training import train_locally
+from fedlalr.flower.client_data import RemoteClients, own_data
+from fedlalr.flower.settings import Settings
+from fedlalr.flower.wire.records import FACTS, answer_content, broadcast_in, instruction_in
+from fedlalr.training.engines.reference import get_buffers
+from fedlalr.training.interfaces import Training
+
+PARTITION, STATE_FOLDER = "partition-id", "state-dir"
+"""What a node's configuration says: which client it serves, and where that client keeps what it keeps."""
+
+ModelFunction = Callable[[Context], nn.Module]
+DataFunction = Callable[[Context], object]
+AlgorithmOrFunction = Algorithm | Callable[[Context], Algorithm]
+SettingsOrFunction = Mapping[str, Any] | Callable[[Context], Mapping[str, Any]] | None
+
+
+def client_app(
+    model: ModelFunction,
+    data: DataFunction,
+    algorithm: AlgorithmOrFunction,
+    settings: SettingsOrFunction = None,
+    *,
+    mods: Sequence[Any] = (),
+    state_dir: str | Path | None = None,
+) -> ClientApp:
+    """A client app that trains as `fl.run` would train this node's client.
+
+    model: gives the module; only its architecture matters (and parameters that are not trained).
+    data: gives this node's data: a pair of tensors (inputs, targets), a torch data set, or a population of all clients.
+    algorithm: the method, or a function of Flower's context that gives it.
+    settings: the options of `fl.run`, or a function of the context that gives them. The server needs the same.
+    mods: Flower's modifiers, applied to training messages.
+    state_dir: where this node stores what its client keeps between rounds; the node's `state-dir`, or a folder of the
+        user's own, unless given.
+
+    The node says which client it serves: `flower-supernode --node-config 'partition-id=0'`.
+    """
+
+    def prepare(context: Context, clients: Any) -> Training:
+        chosen = Settings.of(settings(context) if callable(settings) else settings)
+        method = algorithm if isinstance(algorithm, Algorithm) else algorithm(context)
+        return chosen.training(model(context), method, clients)
+
+    app = ClientApp()
+
+    @app.query()
+    def announce(message: Message, context: Context) -> Message:
+        training = prepare(context, RemoteClients(1))
+        facts = ConfigRecord({"client": client_id(context), "contract": contract(training)})
+        return Message(RecordDict({FACTS: facts}), reply_to=message)
+
+    @app.train(mods=list(mods))
+    def train(message: Message, context: Context) -> Message:
+        instruction = instruction_in(message.content)
+        mine = client_id(context)
+        if instruction.client != mine:
+            raise ValueError(f"the server asks for client {instruction.client}, but this node serves client {mine}")
+        training = prepare(context, own_data(data(context), mine, instruction.population))
+        training = replace(training, seed=instruction.seed)
+        agreed = contract(training)
+        if agreed != instruction.contract:
+            raise ValueError(
+                "this node's method, settings or module are not the server's; give both sides the same ones"
+            )
+        layout, table = training.layout, training.algorithm.slots
+        broadcast, buffers = broadcast_in(
+            message.content, table.down, layout, get_buffers(training.model), instruction.layout
+        )
+        store = KeptStore(state_folder(context, state_dir), instruction.run, mine)
+        kept = store.load(instruction.kept, table.kept, broadcast.x)
+        answer = train_locally(instruction, training, broadcast, buffers, kept)
+        if table.kept:
+            store.save(instruction.round, answer.kept)
+            store.forget(before=instruction.settled)
+        return Message(answer_content(answer, instruction, agreed, layout), reply_to=message)
+
+    return app
+
+
+def client_id(context: Context) -> int:
+    """The id of the client that a node serves."""
+    given = context.node_config.get(PARTITION)
+    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+        raise ValueError(
+            f"this node's {PARTITION} is {given!r}; start it with --node-config '{PARTITION}=N', N the number of its "
+            f"client from 0"
+        )
+    return given
+
+
+def state_folder(context: Context, given: str | Path | None = None) -> Path:
+    """Where a node's client keeps what it keeps."""
+    return Path(given or str(context.node_config.get(STATE_FOLDER, "")) or platformdirs.user_state_path("fedlalr"))

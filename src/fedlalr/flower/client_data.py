@@ -1,0 +1,85 @@
+"""The clients' data as either end of the exchange has it: the server none of it, a node its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from fedlalr.data.input_errors import check_rows, told_client
+from fedlalr.data.partition import Partition
+from fedlalr.data.population import Clients, DatasetClients, Population, is_dataset, plain_tensors
+
+
+class RemoteClients:
+    """The clients as the server knows them: how many there are."""
+
+    def __init__(self, population: int) -> None:
+        self._sizes = torch.zeros(population, dtype=torch.int64)
+
+    @property
+    def sizes(self) -> Tensor:
+        return self._sizes
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def batch(self, client: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+        raise RuntimeError(f"the data of client {client} are on its own node; the server has none")
+
+    def training_batch(self, client: int, positions: Tensor, seed: int, round: int, step: int) -> tuple[Tensor, Tensor]:
+        return self.batch(client, positions)
+
+    def to(self, device: torch.device) -> RemoteClients:
+        return self
+
+
+def own_data(data: object, client: int, population: int) -> Clients:
+    """A node's data under its client's id, so that batches and augmentation are those of that client in a simulation.
+
+    `data` is a pair of tensors (inputs, targets), a torch data set with a length, or a population of this client alone
+    or of all clients.
+    """
+    data = plain_tensors(data)
+    if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
+        inputs, targets = data
+        check_rows(f"client {client}'s", inputs, targets)
+        clients: Clients = Population(inputs, targets, _alone(np.arange(len(targets)), client, population))
+    elif isinstance(data, Population | DatasetClients):
+        clients = _placed(data, client, population)
+    elif is_dataset(data):
+        clients = _placed(DatasetClients([data]), client, population)
+    else:
+        raise TypeError(f"{told_client(client, data)}. A node may also have what fl.data.load returns")
+    if int(clients.sizes[client]) == 0:
+        raise ValueError(f"client {client} has no samples; its node has nothing to train on")
+    return clients
+
+
+def _placed(data: Population | DatasetClients, client: int, population: int) -> Clients:
+    if len(data) == population:
+        return data
+    if len(data) != 1:
+        raise ValueError(
+            f"the data function gave {len(data)} clients; it must give this node's own or all {population} of them"
+        )
+    if isinstance(data, DatasetClients):
+        nobody: Dataset[Any] = TensorDataset(torch.empty(0))
+        return DatasetClients([data.datasets[0] if place == client else nobody for place in range(population)])
+    return Population(
+        data.inputs,
+        data.targets,
+        _alone(np.asarray(data.partition[0]), client, population),
+        transform=data.transform,
+        test=data.test,
+        classes=data.classes,
+        name=data.name,
+    )
+
+
+def _alone(rows: np.ndarray[Any, Any], client: int, population: int) -> Partition:
+    """A partition in which one client has all the rows and the others have none."""
+    return Partition(rows, np.where(np.arange(population + 1) > client, len(rows), 0))

@@ -1,0 +1,101 @@
+"""`fedlalr flower local`: a configuration on real Flower processes on this machine, watched from outside."""
+
+from __future__ import annotations
+
+import re
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from fedlalr.config import Config, RunDirectory
+from fedlalr.federation import Record
+from fedlalr.flower.export import export
+from fedlalr.flower.local.certificates import NodeKeys
+from fedlalr.flower.local.launch import FederationError, LocalFederation
+from fedlalr.flower.preflight import check_settings
+
+PATIENCE = 600.0
+"""Seconds without a finished round after which a demonstration is given up, where nothing else is said."""
+
+
+def demonstrate(
+    config: Config,
+    run_dir: Path | None = None,
+    *,
+    secure: bool = True,
+    patience: float = PATIENCE,
+    on_stage: Callable[[str], None] = lambda stage: None,
+    on_record: Callable[[Record], None] = lambda record: None,
+) -> list[Record]:
+    """Start a superlink, supernodes and the run; give the records of its rounds. Leaves nothing but the run directory.
+
+    `on_stage` hears what is being started, `on_record` of every round as it ends. Also after an exception, Ctrl-C or a
+    termination signal no process and no temporary file is left.
+    """
+    with _terminable(), tempfile.TemporaryDirectory(prefix="fedlalr-flower-") as name:
+        folder = Path(name)
+        results = (run_dir or folder / "run").resolve()
+        app = export(config, folder / "app")
+        nodes = check_settings(config)
+        with LocalFederation(folder / "federation", secure=secure) as federation:
+            on_stage("the superlink")
+            federation.start_superlink()
+            for node in range(nodes):
+                on_stage(f"supernode {node + 1} of {nodes}")
+                keys: NodeKeys | None = federation.register(node) if secure else None
+                federation.start_node(node, {"partition-id": node, "state-dir": str(folder / "kept")}, keys=keys)
+            on_stage("the run")
+            waits = {"deadline": patience, "join-deadline": patience}
+            federation.submit(app, {"run-dir": str(results), **waits})
+            watched = _Watched(RunDirectory(results), on_record)
+            federation.wait_for("run", patience, progress=watched.look)
+            watched.look()
+            if not federation.completed() or len(watched.records) < config.rounds:
+                raise FederationError(f"the run failed: {reason(federation.tail('run'))}")
+            return watched.records
+
+
+def reason(log: str) -> str:
+    """Why a run failed: the library's own words where there are any, or else all that was said.
+
+    >>> reason("Traceback\\n  File …\\nfedlalr.federation.round.RoundFailed: round 2: nobody came\\nExit Code: 201")
+    'round 2: nobody came'
+    """
+    said = re.findall(r"^fedlalr\.[\w.]+: (.*)$", log, flags=re.M)
+    return str(said[-1]) if said else f"its log ends with\n{log}"
+
+
+class _Watched:
+    """The records of a run that another process writes; of one that goes on, `on_record` hears of new rounds alone."""
+
+    def __init__(self, directory: RunDirectory, on_record: Callable[[Record], None]) -> None:
+        self.directory, self.on_record = directory, on_record
+        self.records = directory.records()
+
+    def look(self) -> int:
+        """Take note of new records; gives how many there are."""
+        for record in self.directory.records()[len(self.records) :]:
+            self.records.append(record)
+            self.on_record(record)
+        return len(self.records)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let a termination signal unwind the stack, so that what was started is ended."""
+
+    def unwind(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, unwind)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,241 @@
+"""A whole federation on this machine: a superlink, supernodes and a run, on the loopback interface alone.
+
+For demonstrations and tests. Everything lies in one folder, which the caller removes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sysconfig
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fedlalr.flower.local.certificates import NodeKeys, ServerFiles, make_node_keys, make_server_files
+from fedlalr.flower.local.processes import Processes
+
+HOST = "127.0.0.1"
+CONNECTION = "local"
+START_TIMEOUT = 180.0
+"""Seconds that a process may take to come up on a busy machine."""
+
+
+class FederationError(RuntimeError):
+    """A process of the federation did not do what it should. The message ends with its last lines."""
+
+
+class LocalFederation:
+    """Use as a context: nothing that it started is running afterwards."""
+
+    def __init__(self, folder: Path, *, secure: bool = True, database: bool = False) -> None:
+        self.folder, self.secure, self.database = folder, secure, database
+        self.port = free_port()
+        self.home = folder / "flwr"
+        self.scripts = Path(sysconfig.get_path("scripts"))
+        self.processes = Processes(environment(self.home, self.scripts))
+        self._server_files: ServerFiles | None = None
+        self.keys: dict[int, NodeKeys] = {}
+        """Of the nodes that were registered."""
+
+    def __enter__(self) -> LocalFederation:
+        self.home.mkdir(parents=True, exist_ok=True)
+        if self.secure:
+            self._server_files = make_server_files(self.folder / "certificates", [HOST, "localhost"])
+        connection = f'root-certificates = "{self.server_files.authority}"' if self.secure else "insecure = true"
+        (self.home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{HOST}:{self.port}"\n'
+            f"{connection}\n",
+            encoding="utf-8",
+        )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        with uninterrupted():
+            self.processes.stop()
+
+    @property
+    def server_files(self) -> ServerFiles:
+        """The certificates of a secure federation."""
+        if self._server_files is None:
+            raise FederationError("an insecure federation has no certificates")
+        return self._server_files
+
+    def start_superlink(self) -> None:
+        """Start the superlink and wait until it answers."""
+        command: list[str | Path] = [self.scripts / "flower-superlink", "--host", HOST, "--port", str(self.port)]
+        command += ["--disable-runtime-dependency-installation"]
+        if self.secure:
+            files = self.server_files
+            command += ["--ssl-ca-certfile", files.authority, "--ssl-certfile", files.certificate]
+            command += ["--ssl-keyfile", files.key, "--enable-supernode-auth"]
+        else:
+            command += ["--insecure"]
+        if self.database:
+            command += ["--database", self.folder / "superlink.db"]
+        self.processes.start("superlink", command, self.log("superlink"))
+        self._wait(self._answers, "superlink")
+
+    def register(self, node: int) -> NodeKeys:
+        """Make a key pair for a node, once, and tell the superlink about it."""
+        keys = self.keys.get(node)
+        if keys is None:
+            keys = self.keys[node] = make_node_keys(self.folder / "keys", f"node-{node}")
+        self.flwr("supernode", "register", str(keys.public), CONNECTION)
+        return keys
+
+    def start_node(
+        self,
+        node: int,
+        config: Mapping[str, int | float | str],
+        *,
+        keys: NodeKeys | None = None,
+        authority: Path | None = None,
+    ) -> None:
+        """Start a supernode. A secure federation lets nobody in without registered keys, or with another authority."""
+        command: list[str | Path] = [self.scripts / "flower-supernode", "--superlink", f"{HOST}:{self.port}"]
+        command += ["--host", HOST, "--port", str(free_port()), "--node-config", as_toml(config)]
+        if self.secure:
+            command += ["--root-certificates", authority or self.server_files.authority]
+            command += ["--auth-supernode-private-key", keys.private] if keys is not None else []
+        else:
+            command += ["--insecure"]
+        self.processes.start(f"node-{node}", command, self.log(f"node-{node}"))
+
+    def submit(self, app: Path, config: Mapping[str, int | float | str], name: str = "run") -> None:
+        """Start a run of an app. The process `name` shows its log and ends with it."""
+        command: list[str | Path] = [self.scripts / "flwr", "run", app, CONNECTION, "--stream"]
+        command += ["--run-config", as_toml(config)] if config else []
+        self.processes.start(name, command, self.log(name))
+
+    def status(self) -> list[dict[str, Any]]:
+        """What the superlink says of its runs, the newest first."""
+        said = self.flwr("list", CONNECTION, "--format", "json")
+        answer = json.loads(said)
+        if "runs" not in answer:
+            raise FederationError(f"flwr list does not say which runs there are: {said}")
+        found: list[dict[str, Any]] = answer["runs"]
+        return found
+
+    def completed(self) -> bool:
+        """Whether the newest run got through. Its records cannot tell: they may be those of a run before it."""
+        return bool(self.status()[0]["status"] == "finished:completed")
+
+    def wait_for(self, name: str, patience: float, progress: Callable[[], object] | None = None) -> int:
+        """Wait for a process to end, and give its exit code; not longer than some seconds without any progress."""
+        process = self.processes.started(name)
+        since, seen = time.monotonic(), progress() if progress is not None else None
+        while process.poll() is None:
+            now = progress() if progress is not None else None
+            if now != seen:
+                since, seen = time.monotonic(), now
+            if time.monotonic() - since > patience:
+                raise FederationError(f"{name} made no progress for {patience:g} s.\n{self.tail(name)}")
+            time.sleep(0.2)
+        return process.returncode
+
+    def flwr(self, *arguments: str) -> str:
+        """Run Flower's command line, and give what it prints."""
+        done = subprocess.run(
+            [str(self.scripts / "flwr"), *arguments],
+            env=self.processes.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=START_TIMEOUT,
+            check=False,
+        )
+        if done.returncode:
+            raise FederationError(f"flwr {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def log(self, name: str) -> Path:
+        """Where a process writes what it has to say."""
+        return self.folder / f"{name}.log"
+
+    def tail(self, name: str, lines: int = 30) -> str:
+        """The last of that."""
+        path = self.log(name)
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
+
+    def _answers(self) -> bool:
+        scheme = "https" if self.secure else "http"
+        context = ssl.create_default_context(cafile=str(self.server_files.authority)) if self.secure else None
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), *([urllib.request.HTTPSHandler(context=context)] if context else [])
+        )
+        try:
+            with opener.open(f"{scheme}://{HOST}:{self.port}/health", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def _wait(self, ready: Callable[[], bool], name: str) -> None:
+        deadline = time.monotonic() + START_TIMEOUT
+        while not ready():
+            if not self.processes.alive(name) or time.monotonic() > deadline:
+                raise FederationError(f"{name} did not come up:\n{self.tail(name)}")
+            time.sleep(0.2)
+
+
+def environment(home: Path, scripts: Path) -> dict[str, str]:
+    """The environment of Flower's processes: nothing is reported, updated, installed or asked for outside."""
+    ours = {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "NO_PROXY": "127.0.0.1,localhost",
+        "PATH": f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "NO_COLOR": "1",
+    }
+    kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    return {**kept, **ours}
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let a second Ctrl-C, pressed while things are being ended, change nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def as_toml(values: Mapping[str, int | float | str]) -> str:
+    """Settings as Flower's command line reads them.
+
+    >>> as_toml({"partition-id": 0, "state-dir": "/var/lib/state"})
+    "partition-id=0 state-dir='/var/lib/state'"
+    """
+    return " ".join(f"{name}={_quoted(value) if isinstance(value, str) else value}" for name, value in values.items())
+
+
+def _quoted(text: str) -> str:
+    if "'" not in text:
+        return f"'{text}'"
+    if '"' in text or "\\" in text:
+        raise ValueError(f"Flower's command line cannot take {text!r}, which has an apostrophe and another mark in it")
+    return f'"{text}"'

@@ -1,0 +1,147 @@
+"""Which node serves which client, as the nodes themselves say. Node ids change when a node rejoins; clients' do not."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from fedlalr.flower.wire.messages import Post, failure
+from fedlalr.flower.wire.records import FACTS
+
+log = logging.getLogger("flwr.fedlalr")
+
+ASK_AGAIN = 15.0
+"""Seconds until a node that could not say which client it serves is asked once more."""
+QUESTION_LIFETIME = 600.0
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """What a node said of itself."""
+
+    client: int
+    contract: str
+
+
+class Roster:
+    """Asks every node that connects, once, and knows who can be reached.
+
+    Of two nodes that announce the same client the first is taken until it is gone. What a node says of itself is
+    believed: who may connect at all is for Flower's node authentication to settle.
+    """
+
+    def __init__(self, grid: Grid, contract: str, population: int, poll: float = 1.0) -> None:
+        self.grid, self.contract, self.population, self.poll = grid, contract, population, poll
+        self._post: Post[int] = Post(grid)
+        self._said: dict[int, Announcement] = {}
+        self._silent: dict[int, tuple[float, str]] = {}
+        """Nodes that could not answer: when to ask again, and why."""
+        self._given_up: set[int] = set()
+        """Clients that a round has waited for in vain."""
+
+    def nodes(self) -> dict[int, int]:
+        """Client → node of those that are connected and may take part."""
+        found: dict[int, int] = {}
+        for node, said in self._said.items():
+            if self._usable(said):
+                found.setdefault(said.client, node)
+        return found
+
+    def reason(self, client: int) -> str:
+        """Why a client cannot be reached."""
+        if any(said.client == client for said in self._said.values()):
+            return "its node trains with other settings, another method or another module than the server"
+        silent = "; ".join(f"node {node}: {why}" for node, (_, why) in self._silent.items())
+        return f"no connected node serves it{f' ({silent})' if silent else ''}"
+
+    def wait_for(self, clients: Iterable[int], at_least: int, deadline: float) -> dict[int, int]:
+        """Client → node, once all the clients can be reached or the monotonic clock reaches the deadline.
+
+        A client that was waited for in vain is not waited for again until it has been there, unless without it there
+        would be too few.
+        """
+        wanted = set(clients)
+        told = False
+        while True:
+            self.refresh()
+            present = {client: node for client, node in self.nodes().items() if client in wanted}
+            self._given_up -= present.keys()
+            missing = wanted - present.keys()
+            left = deadline - time.monotonic()
+            enough = len(present) >= at_least
+            if (enough and missing <= self._given_up) or left <= 0:
+                self._given_up |= missing
+                return present
+            if not told:
+                log.info("waiting up to %.0f s for the nodes of clients %s", left, _listed(sorted(missing)))
+                told = True
+            time.sleep(min(self.poll, left))
+
+    def refresh(self) -> None:
+        """See who is connected, ask the new ones, and take answers in."""
+        connected = list(self.grid.get_node_ids())
+        for node in [node for node in self._said if node not in connected]:
+            log.info("node %d of client %d is gone", node, self._said.pop(node).client)
+        for node in [node for node in self._silent if node not in connected]:
+            del self._silent[node]
+        asked = set(self._post.waiting.values())
+        now = time.monotonic()
+        due = [
+            node
+            for node in connected
+            if node not in self._said and node not in asked and self._silent.get(node, (now, ""))[0] <= now
+        ]
+        for node in self._post.send([(node, self._question(node)) for node in due]):
+            self._silent[node] = (now + ASK_AGAIN, "Flower did not take the message")
+        for node, reply in self._post.arrivals():
+            self._take(node, reply)
+
+    def _question(self, node: int) -> Message:
+        content = RecordDict({FACTS: ConfigRecord({"contract": self.contract})})
+        return Message(content, node, MessageType.QUERY, ttl=QUESTION_LIFETIME)
+
+    def _take(self, node: int, reply: Message) -> None:
+        if reply.has_error():
+            self._silent[node] = (time.monotonic() + ASK_AGAIN, failure(reply))
+            log.warning("node %d cannot say which client it serves: %s", node, failure(reply))
+            return
+        client, contract = _announced(reply)
+        if isinstance(client, bool) or not isinstance(client, int) or not isinstance(contract, str):
+            self._silent[node] = (time.monotonic() + ASK_AGAIN, "its answer cannot be read")
+            log.warning("node %d cannot say which client it serves: its answer cannot be read", node)
+            return
+        before = self.nodes().get(client)
+        self._silent.pop(node, None)
+        self._said[node] = said = Announcement(client, contract)
+        if not 0 <= client < self.population:
+            log.warning("node %d serves client %d; there are clients 0 to %d", node, client, self.population - 1)
+        elif contract != self.contract:
+            log.warning("node %d of client %d is left out: %s", node, client, self.reason(client))
+        elif before is not None:
+            log.warning(
+                "node %d serves client %d, as node %d does: it waits until that one is gone", node, client, before
+            )
+        else:
+            log.info("node %d serves client %d", node, said.client)
+
+    def _usable(self, said: Announcement) -> bool:
+        return said.contract == self.contract and 0 <= said.client < self.population
+
+
+def _announced(reply: Message) -> tuple[object, object]:
+    """The client and the contract that a node's answer names; what there is no reading of names none."""
+    try:
+        facts = reply.content.config_records.get(FACTS) or ConfigRecord()
+        return facts.get("client"), facts.get("contract")
+    except Exception:  # the content may be anything, and so may be what reading it runs into
+        return None, None
+
+
+def _listed(clients: list[int]) -> str:
+    shown = ", ".join(map(str, clients[:10]))
+    return f"{shown} and {len(clients) - 10} more" if len(clients) > 10 else shown

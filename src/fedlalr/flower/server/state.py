@@ -1,0 +1,153 @@
+"""The server's half of a run, round by round: who is asked for what, and what becomes of the answers. No transport.
+
+Sampling, screening, reduction and the update are the simulator's own functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedlalr.data.batches import batches_per_pass
+from fedlalr.federation.replies.payload import Expected
+from fedlalr.federation.replies.reducing import reduce_buffers, weights
+from fedlalr.federation.round import Outcome, RoundFailed, Rules, ServerState, Stopwatch, too_few, update_slots
+from fedlalr.federation.sampling import sample
+from fedlalr.federation.storage.fingerprint import contract
+from fedlalr.flower.server.accepted_rounds import Ledger
+from fedlalr.flower.server.inbox import SpooledInbox
+from fedlalr.flower.settings import Settings
+from fedlalr.flower.wire.instruction import Instruction
+from fedlalr.training.interfaces import Training, Work
+from fedlalr.training.intervals import checked
+
+
+@dataclass(frozen=True)
+class OpenRound:
+    """A round whose replies are being waited for."""
+
+    work: Work
+    inbox: SpooledInbox
+    clock: Stopwatch
+
+    @property
+    def cohort(self) -> list[int]:
+        """The clients that take part, ascending."""
+        clients: list[int] = self.work.clients.tolist()
+        return clients
+
+
+class FederatedServer:
+    """Keeps the state of a run and moves it on by one round at a time."""
+
+    def __init__(
+        self,
+        training: Training,
+        settings: Settings,
+        rules: Rules,
+        cohort_size: int,
+        state: ServerState,
+        *,
+        run: str,
+        ledger: Ledger,
+        layout: str = "records",
+        spool_folder: str | Path | None = None,
+    ) -> None:
+        self.training, self.settings, self.rules = training, settings, rules
+        self.cohort_size, self.state = cohort_size, state
+        self.run, self.ledger, self.layout, self.spool_folder = run, ledger, layout, spool_folder
+        self.contract = contract(training)
+
+    @property
+    def population(self) -> int:
+        return len(self.training.clients)
+
+    def open(self, include: Callable[[Tensor, int], Tensor] | None = None) -> OpenRound:
+        """Begin the next round: draw its cohort. `include` may put other clients in the place of drawn ones."""
+        t, training = self.state.round + 1, self.training
+        cohort = sample(self.population, self.cohort_size, self.settings.seed, t)
+        if include is not None:
+            cohort = include(cohort, t)
+        table = training.algorithm.slots
+        work = Work(
+            round=t,
+            lr=self.settings.rate(training.algorithm, t),
+            clients=cohort,
+            broadcast=self.state.slots.only(*table.down),
+            buffers=self.state.buffers,
+            kept=self.state.slots.only(),
+            cohort=len(cohort),
+            population=self.population,
+        )
+        expected = Expected(
+            run=self.run,
+            round=t,
+            clients=frozenset(cohort.tolist()),
+            contract=self.contract,
+            layout=training.layout,
+            table=table,
+            broadcast=work.broadcast,
+            buffers=work.buffers,
+            steps=partial(self._steps, t),
+        )
+        return OpenRound(work, SpooledInbox(expected, self.spool_folder), Stopwatch())
+
+    def instruction(self, opened: OpenRound, client: int) -> Instruction:
+        """What one client of the cohort is told."""
+        work = opened.work
+        return Instruction(
+            run=self.run,
+            round=work.round,
+            lr=work.lr,
+            client=client,
+            cohort=work.cohort,
+            population=work.population,
+            seed=self.settings.seed,
+            contract=self.contract,
+            layout=self.layout,
+            kept=self.ledger.kept(client),
+            settled=self.ledger.settled(client),
+        )
+
+    def close(self, opened: OpenRound) -> Outcome:
+        """End a round: reduce what was accepted and take the new state, or raise `RoundFailed` and keep the old one."""
+        work, inbox, clock = opened.work, opened.inbox, opened.clock
+        training, rules = self.training, self.rules
+        clock.lap("train")
+        try:
+            closed = inbox.close(rules.max_norm_ratio)
+            count = len(closed.clients)
+            if count < rules.min_clients:
+                raise RoundFailed(too_few(work.round, count, rules.min_clients, closed.rejected), closed.rejected)
+            clock.lap("screen")
+            share = weights(closed.samples, rules.weighting, training.layout.dtype, training.device)
+            with torch.no_grad():
+                reduced = inbox.reduce(closed, share, rules.reduce)
+                buffers = reduce_buffers(closed.buffers, share)
+            slots = update_slots(self.state, work, reduced, closed.steps, share, training.algorithm)
+            clock.lap("reduce")
+        finally:
+            inbox.dispose()
+        self.state = ServerState(round=work.round, slots=slots, buffers=buffers)
+        if training.algorithm.slots.kept:
+            self.ledger.note(work.round, closed.clients.tolist())
+        return Outcome(
+            state=self.state,
+            replied=closed.replied,
+            accepted=count,
+            rejected=closed.rejected,
+            train_loss=float(closed.losses.nanmean()),
+            traces=(),
+            timing=clock.laps,
+        )
+
+    def _steps(self, round: int, samples: int) -> int:
+        """Local steps that so many samples make. Methods that scale by them may not take a client's word for it."""
+        training = self.training
+        batches = batches_per_pass(torch.tensor([samples]), training.batch_size, training.drop_last)
+        return int(checked(training.local, training.local.steps(round, batches), 1))

@@ -1,0 +1,1 @@
+"""What travels between the two: arrays, instructions, messages."""

@@ -1,0 +1,105 @@
+"""Between flat slots and named arrays: what travels, in either layout. Knows tensors and npy bytes, no transport.
+
+records    one record a slot:      x: {0.weight: …, 0.bias: …}, m: {…}, v_hat: {…}, buffers: {…}
+packed     one record for all:     arrays: {x/0.weight: …, x/0.bias: …, m/0.weight: …, buffers/1.running_mean: …}
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedlalr.algorithms.slots import Slots
+from fedlalr.federation.replies.payload import Refused, array_from_npy, as_tensor
+from fedlalr.training.interfaces import Buffers
+from fedlalr.training.layout import Layout
+
+LAYOUTS = ("records", "packed")
+BUFFERS, PACKED = "buffers", "arrays"
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def encode(slots: Slots, buffers: Buffers, layout: Layout, how: str) -> dict[str, Arrays]:
+    """Slots `[P]` and buffers as arrays under the names of the module's parameters, in records."""
+    if BUFFERS in slots:
+        raise ValueError(f"a slot cannot be called {BUFFERS!r}: the module's own buffers travel under that name")
+    records = {name: {part: _array(view) for part, view in layout.views(flat).items()} for name, flat in slots.items()}
+    if buffers:
+        records[BUFFERS] = {name: _array(buffer) for name, buffer in buffers.items()}
+    if how == "records":
+        return records
+    return {PACKED: {f"{record}/{name}": array for record, arrays in records.items() for name, array in arrays.items()}}
+
+
+def decode(
+    records: Mapping[str, Mapping[str, bytes]], names: Iterable[str], layout: Layout, buffers: Buffers, how: str
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Named arrays of the expected slots, and of the buffers, from records of npy bytes; or `Refused`.
+
+    Names that are not expected keep their bytes, for the next check to refuse them by name. What is missing is missing.
+    """
+    shapes = dict(zip(layout.names, layout.shapes, strict=True))
+    slots: dict[str, dict[str, Any]] = {}
+    found: dict[str, Any] = {}
+    for record, arrays in _unpacked(records, how).items():
+        for name, content in arrays.items():
+            if record == BUFFERS:
+                like = buffers.get(name)
+                known = None if like is None else (like.shape, like.dtype)
+                found[name] = content if known is None else array_from_npy(f"buffer {name}", content, *known)
+            elif record in names and name in shapes:
+                array = array_from_npy(f"{record}/{name}", content, shapes[name], layout.dtype)
+                slots.setdefault(record, {})[name] = array
+            else:
+                slots.setdefault(record, {})[name] = content
+    return slots, found
+
+
+def broadcast_from(
+    records: Mapping[str, Mapping[str, bytes]], names: Iterable[str], layout: Layout, buffers: Buffers, how: str
+) -> tuple[Slots, Buffers]:
+    """What the server sent, as flat slots and buffers. `buffers` says what the client's own module has."""
+    names = tuple(names)
+    slots, found = decode(records, names, layout, buffers, how)
+    flat = {}
+    for slot in names:
+        if missing := [name for name in layout.names if name not in slots.get(slot, {})]:
+            raise Refused(f"the server sent no {slot} of {missing[0]}; does it train the same module?")
+        parts = [
+            as_tensor(f"{slot}/{name}", slots[slot][name], shape, layout.dtype)
+            for name, shape in zip(layout.names, layout.shapes, strict=True)
+        ]
+        flat[slot] = torch.cat([part.reshape(-1) for part in parts])
+    if missing := [name for name in buffers if name not in found]:
+        raise Refused(f"the server sent no buffer {missing[0]}; does it train the same module?")
+    return Slots(**flat), {name: as_tensor(name, found[name], like.shape, like.dtype) for name, like in buffers.items()}
+
+
+def to_npy(array: NDArray[Any]) -> bytes:
+    """An array as the bytes of an npy file."""
+    stream = io.BytesIO()
+    np.save(stream, array, allow_pickle=False)
+    return stream.getvalue()
+
+
+def _array(tensor: torch.Tensor) -> NDArray[Any]:
+    array: NDArray[Any] = tensor.detach().cpu().contiguous().numpy()
+    return array
+
+
+def _unpacked(records: Mapping[str, Mapping[str, bytes]], how: str) -> dict[str, dict[str, bytes]]:
+    if how == "records":
+        return {record: dict(arrays) for record, arrays in records.items()}
+    if list(records) != [PACKED]:
+        raise Refused(f"the arrays come in records {', '.join(map(repr, records))}, and one, {PACKED!r}, is expected")
+    apart: dict[str, dict[str, bytes]] = {}
+    for key, content in records[PACKED].items():
+        record, _, name = key.partition("/")
+        apart.setdefault(record, {})[name] = content
+    return apart

@@ -1,0 +1,107 @@
+"""Between Flower's messages and what the exchange is about. The one place that knows the names in a message.
+
+to a client      arrays, `fedlalr`: the instruction, `config`: what the user's own server app adds
+from a client    arrays, `fedlalr`: run, round, client, contract, `metrics`: num-examples, steps, loss
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from fedlalr.algorithms.slots import Slots
+from fedlalr.federation.replies.payload import Expected, Refused, Reply
+from fedlalr.flower.client.training import Answer
+from fedlalr.flower.wire.arrays import broadcast_from, decode, encode
+from fedlalr.flower.wire.instruction import Instruction
+from fedlalr.training.interfaces import Buffers
+from fedlalr.training.layout import Layout
+
+FACTS, METRICS = "fedlalr", "metrics"
+NPY = "numpy.ndarray"
+"""What Flower calls an array that is serialised as npy."""
+
+
+def array_records(slots: Slots, buffers: Buffers, layout: Layout, how: str) -> dict[str, ArrayRecord]:
+    """Slots and buffers as Flower's records."""
+    return {
+        record: ArrayRecord({name: Array(array) for name, array in arrays.items()})
+        for record, arrays in encode(slots, buffers, layout, how).items()
+    }
+
+
+def instruct(
+    arrays: Mapping[str, ArrayRecord], instruction: Instruction, config: ConfigRecord | None = None
+) -> RecordDict:
+    """The content of a message to a client. The records of arrays are shared by all clients of a round."""
+    facts = instruction.as_dict()
+    if taken := sorted(facts.keys() & (config or {}).keys()):
+        raise ValueError(f"train_config has {taken[0]!r}, which the round's own instruction has too; rename it")
+    return RecordDict({**arrays, FACTS: ConfigRecord({**(config or {}), **facts})})
+
+
+def instruction_in(content: RecordDict) -> Instruction:
+    """The instruction in a message from the server."""
+    return Instruction.of(_facts(content))
+
+
+def broadcast_in(content: RecordDict, names: Iterable[str], layout: Layout, buffers: Buffers, how: str) -> Any:
+    """The slots and buffers in a message from the server."""
+    return broadcast_from(_contents(content), names, layout, buffers, how)
+
+
+def answer_content(answer: Answer, instruction: Instruction, contract: str, layout: Layout) -> RecordDict:
+    """The content of a client's reply."""
+    arrays = array_records(answer.upload, answer.buffers, layout, instruction.layout)
+    facts = ConfigRecord(
+        {"run": instruction.run, "round": instruction.round, "client": instruction.client, "contract": contract}
+    )
+    metrics = MetricRecord({"num-examples": answer.samples, "steps": answer.steps, "loss": answer.loss})
+    return RecordDict({**arrays, FACTS: facts, METRICS: metrics})
+
+
+def reply_in(content: RecordDict, expected: Expected, how: str) -> Reply:
+    """A client's reply, nothing in it trusted, or `Refused` where not even its form is right."""
+    facts = _facts(content)
+    metrics = content.metric_records.get(METRICS)
+    if metrics is None:
+        raise Refused(f"the reply has no record {METRICS!r}")
+    slots, buffers = decode(_contents(content), expected.table.up, expected.layout, expected.buffers, how)
+    return Reply(
+        client=_fact(facts, "client", int),
+        run=_fact(facts, "run", str),
+        round=_fact(facts, "round", int),
+        contract=_fact(facts, "contract", str),
+        samples=metrics.get("num-examples"),
+        steps=metrics.get("steps"),
+        slots=slots,
+        buffers=buffers,
+        metrics=dict(metrics),
+    )
+
+
+def _fact(facts: Mapping[str, Any], name: str, kind: type) -> Any:
+    value = facts.get(name)
+    if type(value) is not kind:
+        raise Refused(f"the reply's {name} is a {type(value).__name__}, and {kind.__name__} is expected")
+    return value
+
+
+def _facts(content: RecordDict) -> dict[str, Any]:
+    facts = content.config_records.get(FACTS)
+    if facts is None:
+        raise Refused(f"the message has no record {FACTS!r}; is the other side a fedlalr app?")
+    return dict(facts)
+
+
+def _contents(content: RecordDict) -> dict[str, dict[str, bytes]]:
+    """The npy bytes of every array. Nothing is parsed here."""
+    found: dict[str, dict[str, bytes]] = {}
+    for record, arrays in content.array_records.items():
+        for name, array in arrays.items():
+            if array.stype != NPY:
+                raise Refused(f"{record}/{name} is serialised as {array.stype[:40]!r}, and {NPY!r} is expected")
+            found.setdefault(record, {})[name] = array.data
+    return found

@@ -1,0 +1,183 @@
+"""How curves are drawn: what a line looks like, its spread over the seeds, and what stands around the panels.
+
+Colours are told apart with any colour vision, and line styles tell apart what colours may not. Lines are means over the
+seeds, bands go from the lowest seed to the highest, a cross is where a run broke off.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+
+from fedlalr.paper.curves import Array, Curves, PanelCurves
+from fedlalr.paper.plans import METHODS, Line
+from fedlalr.paper.style import WIDTH, add_notes
+from fedlalr.report.line_styles import COLOURS, LINE_STYLES
+
+Look = Mapping[str, Any]
+METHOD_LOOKS: Mapping[str, Look] = {
+    method: {
+        "color": COLOURS[i],
+        "linestyle": LINE_STYLES[i],
+        "linewidth": 1.6 if i == 0 else 1.1,
+        "zorder": 4 if i == 0 else 3,
+    }
+    for i, method in enumerate(METHODS)
+}
+BESIDE_STYLES = (LINE_STYLES[0], LINE_STYLES[7], LINE_STYLES[6])
+"""Of a method that is there twice and more."""
+
+
+def method_looks(result: PanelCurves) -> dict[str, Look]:
+    """Methods as printed, and those beside them: in the colour of their method, thin and solid if it is there too."""
+    looks = {**METHOD_LOOKS}
+    there = Counter(line.key for line in result.panel.lines if line.key in METHODS)
+    for line in _beside(result):
+        method = line.config.algorithm.name
+        if method in METHOD_LOOKS:
+            before, own = there[method], METHOD_LOOKS[method]
+            styles = [style for style in BESIDE_STYLES if style != own["linestyle"]]
+            apart = {
+                "linestyle": styles[(before - 1) % len(styles)],
+                "linewidth": 0.9 if before <= len(styles) else 0.5,
+            }
+            looks[line.key] = {**own, **apart} if before else own
+            there[method] += 1
+    return looks
+
+
+def layers(results: Sequence[PanelCurves]) -> list[list[PanelCurves]]:
+    """What is drawn over each other: all lines of a panel, or where many are beside the methods as printed, one of each
+    method, these and those apart."""
+    methods = [[line.config.algorithm.name for line in _beside(result)] for result in results]
+    if all(len(names) <= 2 for names in methods) or any(len(set(names)) < len(names) for names in methods):
+        return [list(results)]
+    return [
+        [_only(result, set(METHODS), result.panel.title) for result in results],
+        [
+            _only(result, {line.key for line in _beside(result)}, f"{result.panel.short}, other settings")
+            for result in results
+        ],
+    ]
+
+
+def told_apart(results: Sequence[PanelCurves]) -> list[str]:
+    """Which other settings they are, where methods with them have panels of their own and no name in the legend."""
+    if len(layers(results)) == 1:
+        return []
+    labels = dict.fromkeys(line.label.replace(",", "", 1) for result in results for line in _beside(result))
+    return [f"Other settings: {'; '.join(labels)}."]
+
+
+def _beside(result: PanelCurves) -> list[Line]:
+    return [line for line in result.panel.lines if line.key not in METHODS]
+
+
+def _only(result: PanelCurves, keys: set[str], title: str) -> PanelCurves:
+    """Some of the lines of a panel."""
+    panel = replace(result.panel, title=title, lines=tuple(line for line in result.panel.lines if line.key in keys))
+    return PanelCurves(panel, {key: curves for key, curves in result.lines.items() if key in keys})
+
+
+def empty_figure(height: float) -> Figure:
+    return Figure(figsize=(WIDTH, height), layout="constrained")
+
+
+def two_parts(figure: Figure, above: float, below: float) -> tuple[SubFigure, SubFigure]:
+    grid = figure.add_gridspec(2, 1, height_ratios=(above, below))
+    return figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
+
+
+def draw_lines(axes: Axes, result: PanelCurves, looks: Mapping[str, Look], pick: Callable[[Curves], Array]) -> None:
+    if not result.lines:
+        say_not_run(axes)
+        axes.set_xlim(right=result.panel.lines[0].config.rounds if result.panel.lines else 1)
+    for key, look in looks.items():
+        if key in result.lines:
+            curves = result.lines[key]
+            draw_curve(axes, curves, pick(curves), look, np.arange(1, curves.rounds + 1))
+    axes.set_xlim(left=0)
+
+
+def say_not_run(axes: Axes) -> None:
+    axes.text(0.5, 0.5, "not run yet", transform=axes.transAxes, ha="center", color="0.5")
+
+
+def judged(results: Sequence[PanelCurves], measure: str) -> str:
+    """The name of an axis by what the runs are evaluated on; without it where that is not the same for all."""
+    held_out = {line.config.data.validation > 0 for result in results for line in result.panel.lines}
+    return measure if len(held_out) > 1 else f"{'held-out' if True in held_out else 'test'} {measure}"
+
+
+def draw_curve(axes: Axes, curves: Curves, values: Array, look: Look, x: NDArray[Any]) -> None:
+    """The mean over the seeds as far as all of them got, with the range of several, and crosses where one broke off."""
+    whole = ~np.isnan(values).any(axis=0)
+    axes.plot(x[whole], values[:, whole].mean(axis=0), **look)
+    if len(values) > 1:
+        low, high = values[:, whole].min(axis=0), values[:, whole].max(axis=0)
+        axes.fill_between(x[whole], low, high, color=look["color"], alpha=0.18, linewidth=0)
+    for row, failure in zip(values, curves.failures, strict=False):
+        reached = np.flatnonzero(~np.isnan(row))
+        if failure is not None and len(reached):
+            last = reached[-1]
+            axes.plot(x[last], row[last], marker="x", markersize=5, color=look["color"], zorder=5)
+
+
+def frame_losses(axes: Axes, losses: Sequence[Array]) -> None:
+    """Keep a method whose loss explodes from flattening the others: show up to four times the median of all."""
+    finite = np.concatenate([loss[np.isfinite(loss)] for loss in losses]) if losses else np.empty(0)
+    if len(finite) and finite.max() > 4 * np.median(finite):
+        axes.set_ylim(0, 4 * float(np.median(finite)))
+
+
+def label_rim(panels: Any, x: str, y: str) -> None:
+    """Name the axes at the rim of a grid of panels."""
+    for column in panels.T:
+        shown = [axes for axes in column if axes.get_visible()]
+        if shown:
+            shown[-1].set_xlabel(x)
+    for axes in panels[:, 0]:
+        axes.set_ylabel(y)
+
+
+def legend(figure: Figure | SubFigure, looks: Mapping[str, Look], labels: Sequence[str], title: str = "") -> None:
+    handles = [Line2D([], [], label=label, **look) for look, label in zip(looks.values(), labels, strict=True)]
+    columns = 2 if len(labels) == 4 or max(map(len, labels), default=0) >= 16 else 3
+    legend = figure.legend(
+        handles=handles, loc="outside upper center", ncols=columns, frameon=False, title=title, handlelength=2.6
+    )
+    legend.get_title().set_fontsize(7)
+
+
+def methods_legend(figure: Figure | SubFigure, results: Sequence[PanelCurves]) -> None:
+    """The methods that were run, or all where none was."""
+    looks = {key: look for result in results for key, look in method_looks(result).items()}
+    labels = {line.key: line.label for result in results for line in result.panel.lines}
+    ran = [key for key in looks if any(key in result.lines for result in results)] or list(METHODS)
+    legend(figure, {key: looks[key] for key in ran}, [labels[key] for key in ran])
+
+
+def with_notes(figure: Figure, results: Sequence[PanelCurves], notes: Sequence[str]) -> Figure:
+    """The notes at the foot, with what the lines are."""
+    curves = [curves for result in results for curves in result.lines.values()]
+    most = max((len(one.seeds) for one in curves), default=0)
+    lines = "No run yet." if not curves else "One seed." if most == 1 else f"Mean and range of up to {most} seeds."
+    broke = any(failure for one in curves for failure in one.failures)
+    missing = sum(line.key not in result.lines for result in results for line in result.panel.lines)
+    more = [
+        *([f"{missing} {'curve was' if missing == 1 else 'curves were'} not run yet."] if missing and curves else []),
+        *(["× marks where a run broke off."] if broke else []),
+    ]
+    return add_notes(figure, [*notes, lines, *more])
+
+
+def percent(value: float, _: object = None) -> str:
+    return f"{value * 100:g} %"

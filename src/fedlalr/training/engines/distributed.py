@@ -1,0 +1,138 @@
+"""The distributed engine: the cohort shared by the processes that torchrun started.
+
+Every rank holds the server's state and trains a contiguous part of the cohort, with about the same number of local
+steps as the others. What the server needs of single clients (their ids, losses and failures) is gathered; the uploads
+themselves stay where they are and are reduced by all-reduce, see `Spread`. Inside a rank another engine trains.
+
+    torchrun --nproc-per-node 4 -m fedlalr run …
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from fedlalr.algorithms.slots import Slots
+from fedlalr.training.engines.auto import is_small_chain
+from fedlalr.training.engines.reference import ReferenceEngine
+from fedlalr.training.interfaces import Buffers, Engine, Replies, Training, Work
+from fedlalr.training.ranks import ALONE, Ranks, Spread, join, started_by_torchrun
+from fedlalr.training.stacked.engine import StackedEngine
+from fedlalr.training.stacked.trial import CannotStack
+
+Chosen = str | Callable[[Training], Engine]
+"""An engine by name, or a function that makes one."""
+
+INNER = ("auto", "reference", "stacked")
+"""Engines that may train inside a rank."""
+
+
+class DistributedEngine:
+    """Trains this rank's part of the cohort."""
+
+    name = "distributed"
+
+    def __init__(self, training: Training, inner: str = "auto") -> None:
+        self.training = training
+        self.ranks = join(training.device)
+        self.inner, how = _create_inner(inner, training)
+        self.reason = f"{self.ranks.count} {'process' if self.ranks.count == 1 else 'processes'}, {how}"
+
+    def train(self, work: Work) -> Replies:
+        shares = shard(self.training.steps(work.round, work.clients), self.ranks.count)
+        rows = torch.arange(len(work.clients), device="cpu")[shares[self.ranks.rank]]
+        mine = self.inner.train(work.part(rows)) if len(rows) else nothing(work, self.training)
+        return self._spread(mine)
+
+    def _spread(self, mine: Replies) -> Replies:
+        """What this rank's clients sent, with what the server needs to know of all others."""
+        small = (mine.clients, mine.samples, mine.steps, mine.losses.cpu(), mine.failures, mine.traces)
+        clients, samples, steps, losses, failures, traces = zip(*self.ranks.gather_values(small), strict=True)
+        return replace(
+            mine,
+            clients=torch.cat(clients),
+            samples=torch.cat(samples),
+            steps=torch.cat(steps),
+            losses=torch.cat(losses),
+            failures={client: error for theirs in failures for client, error in theirs.items()},
+            traces=tuple(trace for theirs in traces for trace in theirs),
+            spread=Spread(self.ranks, tuple(len(theirs) for theirs in clients)),
+        )
+
+    def recalibrate(self, x: Tensor, buffers: Buffers, clients: Tensor, round: int) -> Buffers:
+        shares = shard(self.training.clients.sizes[clients], self.ranks.count)
+        spread = Spread(self.ranks, tuple(share.stop - share.start for share in shares))
+        mine = spread.mine(clients)
+        parts = self.inner.recalibrate(x, buffers, mine, round) if len(mine) else _no_rows(buffers)
+        return {name: spread.gather(part) for name, part in parts.items()}
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def join_ranks(engine: Chosen, device: torch.device) -> tuple[Chosen, Ranks]:
+    """The engine's name and the ranks of a run, which are several under torchrun.
+
+    Another engine than this one would do the whole run once in every process, so it is refused there.
+    """
+    if not started_by_torchrun():
+        return engine, ALONE
+    if not isinstance(engine, str):
+        return engine, join(device)
+    kind = engine.partition(":")[0]
+    if kind not in ("auto", "distributed"):
+        raise ValueError(
+            f"torchrun started several processes, each of which would do the whole run with engine={engine!r}; use "
+            f"engine='distributed' (or 'distributed:reference', 'distributed:stacked'), or start without torchrun"
+        )
+    return ("distributed" if kind == "auto" else engine), join(device)
+
+
+def shard(costs: Tensor, count: int) -> list[slice]:
+    """Cut a sequence of whole-numbered costs into contiguous parts of about the same sum.
+
+    >>> shard(torch.tensor([1, 1, 1, 1, 4]), 2)
+    [slice(0, 4, None), slice(4, 5, None)]
+    """
+    middles = 2 * costs.cumsum(0) - costs
+    owner = middles * count // (2 * costs.sum())
+    bounds = torch.searchsorted(owner, torch.arange(count + 1, device="cpu")).tolist()
+    return [slice(start, stop) for start, stop in pairwise(bounds)]
+
+
+def nothing(work: Work, training: Training) -> Replies:
+    """The replies of no client at all."""
+    none = torch.empty(0, dtype=torch.int64, device="cpu")
+    empty = torch.empty(0, training.layout.size, dtype=training.layout.dtype, device=training.device)
+    table = training.algorithm.slots
+    return Replies(
+        clients=none,
+        samples=none,
+        steps=none,
+        losses=empty[:, 0],
+        slots=Slots(**dict.fromkeys(table.up, empty)),
+        buffers=_no_rows(work.buffers),
+        kept=Slots(**dict.fromkeys(table.kept, empty)),
+    )
+
+
+def _no_rows(buffers: Buffers) -> Buffers:
+    return {name: buffer.new_empty(0, *buffer.shape) for name, buffer in buffers.items()}
+
+
+def _create_inner(name: str, training: Training) -> tuple[Engine, str]:
+    """The engine inside a rank: stacked where `auto` would stack without ranks, else one client after another."""
+    alone = "each training one client after another"
+    stacks = name == "stacked" or (name == "auto" and (training.device.type != "cpu" or is_small_chain(training)))
+    if not stacks:
+        return ReferenceEngine(training), alone
+    try:
+        return StackedEngine(training), "each training its part as a stack"
+    except CannotStack as error:
+        if name == "stacked":
+            raise
+        return ReferenceEngine(training), f"{alone}, because {error}"

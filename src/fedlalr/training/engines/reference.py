@@ -1,0 +1,221 @@
+"""The reference engine: clients one after another, plain autograd. The definition of right.
+
+Every other engine is tested against this one. It runs any module, any loss, any data set, on any device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from fedlalr.algorithms.slots import Slots
+from fedlalr.data.batches import PADDING, plan
+from fedlalr.data.random import MODULES, key
+from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work
+from fedlalr.training.local_step import finish, local_step, other_gradients, without_drawing
+
+
+class ReferenceEngine:
+    """Trains the cohort client by client."""
+
+    name = "reference"
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+        self.parameters = [p for p in training.model.parameters() if p.requires_grad]
+        self._others = training.algorithm.slots.gradients
+
+    def train(self, work: Work) -> Replies:
+        collected = Collector(work, self.training)
+        for row, client in enumerate(work.clients.tolist()):
+            try:
+                collected.add(row, *self.train_client(work, row, client, collected.traces))
+            except Exception as error:  # whatever a client's data or module raises is that client's failure alone
+                collected.fail(client, error)
+        return collected.replies()
+
+    def train_client(
+        self, work: Work, row: int, client: int, traces: list[Trace]
+    ) -> tuple[Slots, Buffers, Slots, Tensor]:
+        """One client's round: its upload, its buffers, what it keeps, its mean training loss."""
+        training, broadcast = self.training, work.broadcast
+        model, algorithm = training.model, training.algorithm
+        set_buffers(model, work.buffers)
+        if not model.training:
+            model.train()
+        batches = self._batches(work, client)
+        seed_generators(training.device, key(training.seed, MODULES, work.round, client))  # for dropout
+        state = algorithm.start(broadcast, work.kept.map(lambda tensor: tensor[row]))
+        total = torch.zeros((), device=training.device, dtype=training.layout.dtype)
+        for k, positions in enumerate(batches, start=1):
+            inputs, targets = training.clients.training_batch(client, positions, training.seed, work.round, k)
+            if self._others:
+                state = self._with_others(state, inputs, targets)
+            self._load(state.x)
+            loss, gradient = self._gradient(inputs, targets)
+            context = work.context(steps=len(batches), step=k)
+            with torch.no_grad():
+                state = local_step(training, state, gradient, broadcast, context)
+                total += loss
+                if work.probe is not None and client in work.probe.clients:
+                    traces.append(Trace(client, k, work.probe.measure(state, context)))
+        with torch.no_grad():
+            upload, kept = finish(algorithm, state, broadcast, work.context(steps=len(batches), step=len(batches)))
+        return upload, get_buffers(model), kept, total / len(batches)
+
+    def _batches(self, work: Work, client: int) -> list[Tensor]:
+        training, ids = self.training, torch.tensor([client], device="cpu")
+        steps = training.steps(work.round, ids)
+        sizes = training.clients.sizes[ids]
+        batches = plan(training.seed, work.round, ids, sizes, steps, training.batch_size, training.drop_last)[0]
+        return [batch[batch != PADDING] for batch in batches]
+
+    @torch.no_grad()
+    def _load(self, x: Tensor) -> None:
+        """`Layout.load` without a walk over the modules, which every local step would repeat."""
+        parts = torch.split(x, [parameter.numel() for parameter in self.parameters])
+        for parameter, part in zip(self.parameters, parts, strict=True):
+            parameter.copy_(part.view(parameter.shape))
+
+    def _with_others(self, state: Slots, inputs: Tensor, targets: Tensor) -> Slots:
+        """The client's slots with the further gradients of its batch, which leave the module's buffers alone."""
+        training, buffers = self.training, get_buffers(self.training.model)
+
+        def gradient_at(x: Tensor) -> Tensor:
+            self._load(x)
+            gradient = self._gradient(inputs, targets)[1]
+            set_buffers(training.model, buffers)
+            return gradient
+
+        at = without_drawing(gradient_at, training.device)
+        return state.replace(**other_gradients(training, self._others, state, at))
+
+    def _gradient(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        training = self.training
+        if training.compute is None:
+            loss = training.loss(training.model(inputs), targets)
+        else:
+            with torch.autocast(training.device.type, training.compute):
+                loss = training.loss(training.model(inputs), targets)
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        return loss.detach().reshape(()), torch.cat(
+            [
+                (torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g)
+                .reshape(-1)
+                .to(training.layout.dtype)
+                for p, g in zip(self.parameters, gradients, strict=True)
+            ]
+        )
+
+    @torch.no_grad()
+    def recalibrate(self, x: Tensor, buffers: Buffers, clients: Tensor, round: int) -> Buffers:
+        self.training.layout.load(self.training.model, x)
+        each = [self.statistics(buffers, client, round) for client in clients.tolist()]
+        return {name: torch.stack([one[name] for one in each]) for name in buffers}
+
+    @torch.no_grad()
+    def statistics(self, buffers: Buffers, client: int, round: int) -> Buffers:
+        """The buffers after one pass over a client's data with every normalisation layer averaging over the batches,
+        but for layers that the caller has put in evaluation mode."""
+        training, model = self.training, self.training.model
+        set_buffers(model, buffers)
+        if not model.training:
+            model.train()
+        seed_generators(training.device, key(training.seed, MODULES, round, client))
+        kinds = nn.modules.batchnorm._BatchNorm
+        layers = [layer for layer in model.modules() if isinstance(layer, kinds) and layer.training]
+        momenta = [layer.momentum for layer in layers]
+        try:
+            for layer in layers:
+                layer.momentum = None  # a cumulative average instead of an exponential one
+                layer.reset_running_stats()
+            batch_size = training.batch_size or 1000
+            every = torch.arange(int(without_a_single(training.clients.sizes[client], batch_size)), device="cpu")
+            for positions in torch.split(every, batch_size):
+                model(training.clients.batch(client, positions)[0])
+        finally:
+            for layer, momentum in zip(layers, momenta, strict=True):
+                layer.momentum = momentum
+        return get_buffers(model)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+def without_a_single(sizes: Tensor, batch_size: int) -> Tensor:
+    """Samples of clients to take statistics of: a last batch of one sample is left out, for it has no variance."""
+    alone = (sizes > 1) & (sizes % batch_size == 1)
+    return sizes - alone.to(sizes.dtype)
+
+
+class Collector:
+    """Stacks the replies of clients that finish one by one, and names the ones that fail."""
+
+    def __init__(self, work: Work, training: Training) -> None:
+        self.work, self.training = work, training
+        self.traces: list[Trace] = []
+        self._rows: list[int] = []
+        self._parts: list[tuple[Slots, Buffers, Slots, Tensor]] = []
+        self._failures: dict[int, str] = {}
+
+    def add(self, row: int, upload: Slots, buffers: Buffers, kept: Slots, loss: Tensor) -> None:
+        self._rows.append(row)
+        self._parts.append((upload, buffers, kept, loss))
+
+    def fail(self, client: int, error: Exception) -> None:
+        self._failures[client] = f"{type(error).__name__}: {error}"
+
+    def replies(self) -> Replies:
+        clients = self.work.clients[torch.tensor(self._rows, dtype=torch.int64, device="cpu")]
+        table = self.training.algorithm.slots
+        size, dtype, device = self.training.layout.size, self.training.layout.dtype, self.training.device
+
+        def stack(
+            pick: Callable[[tuple[Slots, Buffers, Slots, Tensor]], Tensor], *shape: int, dtype: torch.dtype = dtype
+        ) -> Tensor:
+            return (
+                torch.stack([pick(part) for part in self._parts])
+                if self._parts
+                else torch.empty(0, *shape, dtype=dtype, device=device)
+            )
+
+        return Replies(
+            clients=clients,
+            samples=self.training.clients.sizes[clients],
+            steps=self.training.steps(self.work.round, clients),
+            losses=stack(lambda part: part[3]),
+            slots=Slots(**{name: stack(lambda part, name=name: part[0][name], size) for name in table.up}),  # type: ignore[misc]
+            buffers={
+                name: stack(lambda part, name=name: part[1][name], *like.shape, dtype=like.dtype)  # type: ignore[misc]
+                for name, like in self.work.buffers.items()
+            },
+            kept=Slots(**{name: stack(lambda part, name=name: part[2][name], size) for name in table.kept}),  # type: ignore[misc]
+            failures=self._failures,
+            traces=tuple(self.traces),
+        )
+
+
+def seed_generators(device: torch.device, number: int) -> None:
+    """Seed torch's generators, from which dropout draws.
+
+    On a CPU only the one that is used: for every device that is not there `torch.manual_seed` notes the caller's stack,
+    which takes a millisecond.
+    """
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(number)
+    else:
+        torch.manual_seed(number)
+
+
+def get_buffers(model: nn.Module) -> Buffers:
+    """A copy of a module's buffers by name."""
+    return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+
+
+def set_buffers(model: nn.Module, buffers: Buffers) -> None:
+    """Write buffers into a module."""
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[name])

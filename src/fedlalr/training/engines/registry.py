@@ -1,0 +1,69 @@
+"""Chooses the engine of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from fedlalr.common.checks import check_choice
+from fedlalr.training.engines.auto import candidates
+from fedlalr.training.engines.distributed import INNER, DistributedEngine
+from fedlalr.training.engines.reference import ReferenceEngine
+from fedlalr.training.engines.workers import CannotShip, WorkersEngine
+from fedlalr.training.interfaces import Engine, Training
+from fedlalr.training.stacked.engine import StackedEngine
+from fedlalr.training.stacked.trial import CannotStack
+
+ENGINES: dict[str, Callable[[Training], Engine]] = {
+    "reference": ReferenceEngine,
+    "stacked": StackedEngine,
+    "workers": WorkersEngine,
+    "distributed": DistributedEngine,
+}
+"""Engines by name."""
+
+
+def create_engine(name: str, training: Training, cohort: int) -> tuple[Engine, str]:
+    """The engine to train with and the reason for it."""
+    kind, option = check_engine(name)
+    some = torch.arange(min(len(training.clients), 1000), device="cpu")
+    training.steps(1, some)  # an interval of the user's own may give anything, which is refused here
+    if kind == "workers":
+        return WorkersEngine(training, int(option) if option else None), "asked for"
+    if kind == "distributed":
+        distributed = DistributedEngine(training, option or "auto")
+        return distributed, distributed.reason
+    if kind != "auto":
+        try:
+            return ENGINES[kind](training), "asked for"
+        except CannotStack as refusal:
+            raise CannotStack(f"engine={name!r} cannot train this job: {refusal}. Use engine='auto'.") from None
+    refusals = ""
+    for choice, reason in candidates(training, cohort):
+        try:
+            engine = ENGINES[choice](training)
+        except CannotStack as refusal:
+            refusals = f"the cohort cannot be stacked: {refusal}"
+        except CannotShip as refusal:
+            refusals = str(refusal)
+        else:
+            return engine, refusals or reason
+    raise AssertionError("the reference engine takes every job")
+
+
+def check_engine(name: str) -> tuple[str, str]:
+    """The engine that a name means, and its option: `workers:3`, three processes, or `distributed:stacked`, the engine
+    that trains inside each of them."""
+    kind, colon, option = name.partition(":")
+    check_choice("engine", kind, ("auto", *ENGINES))
+    if not colon:
+        return kind, ""
+    if kind == "workers":
+        if not (option.isascii() and option.isdigit() and int(option)):
+            raise ValueError(f"engine {name!r}: the number of workers must be a whole number of at least 1")
+    elif kind == "distributed":
+        check_choice(f"the engine inside {kind}", option, INNER)
+    else:
+        raise ValueError(f"engine {name!r}: {kind} takes no option; write engine={kind!r}")
+    return kind, option

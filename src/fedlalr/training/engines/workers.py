@@ -1,0 +1,285 @@
+"""The workers engine: processes that train clients beside each other on a CPU, over shared memory.
+
+For models that stack badly, convolutions above all. The processes are started once per run, get model, loss and data
+once, and after that only the places of the cohort they are to train; weights never pass through a pipe. Each runs the
+reference engine on one thread, so the result does not depend on how many there are.
+
+Started by plain `subprocess`, so it works from a script without a main guard, a notebook, standard input and pytest.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import selectors
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NoReturn, cast
+
+import cloudpickle
+import torch
+from torch import Tensor
+
+from fedlalr.algorithms.slots import Slots
+from fedlalr.training.engines.shared_memory import Arena, Plan, ship, unimportable_modules
+from fedlalr.training.engines.worker_process import Channel, Orders, Rest, Setup, part
+from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work
+from fedlalr.training.machine import usable_cores
+
+ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_TOP_PAD_": str(1 << 25)}
+"""glibc keeps what a step freed, instead of giving it back to the system and asking for zeroed pages in the next."""
+
+_AHEAD = 2
+"""Clients a worker has at hand, so that it never waits for the next."""
+
+
+class CannotShip(ValueError):
+    """The module, the loss or the data cannot be given to another process."""
+
+
+class WorkerDied(RuntimeError):
+    """A worker process ended on its own. The server's state is as it was before the round."""
+
+
+@dataclass
+class Process:
+    """A worker as the run sees it."""
+
+    popen: subprocess.Popen[bytes]
+    channel: Channel
+    in_hand: deque[int] = field(default_factory=deque)
+    settled: bool = False
+    """It has heard everything and answered everything; an interruption finds it otherwise."""
+
+    def end(self) -> None:
+        self.channel.endpoint.close()
+        self.popen.terminate()
+        self.popen.wait()
+
+
+_idle: list[Process] = []
+"""Processes of finished runs, ready for the next one of this interpreter."""
+
+
+os.register_at_fork(after_in_child=_idle.clear)  # they answer to the parent
+
+
+@atexit.register
+def end_idle_workers() -> None:
+    """End the processes that wait for another run."""
+    while _idle:
+        _idle.pop().end()
+
+
+class WorkersEngine:
+    """Trains the cohort in several processes."""
+
+    name = "workers"
+
+    def __init__(self, training: Training, count: int | None = None) -> None:
+        if training.device.type != "cpu":
+            raise ValueError(
+                f"the workers engine trains on the CPU, not on {training.device}; use engine='stacked' there"
+            )
+        self.training = training
+        self.count = count or usable_cores()
+        self._processes: list[Process] = []
+        self._arena: Arena | None = None
+        self._cohort = torch.empty(0, dtype=torch.int64, device="cpu")
+        self._start()
+
+    def train(self, work: Work) -> Replies:
+        memory, orders, descriptor = self._prepare(work)
+        steps = self.training.steps(work.round, work.clients)
+        errors, traces = self._run(orders, descriptor, (-steps).argsort(stable=True).tolist())
+        good = [row for row in range(len(work.clients)) if row not in errors]
+        replies = Replies(
+            clients=work.clients,
+            samples=self.training.clients.sizes[work.clients],
+            steps=steps,
+            losses=memory["loss"].clone(),
+            slots=Slots(**part(memory, "up")),
+            buffers={name: buffer.clone() for name, buffer in part(memory, "out_buffer").items()},
+            kept=Slots(**part(memory, "out_kept")),
+            failures={int(work.clients[row]): error for row, error in sorted(errors.items())},
+            traces=tuple(sorted(traces, key=lambda trace: (trace.client, trace.step))),
+        )
+        return replies.rows(torch.tensor(good, dtype=torch.int64, device="cpu")) if errors else replies
+
+    def recalibrate(self, x: Tensor, buffers: Buffers, clients: Tensor, round: int) -> Buffers:
+        work = Work(round, 0.0, clients, Slots(x=x), buffers, Slots(), len(clients), len(self.training.clients))
+        memory, orders, descriptor = self._prepare(work, recalibrate=True)
+        errors, _ = self._run(orders, descriptor, list(range(len(clients))))
+        if errors:
+            row, error = min(errors.items())
+            raise RuntimeError(f"client {int(clients[row])} could not recalibrate its statistics: {error}")
+        return {name: buffer.clone() for name, buffer in part(memory, "out_buffer").items()}
+
+    def close(self) -> None:
+        """Let the processes rest for the next run; end those that died or are in the middle of something."""
+        for process in self._processes:
+            if not process.settled or process.popen.poll() is not None:
+                process.end()
+            else:
+                process.channel.send(Rest())
+                _idle.append(process)
+        self._processes = []
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+
+    def _start(self) -> None:
+        training = self.training
+        shipped = (training.model, training.loss, training.algorithm, training.local, training.clients)
+        datasets = getattr(training.clients, "datasets", ())
+        try:
+            arena, bounds = ship(training, unimportable_modules([*shipped, *datasets]))
+        except Exception as error:
+            raise _unsendable(f"{type(error).__name__}: {error}") from error
+        setup = Setup(bounds, [path or os.getcwd() for path in sys.path], torch.get_default_dtype())
+        try:
+            for _ in range(self.count):
+                self._processes.append(_launch())
+            for process in self._processes:
+                process.settled = False
+                process.channel.send(setup, arena.descriptor)
+            troubles = []
+            for process in self._processes:
+                troubles.append(self._receive(process))
+                process.settled = True
+            if any(troubles):
+                raise _unsendable(next(filter(None, troubles)))
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            arena.close()
+
+    def _prepare(self, work: Work, recalibrate: bool = False) -> tuple[dict[str, Tensor], Orders, int | None]:
+        """Put the round's tensors into shared memory; the descriptor to send along if the memory is new."""
+        plan, count, fresh = _plan(work, self.training), len(work.clients), None
+        if self._arena is None or self._arena.size < plan.size:
+            if self._arena is not None:
+                self._arena.close()
+            self._arena = Arena.create(plan.size)
+            fresh = self._arena.descriptor
+        memory = self._arena.tensors(plan.places)
+        for kind, values in (("down", work.broadcast), ("buffer", work.buffers), ("kept", work.kept)):
+            for name, value in values.items():
+                memory[f"{kind}:{name}"].copy_(value)
+        assert count
+        bare = replace(work, broadcast=Slots(), buffers={}, kept=Slots())
+        return memory, Orders(bare, plan.places, recalibrate), fresh
+
+    def _run(self, orders: Orders, descriptor: int | None, rows: list[int]) -> tuple[dict[int, str], list[Trace]]:
+        """Have every row done, whichever worker is free; the errors by row, and the traces."""
+        probe = orders.work.probe
+        modules = unimportable_modules([probe] if probe is not None else [])
+        for module in (found := list(modules)):
+            cloudpickle.register_pickle_by_value(module)
+        message = cloudpickle.dumps(orders)
+        for module in found:
+            cloudpickle.unregister_pickle_by_value(module)
+        self._cohort = orders.work.clients
+        errors: dict[int, str] = {}
+        traces: list[Trace] = []
+        waiting = deque(rows)
+        with selectors.DefaultSelector() as selector:
+            for process in self._processes:
+                process.settled = False
+                self._send(process, message, descriptor)
+                selector.register(process.channel.endpoint, selectors.EVENT_READ, process)
+            for _ in range(_AHEAD):
+                for process in self._processes:
+                    self._give(process, waiting)
+            while any(process.in_hand for process in self._processes):
+                for key, _ in selector.select():
+                    row, error, seen = cast(tuple[int, str | None, list[Trace]], self._receive(key.data))
+                    key.data.in_hand.remove(row)
+                    traces += seen
+                    if error is not None:
+                        errors[row] = error
+                    self._give(key.data, waiting)
+        for process in self._processes:
+            process.settled = True
+        return errors, traces
+
+    def _give(self, process: Process, waiting: deque[int]) -> None:
+        if waiting:
+            process.in_hand.append(waiting.popleft())
+            self._send(process, process.in_hand[-1])
+
+    def _send(self, process: Process, message: object, descriptor: int | None = None) -> None:
+        try:
+            process.channel.send(message, descriptor)
+        except (BrokenPipeError, ConnectionError):
+            self._mourn(process)
+
+    def _receive(self, process: Process) -> object:
+        try:
+            return process.channel.receive()[0]
+        except (EOFError, ConnectionError):
+            self._mourn(process)
+
+    def _mourn(self, process: Process) -> NoReturn:
+        code = process.popen.wait()
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        what = f" while it trained client {int(self._cohort[process.in_hand[0]])}" if process.in_hand else ""
+        raise WorkerDied(f"worker process {process.popen.pid} {how}{what}; the state before the round is kept")
+
+
+def _unsendable(trouble: object) -> CannotShip:
+    return CannotShip(
+        f"the run cannot be given to worker processes ({trouble}); define what it uses at the top level of a module, "
+        f"or use engine='reference'"
+    )
+
+
+def _launch() -> Process:
+    """A resting process, or a new one."""
+    while _idle:
+        process = _idle.pop()
+        if process.popen.poll() is None:
+            return process
+        process.end()
+    ours, theirs = socket.socketpair()
+    environment = os.environ | ALLOCATOR | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    with theirs:
+        popen = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                f"from fedlalr.training.engines.worker_process import main; main({theirs.fileno()})",
+            ],
+            pass_fds=[theirs.fileno()],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+        )
+    return Process(popen, Channel(ours))
+
+
+def _plan(work: Work, training: Training) -> Plan:
+    """Where everything of a round lies: what goes to the workers, then what comes back."""
+    plan, count, table = Plan(), len(work.clients), training.algorithm.slots
+    size, dtype = training.layout.size, training.layout.dtype
+    sent: tuple[tuple[str, Mapping[str, Tensor]], ...] = (
+        ("down", work.broadcast),
+        ("buffer", work.buffers),
+        ("kept", work.kept),
+    )
+    for kind, values in sent:
+        for name, value in values.items():
+            plan.add(f"{kind}:{name}", value.shape, value.dtype)
+    for name in table.up:
+        plan.add(f"up:{name}", (count, size), dtype)
+    for name, value in work.buffers.items():
+        plan.add(f"out_buffer:{name}", (count, *value.shape), value.dtype)
+    for name in table.kept:
+        plan.add(f"out_kept:{name}", (count, size), dtype)
+    plan.add("loss", (count,), dtype)
+    return plan

@@ -1,0 +1,68 @@
+"""What happens around the algorithm on a client, or a stack alike: clipping, weight decay, further gradients, and what
+goes up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from fedlalr.algorithms.slots import Algorithm, Context, Slots
+from fedlalr.training.clipping import clip_factor
+from fedlalr.training.interfaces import Training
+from fedlalr.training.memory import forked_generators
+
+
+def starting_slots(algorithm: Algorithm, server: Slots) -> Slots:
+    """What a client that has kept nothing yet has when it starts its local steps."""
+    nothing = torch.zeros_like(server.x)
+    return algorithm.start(server.only(*algorithm.slots.down), Slots(**dict.fromkeys(algorithm.slots.kept, nothing)))
+
+
+def local_step(training: Training, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:
+    """Clip the loss gradient, add the weight decay, then take the algorithm's own step."""
+    gradient = _regularised(training, gradient, client.x)
+    if training.decoupled_weight_decay:
+        client = client.replace(x=client.x * (1 - context.lr * training.decoupled_weight_decay))
+    return training.algorithm.step(client, gradient, broadcast, context)
+
+
+def other_gradients(
+    training: Training, wanted: Mapping[str, str], client: Slots, gradient_at: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor]:
+    """The further gradients of a batch that a table asks for, by slot; clipped and decayed like the one at x."""
+    return {name: _regularised(training, gradient_at(client[at]), client[at]) for name, at in wanted.items()}
+
+
+def without_drawing(gradient_at: Callable[[Tensor], Tensor], device: torch.device) -> Callable[[Tensor], Tensor]:
+    """A batch's gradient at any parameters, in which dropout leaves out what it will leave out at x afterwards."""
+
+    def at(x: Tensor) -> Tensor:
+        with forked_generators(device):
+            return gradient_at(x)
+
+    return at
+
+
+def _regularised(training: Training, gradient: Tensor, x: Tensor) -> Tensor:
+    if training.clip_norm is not None:
+        gradient = gradient * clip_factor(gradient, training.clip_norm)
+    return gradient + training.weight_decay * x if training.weight_decay else gradient
+
+
+def finish(algorithm: Algorithm, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
+    """What a client sends and what it keeps: of what the algorithm gives, the slots that its table names."""
+    given = algorithm.finish(client, broadcast, context)
+    parts = (("sends", algorithm.slots.up), ("keeps", algorithm.slots.kept))
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise TypeError(f"{type(algorithm).__name__}.finish must return two Slots, what a client sends and keeps")
+    for slots, (verb, names) in zip(given, parts, strict=True):
+        missing = [name for name in names if name not in slots]
+        if missing:
+            raise ValueError(
+                f"by its table a client of {type(algorithm).__name__} {verb} {', '.join(names)}, "
+                f"but its finish returns no {', '.join(missing)} there"
+            )
+    upload, kept = (slots.only(*names) for slots, (_, names) in zip(given, parts, strict=True))
+    return upload, kept

@@ -1,0 +1,291 @@
+"""Local steps of a stack in memory that stays where it is, so that a GPU can replay them as CUDA graphs.
+
+A small network's step is hundreds of launches that take longer to ask for than to run. Captured once, a step is
+replayed by one call: everything that changes from step to step (indices of samples, rate, step number, parameters) is
+read from fixed places on the device, and nothing waits for the host until the round is over.
+
+To keep the graphs few, the number of clients in a step is rounded up where clients are leaving the stack; the state of
+those that have left is held. What a module counts in Python while it runs stands still in a replay.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fedlalr.algorithms.slots import Context, Slots
+from fedlalr.training.engines.reference import get_buffers, set_buffers
+from fedlalr.training.fused_steps import InPlaceStep
+from fedlalr.training.interfaces import Training, Work
+from fedlalr.training.kernels.fused_step import FusedStep
+from fedlalr.training.local_step import local_step, other_gradients, starting_slots
+from fedlalr.training.memory import forked_generators
+from fedlalr.training.modes import in_mode
+from fedlalr.training.stacked.feed import Feed, Shape, Tables, gather
+from fedlalr.training.stacked.gradient import Batch, StackedGradient, gradient_at
+from fedlalr.training.stacked.stack import Stack
+
+MOST_GRAPHS = 24
+"""Layouts of a step that are captured; further ones run as usual."""
+SIZES = 8
+"""The number of sizes that a shrinking stack is rounded up to."""
+
+
+class WatchedContext(Context):
+    """A context that notes whether the round was asked for: it is a plain number, which a graph would fix."""
+
+    round_was_read = False
+
+    def __getattribute__(self, name: str) -> object:
+        if name == "round":
+            object.__setattr__(self, "round_was_read", True)
+        return super().__getattribute__(name)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The fixed places, for up to so many clients, steps and samples as `tables` has."""
+
+    stack: Stack
+    broadcast: Slots
+    tables: Tables
+    steps: Tensor
+    """K of every client, `[C, 1]`."""
+    lr: Tensor
+    step: Tensor
+    """k, from 1, in double precision: powers of β are taken of it."""
+    place: Tensor
+    """k − 1 as an index, `[1]`."""
+
+
+class StaticSteps:
+    """Takes the local steps of one round after another on a stack in fixed memory."""
+
+    def __init__(
+        self, training: Training, gradient: StackedGradient, in_place: FusedStep | None, *, capture: bool
+    ) -> None:
+        self.training, self._gradient, self._in_place = training, gradient, in_place
+        self._others = training.algorithm.slots.gradients
+        self.capture = capture
+        """Whether steps are captured; off where the computation turned out to forbid it."""
+        self.refusal = ""
+        """Why it is off, then."""
+        widest = int(training.clients.sizes.max())
+        self._width = min(training.batch_size or widest, widest)
+        self._memory: Memory | None = None
+        self._graphs: dict[object, torch.cuda.CUDAGraph] = {}
+        self._met: set[object] = set()
+
+    def run(self, work: Work, feed: Feed, start: Stack) -> Stack:
+        """All steps of a round from a starting stack. The result lies in the fixed memory until the next call."""
+        memory = self._prepare(work, feed, start)
+        for shape in feed.shapes():
+            layout = rounded(shape, start.size, self._width)
+            context = WatchedContext(
+                round=work.round,
+                lr=memory.lr,
+                steps=memory.steps[: layout.active],
+                step=memory.step,
+                cohort=work.cohort,
+                population=work.population,
+            )
+            self._take(memory, layout, layout.active > shape.active, context)
+        return memory.stack.rows(0, start.size)
+
+    def forget(self) -> None:
+        """Give back the memory and the graphs."""
+        self._memory = None
+        self._graphs.clear()
+        self._met.clear()
+
+    def _prepare(self, work: Work, feed: Feed, start: Stack) -> Memory:
+        """Copy a round's beginning into the fixed memory, which is made anew where it is too small."""
+        tables = feed.tables(self._width)
+        assert tables is not None
+        steps, clients = tables.rows.shape[:2]
+        memory = self._memory
+        if memory is None or steps > memory.tables.rows.shape[0] or clients > memory.stack.size:
+            self.forget()
+            memory = self._memory = self._allocate(work, start, tables)
+        for place, value in zip(memory.tables[1:], tables[1:], strict=True):
+            if place is not None and value is not None:
+                place[:steps, :clients].copy_(value)
+        mine = memory.stack.rows(0, clients)
+        for name, slot in mine.state.items():
+            slot.copy_(start.state[name])
+        for name, buffer in mine.buffers.items():
+            buffer.copy_(start.buffers[name])
+        for name, slot in memory.broadcast.items():
+            slot.copy_(work.broadcast[name])
+        memory.steps[:clients, 0].copy_(feed.steps)
+        memory.lr.fill_(work.lr)
+        for counter in (mine.total, memory.step):
+            counter.zero_()
+        memory.place.fill_(-1)
+        return memory
+
+    def _allocate(self, work: Work, start: Stack, tables: Tables) -> Memory:
+        device, dtype = self.training.device, self.training.layout.dtype
+        longest = 1 << (tables.rows.shape[0] - 1).bit_length()  # room for rounds with some more steps
+        rows, real, random = (
+            None if table is None else table.new_zeros(longest, *table.shape[1:]) for table in tables[1:]
+        )
+        assert rows is not None
+        assert real is not None
+        return Memory(
+            stack=Stack(
+                start.state.map(lambda slot: torch.empty_like(slot, memory_format=torch.contiguous_format)),
+                {name: torch.empty_like(buffer) for name, buffer in start.buffers.items()},
+                torch.empty_like(start.total),
+            ),
+            broadcast=work.broadcast.map(torch.empty_like),
+            tables=Tables(tables.pool, rows, real, random),
+            steps=torch.empty(start.size, 1, device=device, dtype=dtype),
+            lr=torch.empty((), device=device, dtype=dtype),
+            step=torch.empty((), device=device, dtype=torch.float64),
+            place=torch.empty(1, device=device, dtype=torch.int64),
+        )
+
+    def _take(self, memory: Memory, shape: Shape, held: bool, context: WatchedContext) -> None:
+        """One step: as usual the first time that its layout is met, captured the second time, replayed from then on."""
+        key = (shape, held, context.cohort, context.population)
+        if key in self._graphs:
+            self._graphs[key].replay()
+        elif self.capture and key in self._met and len(self._graphs) < MOST_GRAPHS:
+            self._capture(key, lambda: self._step(memory, shape, held, context))
+        else:
+            self._step(memory, shape, held, context)
+            self._met.add(key)
+            if context.round_was_read and self.capture:
+                self._stop(f"{type(self.training.algorithm).__name__}.step reads the round, which a graph would fix")
+
+    def _capture(self, key: object, step: Callable[[], None]) -> None:
+        graph = torch.cuda.CUDAGraph()
+        pool = next(iter(self._graphs.values())).pool() if self._graphs else None
+        generator = torch.cuda.default_generators[self.training.device.index or 0]
+        before = generator.clone_state()
+        try:
+            with torch.cuda.graph(graph, pool=pool):
+                step()
+        except Exception as error:  # the model, the loss or the algorithm waits for the host
+            self._stop(f"a step cannot be captured as a CUDA graph ({type(error).__name__}: {error})")
+            torch.cuda.synchronize(self.training.device)
+            generator.graphsafe_set_state(before)  # its own still waits for the capture's end and would draw nothing
+            step()
+            return
+        self._graphs[key] = graph
+        graph.replay()
+
+    def _stop(self, reason: str) -> None:
+        self.capture, self.refusal = False, reason
+        warnings.warn(f"local steps run one by one, which is slower, because {reason}", RuntimeWarning, stacklevel=2)
+
+    def _step(self, memory: Memory, shape: Shape, held: bool, context: Context) -> None:
+        """One local step of the first clients of the stack; where some of them have left (`held`), they stay put."""
+        memory.step.add_(1)
+        memory.place.add_(1)
+        now = memory.stack.rows(0, shape.active)
+        active = memory.steps[: shape.active, 0] >= memory.step if held else None
+        before = {name: buffer.clone() for name, buffer in now.buffers.items()} if held else now.buffers
+        batch = self._batch(memory, shape)
+        others = gradient_at(self._gradient, now.buffers, batch)
+        for name, gradient in other_gradients(self.training, self._others, now.state, others).items():
+            now.state[name].copy_(gradient)
+        losses, gradient, after = self._gradient(now.state.x, now.buffers, batch)
+        self._update(memory, now.state, gradient, context, active)
+        for name, buffer in now.buffers.items():
+            _write(buffer, after[name], before[name], active)
+        now.total.add_(losses if active is None else torch.where(active, losses, 0.0))
+
+    def _update(self, memory: Memory, state: Slots, gradient: Tensor, context: Context, active: Tensor | None) -> None:
+        training = self.training
+        if self._in_place is None or (active is not None and isinstance(self._in_place, InPlaceStep)):
+            new = apart(local_step(training, state, gradient, memory.broadcast, context), state)
+            for name, slot in state.items():
+                _write(slot, new[name], slot, active)
+            return
+        self._in_place(
+            state,
+            gradient,
+            context.lr,
+            clip_norm=training.clip_norm,
+            weight_decay=training.weight_decay,
+            decoupled_weight_decay=training.decoupled_weight_decay,
+            active=active,
+        )
+
+    def _batch(self, memory: Memory, shape: Shape) -> Batch:
+        rows, real, random = (
+            None if table is None else table.index_select(0, memory.place)[0, : shape.active, : shape.width]
+            for table in memory.tables[1:]
+        )
+        assert rows is not None
+        return gather(memory.tables.pool, rows, random, real if shape.padded else None)
+
+
+def rounded(shape: Shape, clients: int, width: int) -> Shape:
+    """A shape with the number of clients rounded up to one of a few, padded to the full width if it is padded at all.
+
+    >>> rounded(Shape(active=33, width=20, padded=False), clients=50, width=50)
+    Shape(active=36, width=50, padded=True)
+    """
+    grain = max(clients // SIZES, 1)
+    active = min(-(-shape.active // grain) * grain, clients)
+    padded = shape.padded or active > shape.active
+    return Shape(active, width if padded else shape.width, padded)
+
+
+def draws(training: Training) -> bool:
+    """Whether a pass in training takes numbers from torch's generator, as dropout does; where that cannot be tried out,
+    it may."""
+    model, buffers = training.model, get_buffers(training.model)
+    inputs, _ = training.clients.batch(0, torch.arange(min(2, int(training.clients.sizes[0])), device="cpu"))
+    device = training.device
+    state = partial(torch.cuda.get_rng_state, device) if device.type == "cuda" else torch.get_rng_state
+    with forked_generators(device), torch.no_grad(), in_mode(model, training=True):
+        before = state()
+        try:
+            model(inputs.to(device))
+        except Exception:  # whatever it is, a round will tell; steps one by one are always right
+            return True
+        finally:
+            set_buffers(model, buffers)
+        return not torch.equal(before, state())
+
+
+def apart(new: Slots, state: Slots) -> Slots:
+    """A step's result of which nothing changes while the slots that it was made of are written one after another.
+
+    A step may hand a slot on under another name, as `x_before = x` does. Such values are copied.
+    """
+    fixed = {slot.untyped_storage().data_ptr() for slot in state.values()}
+    return Slots(
+        **{
+            name: value.clone()
+            if value.untyped_storage().data_ptr() in fixed and value.data_ptr() != state[name].data_ptr()
+            else value
+            for name, value in new.items()
+        }
+    )
+
+
+def _write(target: Tensor, new: Tensor, old: Tensor, active: Tensor | None) -> None:
+    """Write new values in place, or keep the old ones of clients that are not active."""
+    if active is not None:
+        new = torch.where(active.view(-1, *[1] * (old.dim() - 1)), new, old)
+    if new.data_ptr() != target.data_ptr():
+        target.copy_(new)
+
+
+def keeps_its_slots(training: Training, params: Tensor) -> bool:
+    """Whether an algorithm's step gives back the slots that its start made, so that they can be written in place."""
+    algorithm = training.algorithm
+    server = algorithm.init(params)
+    state, broadcast = starting_slots(algorithm, server), server.only(*algorithm.slots.down)
+    new = algorithm.step(state, torch.zeros_like(params), broadcast, Context(round=1, lr=algorithm.lr, steps=1, step=1))
+    return set(state) == set(new)

@@ -1,0 +1,287 @@
+"""The stacked engine: the cohort as one batched computation.
+
+Parameters, buffers and slots of C clients are tensors `[C, …]`; the algorithm's own `step` runs on the stack unchanged.
+Clients that differ in size are padded and masked, clients that differ in steps leave the stack when they are done, and
+what would not fit into memory is cut into chunks. The result is the reference engine's.
+
+Dropout draws anew for every client from torch's generator: repeatable, but not the reference engine's draws.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedlalr.algorithms.slots import Context, Slots
+from fedlalr.data.population import Population
+from fedlalr.training.engines.reference import ReferenceEngine
+from fedlalr.training.fused_steps import InPlaceStep, in_place_step
+from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work
+from fedlalr.training.local_step import finish, local_step, other_gradients, without_drawing
+from fedlalr.training.memory import Chunks, is_out_of_memory, keep_freed_memory
+from fedlalr.training.stacked.cuda_graphs import StaticSteps, draws, keeps_its_slots
+from fedlalr.training.stacked.feed import Feed
+from fedlalr.training.stacked.forms.convmixer import ConvMixerForm
+from fedlalr.training.stacked.gradient import Batch, ForwardGradient, gradient_at
+from fedlalr.training.stacked.linear import LinearGradient
+from fedlalr.training.stacked.linear_rounds import LinearRounds
+from fedlalr.training.stacked.stack import Stack, join_replies, stacked
+from fedlalr.training.stacked.statistics import TakesStatistics, stacked_statistics
+from fedlalr.training.stacked.trial import choose_gradient
+from fedlalr.training.stacked.vmap import VmapForward
+
+
+class StackedEngine:
+    """Trains the cohort as a stack. Refuses, with `CannotStack`, what it could not train as the reference engine
+    does."""
+
+    name = "stacked"
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+        self._gradient = choose_gradient(training)
+        self._others = training.algorithm.slots.gradients
+        self._in_place = in_place_step(training.algorithm, training.device, training.layout.dtype)
+        self._reference = ReferenceEngine(training)
+        self._static = self._static_steps()
+        self._linear = self._linear_rounds()
+        if training.device.type == "cpu":
+            keep_freed_memory()
+        slots = len(training.algorithm.slots.down) + len(training.algorithm.slots.up) + 2
+        each = self._gradient.bytes_each(slots) if isinstance(self._gradient, LinearGradient) else None
+        self._chunks = Chunks(training, lambda work: self._train_chunk(work, steps=1), each)
+        self._trouble: str | None = None
+        """What a stack of this round raised that its clients did not raise alone."""
+
+    def _static_steps(self) -> StaticSteps | None:
+        """Steps in fixed memory for CUDA graphs, where there is a GPU that holds the data and slots to write into."""
+        training = self.training
+        params = training.layout.flatten(dict(training.model.named_parameters()))
+        on_gpu = training.device.type == "cuda" and isinstance(training.clients, Population)
+        if not on_gpu or not keeps_its_slots(training, params):
+            return None
+        if self._others and draws(training):
+            return None  # replayed steps cannot draw the same numbers for a second gradient
+        return StaticSteps(training, self._gradient, self._in_place, capture=True)
+
+    def _linear_rounds(self) -> LinearRounds | None:
+        """The form for small chains of linear layers on a CPU, where the network is one and the step is in place."""
+        gradient, step = self._gradient, self._in_place
+        on_cpu = self.training.device.type == "cpu"
+        if not on_cpu or not isinstance(gradient, LinearGradient) or not isinstance(step, InPlaceStep):
+            return None
+        return LinearRounds(self.training, gradient, step)
+
+    @property
+    def chunk(self) -> int | None:
+        """How many clients are trained at once, as soon as that is known. A run that goes on sets what it began
+        with."""
+        return self._chunks.known
+
+    @chunk.setter
+    def chunk(self, clients: int) -> None:
+        self._chunks.known = clients
+
+    def train(self, work: Work) -> Replies:
+        rows = torch.split(torch.arange(len(work.clients), device="cpu"), self._chunks.size(work))
+        self._trouble = None
+        replies = join_replies([self._train_part(work.part(some), sole=len(rows) == 1) for some in rows])
+        if self._trouble is not None and not replies.failures:
+            warnings.warn(
+                f"round {work.round}: the clients were trained in smaller stacks, which is slower, because in one "
+                f"they raised {self._trouble}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return replies
+
+    def _train_part(self, work: Work, *, sole: bool = False) -> Replies:
+        """Train some clients; where that raises, fewer at a time, at last one by one on the reference engine.
+
+        So a chunk that does not fit into memory is halved, and a client whose data or module raises is found and named
+        while the others go on.
+        """
+        try:
+            return self._train_chunk(work, sole=sole)
+        except Exception as error:
+            out_of_memory, reason = is_out_of_memory(error), f"{type(error).__name__}: {error}"
+        if self._static is not None:
+            self._static.forget()
+        if len(work.clients) > 1:
+            if out_of_memory:
+                self._chunks.halve(len(work.clients))
+            else:
+                self._trouble = reason
+            halves = torch.arange(len(work.clients), device="cpu").chunk(2)
+            return join_replies([self._train_part(work.part(half)) for half in halves])
+        replies = self._reference.train(work)
+        if not replies.failures:
+            self._trouble = None  # for this says it all
+            warnings.warn(
+                f"round {work.round}: client {int(work.clients[0])} was trained by the reference engine, because "
+                f"in the stacked one it raised {reason}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return replies
+
+    @torch.no_grad()
+    def _train_chunk(self, work: Work, steps: int | None = None, *, sole: bool = False) -> Replies:
+        """Train clients as one stack; only their first `steps` steps where that is given. Where they are the round's
+        `sole` chunk, nothing needs the stack's memory before their replies are used up."""
+        feed = Feed(self.training, work.round, work.clients)
+        if self._refuses_single_samples:
+            alone = torch.zeros(len(work.clients), dtype=torch.bool, device="cpu")
+            alone[feed.order] = (feed.counts == 1).any(0)
+            if alone.any():
+                return self._set_aside(work, alone)
+        if self._static is not None and work.probe is None and steps is None:
+            stack = self._static.run(work, feed, self._start(work, feed))
+            return self._replies(work, feed, stack, [], owned=sole)
+        stack, tables = self._start(work, feed), feed.tables()
+        if self._linear is not None and tables is not None and work.probe is None and steps is None:
+            return self._replies(work, feed, self._linear.run(feed, tables, stack, work.lr), [])
+        if self._in_place is not None:
+            stack = stack.own()
+        finished: list[Stack] = []
+        traces: list[Trace] = []
+        for k, shape in enumerate(feed.shapes()[:steps], start=1):
+            if shape.active < stack.size:
+                finished.append(stack.rows(shape.active, stack.size))
+                stack = stack.rows(0, shape.active)
+            batch = feed.collate(k, shape) if tables is None else tables.batch(k, shape)
+            context = work.context(steps=self._steps(feed.steps[: shape.active]), step=k)
+            stack = self._advance(stack, batch, work.broadcast, context)
+            if work.probe is not None:
+                traces += _probe(work, feed, stack, k)
+        return self._replies(work, feed, stack.join(finished), traces)
+
+    def _advance(self, stack: Stack, batch: Batch, broadcast: Slots, context: Context) -> Stack:
+        """One local step of the stack."""
+        training, state = self.training, stack.state
+        if self._others:
+            at = without_drawing(gradient_at(self._gradient, stack.buffers, batch), training.device)
+            state = state.replace(**other_gradients(training, self._others, state, at))
+        losses, gradient, buffers = self._gradient(state.x, stack.buffers, batch)
+        total = stack.total + losses
+        if self._in_place is None:
+            new = local_step(training, state, gradient, broadcast, context)  # a slot of it may be the broadcast one
+            return Stack(new.map(lambda slot: stacked(slot, stack.size)), buffers, total)
+        self._in_place(
+            state,
+            gradient,
+            context.lr,
+            clip_norm=training.clip_norm,
+            weight_decay=training.weight_decay,
+            decoupled_weight_decay=training.decoupled_weight_decay,
+        )
+        return Stack(state, buffers, total)
+
+    def _set_aside(self, work: Work, alone: Tensor) -> Replies:
+        """Leave clients with a batch of one sample to the reference engine, where BatchNorm refuses them by name."""
+        with torch.enable_grad():  # or they would fail for another reason
+            parts = [self._reference.train(work.part(torch.nonzero(alone).flatten()))]
+        if not alone.all():
+            parts.append(self._train_chunk(work.part(torch.nonzero(~alone).flatten())))
+        return join_replies(parts)
+
+    @property
+    def _refuses_single_samples(self) -> bool:
+        forward = self._gradient.forward if isinstance(self._gradient, ForwardGradient) else None
+        return isinstance(forward, VmapForward) and forward.refuses_single_samples
+
+    def _start(self, work: Work, feed: Feed) -> Stack:
+        training, count = self.training, len(feed.clients)
+        order = feed.order.to(training.device)
+        kept = work.kept.map(lambda tensor: tensor[order])
+        state = training.algorithm.start(work.broadcast, kept).map(lambda tensor: stacked(tensor, count))
+        buffers = {name: buffer.expand(count, *buffer.shape).clone() for name, buffer in work.buffers.items()}
+        total = torch.zeros(count, device=training.device, dtype=training.layout.dtype)
+        return Stack(state, buffers, total)
+
+    def _steps(self, steps: Tensor) -> int | Tensor:
+        """K for the algorithm's context: one number where all clients agree, else `[C, 1]`."""
+        if steps[0] == steps[-1]:
+            return int(steps[0])
+        return steps.to(self.training.device, self.training.layout.dtype)[:, None]
+
+    def _replies(self, work: Work, feed: Feed, stack: Stack, traces: list[Trace], owned: bool = True) -> Replies:
+        """What the clients of a stack send; copied out of it where the stack is not ours to give away."""
+        training, count = self.training, len(feed.clients)
+        context = work.context(steps=self._steps(feed.steps), step=self._steps(feed.steps))
+        upload, kept = finish(training.algorithm, stack.state, work.broadcast, context)
+        if not owned:
+            upload, kept = (slots.map(lambda tensor: tensor.clone()) for slots in (upload, kept))
+            stack = Stack(stack.state, {name: buffer.clone() for name, buffer in stack.buffers.items()}, stack.total)
+        replies = Replies(
+            clients=feed.clients,
+            samples=training.clients.sizes[feed.clients],
+            steps=feed.steps,
+            losses=stack.total / feed.steps.to(training.device),
+            slots=upload.map(lambda tensor: stacked(tensor, count)),
+            buffers=stack.buffers,
+            kept=kept.map(lambda tensor: stacked(tensor, count)),
+            traces=tuple(sorted(traces, key=lambda trace: trace[:2])),
+        )
+        in_order = torch.equal(feed.order, torch.arange(count, device="cpu"))
+        return replies if in_order else replies.rows(feed.order.argsort())
+
+    def recalibrate(self, x: Tensor, buffers: Buffers, clients: Tensor, round: int) -> Buffers:
+        if not isinstance(self.training.clients, Population) or self._statistics is None:
+            return self._reference.recalibrate(x, buffers, clients, round)
+        chunks = torch.split(clients, self._chunks.known or len(clients))
+        parts = [self._recalibrate_part(x, buffers, some, round) for some in chunks]
+        return {name: torch.cat([part[name] for part in parts]) for name in buffers}
+
+    def _recalibrate_part(self, x: Tensor, buffers: Buffers, clients: Tensor, round: int) -> Buffers:
+        """Statistics of some clients; where that raises, one by one on the reference engine, or where memory ran out,
+        fewer at a time."""
+        training = self.training
+        assert self._statistics is not None
+        assert isinstance(training.clients, Population)
+        try:
+            return stacked_statistics(
+                self._statistics, training.layout, training.clients, x, buffers, clients, training.batch_size or 1000
+            )
+        except Exception as error:
+            out_of_memory, reason = is_out_of_memory(error), f"{type(error).__name__}: {error}"
+        if out_of_memory and len(clients) > 1:
+            halves = [self._recalibrate_part(x, buffers, half, round) for half in clients.chunk(2)]
+            return {name: torch.cat([half[name] for half in halves]) for name in buffers}
+        alone = self._reference.recalibrate(x, buffers, clients, round)
+        warnings.warn(
+            f"round {round}: the statistics of {len(clients)} clients were taken by the reference engine, because in "
+            f"the stacked one they raised {reason}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return alone
+
+    @cached_property
+    def _statistics(self) -> TakesStatistics | None:
+        """The network for statistics, unless it has a norm that only the module itself knows."""
+        form = self._gradient.forward if isinstance(self._gradient, ForwardGradient) else None
+        if isinstance(form, ConvMixerForm):
+            return form
+        forward = VmapForward(self.training.model)
+        return forward if forward.knows_every_norm else None
+
+    def close(self) -> None:
+        """Give back the memory of captured steps."""
+        if self._static is not None:
+            self._static.forget()
+
+
+def _probe(work: Work, feed: Feed, stack: Stack, k: int) -> list[Trace]:
+    """What the round's probe measures of its clients after local step k."""
+    assert work.probe is not None
+    traces = []
+    for row, client in enumerate(feed.clients[: stack.size].tolist()):
+        if client in work.probe.clients:
+            mine = stack.state.map(lambda tensor, row=row: tensor[row])  # type: ignore[misc]
+            context = work.context(steps=int(feed.steps[row]), step=k)
+            traces.append(Trace(client, k, work.probe.measure(mine, context)))
+    return traces

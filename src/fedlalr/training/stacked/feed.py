@@ -1,0 +1,134 @@
+"""The batches of a stack of clients: which samples, in which local step, padded to one shape.
+
+Clients are put in order of their number of local steps, the longest first, so that those still training are always the
+first rows of the stack and nothing is computed for the others. The whole round is planned before its first step.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedlalr.data.batches import PADDING, batch_counts, plan
+from fedlalr.data.population import Population
+from fedlalr.training.interfaces import Training
+from fedlalr.training.stacked.gradient import Batch
+
+LARGE_PLAN = 2_000
+"""Places from which on a plan is made on the data's own device instead of on the CPU; its numbers are the same."""
+
+
+class Shape(NamedTuple):
+    """How one local step of a stack is laid out."""
+
+    active: int
+    """Clients still training: the first rows."""
+    width: int
+    """Samples in the longest batch."""
+    padded: bool
+    """Whether some client's batch is shorter."""
+
+
+class Feed:
+    """The whole round's batches for a stack of clients."""
+
+    def __init__(self, training: Training, round: int, clients: Tensor) -> None:
+        self.training, self.round = training, round
+        steps = training.steps(round, clients)
+        self.order = steps.argsort(descending=True, stable=True)
+        """The rows of the caller's clients, in the order of the stack."""
+        self.clients, self.steps = clients[self.order], steps[self.order]
+        self.longest = int(self.steps[0])
+        """K of the client with the most steps."""
+        sizes = training.clients.sizes[self.clients]
+        self.counts = batch_counts(sizes, self.steps, training.batch_size, training.drop_last).T
+        """Real samples of every batch, `[K, C]`."""
+        small = self.counts.numel() * int(sizes.max()) < LARGE_PLAN
+        positions = plan(
+            training.seed,
+            round,
+            self.clients,
+            sizes,
+            self.steps,
+            training.batch_size,
+            training.drop_last,
+            None if small or not isinstance(training.clients, Population) else training.device,
+        )
+        self.positions = positions.transpose(0, 1).contiguous()
+        """Places in each client's own samples, `[K, C, B]`, −1 for padding."""
+
+    def shapes(self, first: int = 0, last: int | None = None) -> list[Shape]:
+        """The layout of every local step of the clients in some rows, as long as any of them trains."""
+        steps = self.steps[first:last]
+        counts = self.counts[: int(steps[0]), first:last]
+        training_now = steps > torch.arange(len(counts), device="cpu")[:, None]  # [K, C]
+        active = training_now.sum(1).tolist()
+        most = counts.amax(1).tolist()
+        least = counts.masked_fill(~training_now, torch.iinfo(torch.int64).max).amin(1).tolist()
+        return [Shape(a, high, low < high) for a, high, low in zip(active, most, least, strict=True)]
+
+    def tables(self, width: int = 0) -> Tables | None:
+        """What to gather in every step, at least `width` wide, for clients that share a pool of samples."""
+        pool = self.training.clients
+        if not isinstance(pool, Population):
+            return None
+        positions = self.positions.to(self.training.device)
+        positions = nn.functional.pad(positions, (0, max(width - positions.shape[2], 0)), value=PADDING)
+        real = positions >= 0
+        # Padding repeats the client's own first sample: it can be computed with, and no other client's data comes near.
+        filled = torch.where(real, positions, positions[:1, :, :1])
+        rows = pool.rows(self.clients, filled.transpose(0, 1)).transpose(0, 1).contiguous()
+        random = None
+        if pool.transform is not None:
+            step = torch.arange(1, self.longest + 1, device=rows.device).view(-1, 1, 1, 1)
+            ids = self.clients.to(rows.device)
+            random = pool.draws(self.training.seed, self.round, ids, step, rows.shape[2])
+            random = random.expand(*rows.shape, -1)  # without draws nothing in it depends on the step
+        return Tables(pool, rows, real, random)
+
+    def collate(self, step: int, shape: Shape) -> Batch:
+        """The batch of local step `step` (from 1) of every active client, from data sets that are read one by one."""
+        training, inputs, targets = self.training, [], []
+        for client, positions in zip(self.clients.tolist(), self.positions[step - 1, : shape.active], strict=False):
+            mine = positions[positions >= 0]
+            one = training.clients.training_batch(client, mine, training.seed, self.round, step)
+            place = torch.arange(shape.width, device=one[1].device)
+            place = torch.where(place < len(mine), place, 0)
+            inputs.append(one[0][place])
+            targets.append(one[1][place])
+        mask = (self.positions[step - 1, : shape.active, : shape.width] >= 0).to(training.device)
+        return Batch(torch.stack(inputs), torch.stack(targets), mask if shape.padded else None)
+
+
+class Tables(NamedTuple):
+    """The round's batches as indices into a pool of samples, step by step."""
+
+    pool: Population
+    rows: Tensor
+    """Indices, `[K, C, B]`."""
+    real: Tensor
+    """Which of them are no padding, `[K, C, B]`."""
+    random: Tensor | None
+    """The augmentation's integers, `[K, C, B, draws]`; None without a transform."""
+
+    def batch(self, step: int, shape: Shape) -> Batch:
+        """The batch of local step `step` (from 1) of every active client, augmented."""
+        k, active, width = step - 1, shape.active, shape.width
+        return gather(
+            self.pool,
+            self.rows[k, :active, :width],
+            None if self.random is None else self.random[k, :active, :width],
+            self.real[k, :active, :width] if shape.padded else None,
+        )
+
+
+def gather(pool: Population, rows: Tensor, random: Tensor | None, mask: Tensor | None) -> Batch:
+    """The samples at indices `[C, B]` of a pool, as training sees them."""
+    flat = rows.reshape(-1)
+    inputs = pool.inputs.index_select(0, flat) if isinstance(pool.inputs, Tensor) else pool.inputs[flat]
+    if pool.transform is not None and random is not None:
+        inputs = pool.transform.train(inputs, random.reshape(len(flat), random.shape[-1]))
+    targets = pool.targets.index_select(0, flat)
+    return Batch(inputs.view(*rows.shape, *inputs.shape[1:]), targets.view(*rows.shape, *targets.shape[1:]), mask)

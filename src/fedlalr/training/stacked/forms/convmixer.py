@@ -1,0 +1,215 @@
+"""ConvMixer over a stack of clients, on maps that lie as `[C, D, B, H, W]`.
+
+In that layout a 1×1 convolution is one batched matrix product, and everything that a BatchNorm channel averages over is
+one contiguous piece of memory. GroupNorm works on the same maps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedlalr.models.convmixer import ConvMixer, MixerBlock
+from fedlalr.training.interfaces import Buffers
+from fedlalr.training.kernels import plain
+from fedlalr.training.kernels.plain import GroupNorm, Norm
+from fedlalr.training.stacked.forms.form import precision_fits
+from fedlalr.training.stacked.masked_norm import STARTS
+
+
+class ConvMixerForm:
+    """A `StackedForward` of `ConvMixer`."""
+
+    def __init__(self, module: nn.Module, compute: torch.dtype | None) -> None:
+        assert isinstance(module, ConvMixer)
+        self.patch = module.patches.kernel_size[0]
+        self.depth = len(module.blocks)
+        self.norms = {name: layer for name, layer in module.named_modules() if name.endswith("norm")}
+        self.compute = compute
+
+    @staticmethod
+    def fits(module: nn.Module, compute: torch.dtype | None, sample: torch.Size) -> bool:
+        """Whether the module is a ConvMixer of stock layers and the kernels, if asked for, take its maps."""
+        if type(module) is not ConvMixer or len(sample) != 3 or not precision_fits(module, compute):
+            return False
+        norms = [layer for name, layer in module.named_modules() if name.endswith("norm")]
+        if not all(_is_plain(layer) for layer in norms) or not _is_stock(module):
+            return False
+        if compute is None:
+            return True
+        from fedlalr.training.kernels.maps import groups_supported, supported
+
+        groups = {layer.num_channels // layer.num_groups for layer in norms if isinstance(layer, nn.GroupNorm)}
+        patch = module.patches.kernel_size[0]
+        kernel = module.get_parameter("blocks.0.depthwise.weight").shape[-1]
+        return supported(sample[1] // patch, sample[2] // patch, kernel) and all(map(groups_supported, groups))
+
+    def __call__(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        inputs: Tensor,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        with torch.autocast(inputs.device.type, enabled=False):  # the operations choose their precision themselves
+            stack = _Stack(self, parameters, buffers, mask)
+            return self._forward(stack, inputs), stack.new_buffers()
+
+    @torch.no_grad()
+    def evaluate(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        """Logits `[C, B, classes]` in evaluation mode."""
+        with torch.autocast(inputs.device.type, enabled=False):
+            return self._forward(_Stack(self, parameters, buffers, mask=None, frozen=True), inputs)
+
+    def fresh_statistics(self) -> dict[str, float]:
+        """The buffers that hold running statistics, by name, and what each starts from."""
+        batch_norms = [name for name, layer in self.norms.items() if isinstance(layer, nn.BatchNorm2d)]
+        return {f"{name}.{kind}": start for name in batch_norms for kind, start in STARTS.items()}
+
+    @torch.no_grad()
+    def statistics(
+        self, parameters: Mapping[str, Tensor], buffers: Buffers, inputs: Tensor, mask: Tensor | None, seen: int
+    ) -> Buffers:
+        """The running statistics of one network on each client's batch and those `seen` before, by their mean."""
+        shared = {name: value.expand(len(inputs), *value.shape) for name, value in parameters.items()}
+        with torch.autocast(inputs.device.type, enabled=False):
+            stack = _Stack(self, shared, buffers, mask, share=1 / (seen + 1))
+            self._forward(stack, inputs)
+            return stack.new_buffers()
+
+    def _forward(self, stack: _Stack, inputs: Tensor) -> Tensor:
+        parameters = stack.parameters
+        x = stack.gelu_norm("patches", self._patches(parameters["patches.weight"], inputs), pooled=False)
+        for block in range(self.depth):
+            x = stack.depthwise(f"blocks.{block}.depthwise", x)
+            y = stack.operations.pointwise(parameters[f"blocks.{block}.pointwise.weight"].flatten(2), x)
+            x = stack.gelu_norm(f"blocks.{block}.pointwise", y, pooled=block == self.depth - 1)
+        weight, bias = parameters["head.weight"], parameters["head.bias"]
+        return torch.baddbmm(bias[:, None, :], x.transpose(1, 2), weight.transpose(1, 2))
+
+    def _patches(self, weight: Tensor, images: Tensor) -> Tensor:
+        """The patch convolution as a product: every patch is a column."""
+        clients, batch, channels, height, width = images.shape
+        p, rows, columns = self.patch, height // self.patch, width // self.patch
+        tiles = images[..., : rows * p, : columns * p].reshape(clients, batch, channels, rows, p, columns, p)
+        tiles = tiles.to(self.compute or weight.dtype).permute(0, 2, 4, 6, 1, 3, 5).flatten(1, 3)
+        weight = weight.flatten(2)
+        if self.compute is not None:  # whole groups of eight keep the products on the tensor cores
+            extra = -tiles.shape[1] % 8
+            tiles, weight = F.pad(tiles, (0,) * 7 + (extra,)), F.pad(weight, (0, extra))
+        product: Tensor = operations(self.compute).pointwise(weight, tiles)
+        return product
+
+
+class _Stack:
+    """One pass through the network: looks up parameters by name and collects the new running statistics."""
+
+    def __init__(
+        self,
+        form: ConvMixerForm,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        mask: Tensor | None,
+        frozen: bool = False,
+        share: float | None = None,
+    ) -> None:
+        """`share` is that of this batch in the running statistics, where it is not each layer's momentum."""
+        self.form, self.parameters, self.buffers, self.mask = form, parameters, buffers, mask
+        self.frozen, self.share = frozen, share
+        self.operations = operations(form.compute)
+        self._changed: dict[str, Tensor] = {}
+
+    def gelu_norm(self, layer: str, y: Tensor, pooled: bool) -> Tensor:
+        bias, norm = self.parameters[f"{layer}.bias"], self._norm(layer)
+        if isinstance(norm, GroupNorm):
+            output: Tensor = self.operations.gelu_group_norm(y, bias, norm, pooled)
+        else:
+            output, *running = self.operations.gelu_norm(y, bias, norm, self.mask, pooled)
+            self._remember(layer, *running)
+        return output
+
+    def depthwise(self, layer: str, x: Tensor) -> Tensor:
+        taps, bias, norm = self.parameters[f"{layer}.weight"], self.parameters[f"{layer}.bias"], self._norm(layer)
+        if isinstance(norm, GroupNorm):
+            output: Tensor = self.operations.depthwise_gelu_group_norm(x, taps, bias, norm)
+        else:
+            output, *running = self.operations.depthwise_gelu_norm(x, taps, bias, norm, self.mask)
+            self._remember(layer, *running)
+        return output
+
+    def new_buffers(self) -> dict[str, Tensor]:
+        counters = [
+            f"{name}.num_batches_tracked" for name in self.form.norms if f"{name}.running_mean" in self._changed
+        ]
+        counts = torch._foreach_add([self.buffers[name] for name in counters], 1) if counters else ()
+        return {**self.buffers, **self._changed, **dict(zip(counters, counts, strict=True))}
+
+    def _norm(self, layer: str) -> Norm | GroupNorm:
+        name = f"{layer}_norm"
+        stock = self.form.norms[name]
+        weight, bias = self.parameters[f"{name}.weight"], self.parameters[f"{name}.bias"]
+        if isinstance(stock, nn.GroupNorm):
+            return GroupNorm(weight, bias, stock.num_groups, stock.eps)
+        assert isinstance(stock, nn.BatchNorm2d)
+        assert stock.momentum is not None
+        mean, variance = self.buffers[f"{name}.running_mean"], self.buffers[f"{name}.running_var"]
+        momentum = stock.momentum if self.share is None else self.share
+        return Norm(weight, bias, mean, variance, momentum, stock.eps, self.frozen)
+
+    def _remember(self, layer: str, running_mean: Tensor, running_var: Tensor) -> None:
+        self._changed[f"{layer}_norm.running_mean"] = running_mean
+        self._changed[f"{layer}_norm.running_var"] = running_var
+
+
+def operations(compute: torch.dtype | None) -> ModuleType:
+    """The operations on maps: plain ones, or kernels for bfloat16."""
+    if compute is None:
+        return plain
+    from fedlalr.training.kernels import maps  # Triton is not installed everywhere
+
+    return maps
+
+
+def _is_stock(module: ConvMixer) -> bool:
+    """Whether the layers but the norms are those that ConvMixer makes: a caller may have put others in their place."""
+    if type(module.blocks) is not nn.Sequential or not all(type(block) is MixerBlock for block in module.blocks):
+        return False
+    names = [
+        "patches",
+        *(f"blocks.{i}.{kind}" for i in range(len(module.blocks)) for kind in ("depthwise", "pointwise")),
+    ]
+    parts = {f"{name}{norm}.{part}" for name in names for norm in ("", "_norm") for part in ("weight", "bias")}
+    if {name for name, _ in module.named_parameters()} != parts | {"head.weight", "head.bias"}:
+        return False
+    layers = [module.get_submodule(name) for name in names]
+    convolutions = [layer for layer in layers if type(layer) is nn.Conv2d]
+    if len(convolutions) < len(layers) or type(module.head) is not nn.Linear:
+        return False
+    dim, patch, kernel = module.head.in_features, module.patches.kernel_size[0], convolutions[1].kernel_size[0]
+    first = _options(module.patches.in_channels, dim, patch, stride=patch, padding=0, groups=1)
+    depthwise = _options(dim, dim, kernel, stride=1, padding=kernel // 2, groups=dim)
+    pointwise = _options(dim, dim, 1, stride=1, padding=0, groups=1)
+    stock = [first, *[depthwise, pointwise] * len(module.blocks)]
+    return kernel % 2 == 1 and [_options_of(layer) for layer in convolutions] == stock
+
+
+def _options(
+    channels: int, features: int, kernel: int, *, stride: int, padding: int, groups: int
+) -> tuple[object, ...]:
+    return (channels, features, *((size, size) for size in (kernel, stride, padding, 1)), groups, "zeros")
+
+
+def _options_of(layer: nn.Conv2d) -> tuple[object, ...]:
+    sizes = layer.kernel_size, layer.stride, layer.padding, layer.dilation
+    return (layer.in_channels, layer.out_channels, *sizes, layer.groups, layer.padding_mode)
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether a norm is torch's own, of a kind and with options that the forms know."""
+    if type(layer) is nn.GroupNorm:
+        return layer.affine
+    return type(layer) is nn.BatchNorm2d and layer.affine and layer.track_running_stats and layer.momentum is not None

@@ -1,0 +1,222 @@
+"""Convolutions, poolings and group normalisations of a stack of clients, with the channels of all clients side by side.
+
+C clients with kernels of their own are one convolution in C groups. vmap makes it with the channels outermost, where
+the libraries have hardly any kernels for groups; here the channels lie innermost (torch's `channels_last`), and stay so
+from one layer to the next without copying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedlalr.training.kernels import kernels_available
+from fedlalr.training.stacked.patch_convolution import PatchConvolution, Sizes
+
+PRODUCTS_ON = frozenset({"cuda"})
+"""Where convolutions are products over patches; elsewhere the library's own in groups is faster."""
+
+
+class GroupedConvolution(torch.autograd.Function):
+    """A convolution that knows how to be batched over kernels. Outside vmap it has no gradient: nothing calls it
+    there."""
+
+    @staticmethod
+    def forward(
+        input: Tensor, weight: Tensor, bias: Tensor | None, stride: Sizes, padding: Sizes, dilation: Sizes
+    ) -> Tensor:
+        return F.conv2d(input, weight, bias, stride, padding, dilation)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: Sizes,
+        padding: Sizes,
+        dilation: Sizes,
+    ) -> tuple[Tensor, int]:
+        clients = info.batch_size
+        if in_dims[1] is None and (bias is None or in_dims[2] is None):  # one model for all clients: one long batch
+            images = stacked(input, in_dims[0], clients)
+            output = F.conv2d(images.flatten(0, 1), weight, bias, stride, padding, dilation)
+            return output.view(*images.shape[:2], *output.shape[1:]), 0
+        if input.device.type in PRODUCTS_ON:
+            return product_convolution(input, weight, bias, in_dims, clients, stride, padding, dilation), 0
+        images = beside(input, in_dims[0], clients)
+        kernels = stacked(weight, in_dims[1], clients).flatten(0, 1)
+        shifts = None if bias is None else stacked(bias, in_dims[2], clients).flatten()
+        output = F.conv2d(images, kernels, shifts, stride, padding, dilation, groups=clients)
+        return apart(output, clients), 0
+
+
+class GroupedPooling(torch.autograd.Function):
+    """Max-pooling that treats the channels of all clients alike."""
+
+    @staticmethod
+    def forward(input: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil: bool) -> Tensor:
+        pooled: Tensor = F.max_pool2d(input, kernel, stride, padding, dilation, ceil)
+        return pooled
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], input: Tensor, *options: Any) -> tuple[Tensor, int]:
+        clients = info.batch_size
+        images = stacked(input, in_dims[0], clients)
+        if images.stride(0) == images.shape[1] * images.stride(1):  # clients outermost: one long batch
+            pooled = F.max_pool2d(images.flatten(0, 1), *options)
+            return pooled.view(*images.shape[:2], *pooled.shape[1:]), 0
+        return apart(F.max_pool2d(beside(input, in_dims[0], clients), *options), clients), 0
+
+
+class GroupedNormalisation(torch.autograd.Function):
+    """Group normalisation: the groups of all clients side by side."""
+
+    @staticmethod
+    def forward(input: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float) -> Tensor:
+        return F.group_norm(input, groups, weight, bias, eps)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        input: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        groups: int,
+        eps: float,
+    ) -> tuple[Tensor, int]:
+        clients = info.batch_size
+        scales, shifts = (
+            None if tensor is None else stacked(tensor, dim, clients).flatten()
+            for tensor, dim in ((weight, in_dims[1]), (bias, in_dims[2]))
+        )
+        images = beside(input, in_dims[0], clients)
+        return apart(F.group_norm(images, clients * groups, scales, shifts, eps), clients), 0
+
+
+class GroupedConv2d(nn.Conv2d):
+    """Stands in for a stock `nn.Conv2d` of one group, whose parameters it takes over."""
+
+    def __init__(self, stock: nn.Conv2d) -> None:
+        super().__init__(1, 1, 1, device="meta")
+        self.__dict__.update(stock.__dict__)
+
+    def forward(self, input: Tensor) -> Tensor:
+        apply: Callable[..., Tensor] = GroupedConvolution.apply
+        return apply(input, self.weight, self.bias, self.stride, self.padding, self.dilation)
+
+
+class GroupedMaxPool2d(nn.MaxPool2d):
+    """Stands in for a stock `nn.MaxPool2d`."""
+
+    def __init__(self, stock: nn.MaxPool2d) -> None:
+        super().__init__(1)
+        self.__dict__.update(stock.__dict__)
+
+    def forward(self, input: Tensor) -> Tensor:
+        apply: Callable[..., Tensor] = GroupedPooling.apply
+        return apply(input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
+
+
+class GroupedGroupNorm(nn.GroupNorm):
+    """Stands in for a stock `nn.GroupNorm`, whose parameters it takes over."""
+
+    def __init__(self, stock: nn.GroupNorm) -> None:
+        super().__init__(1, 1, device="meta")
+        self.__dict__.update(stock.__dict__)
+
+    def forward(self, input: Tensor) -> Tensor:
+        apply: Callable[..., Tensor] = GroupedNormalisation.apply
+        return apply(input, self.weight, self.bias, self.num_groups, self.eps)
+
+
+class StackedLinear(nn.Linear):
+    """Stands in for a stock `nn.Linear`. Weight first: so its gradient comes out in the weight's own layout."""
+
+    def __init__(self, stock: nn.Linear) -> None:
+        super().__init__(1, 1, device="meta")
+        self.__dict__.update(stock.__dict__)
+
+    def forward(self, input: Tensor) -> Tensor:
+        rows = input.flatten(0, -2) if input.dim() > 2 else input
+        output = (self.weight @ rows.mT).mT
+        if self.bias is not None:
+            output = output + self.bias
+        return output.view(*input.shape[:-1], -1) if input.dim() > 2 else output
+
+
+def product_convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    in_dims: tuple[int | None, ...],
+    clients: int,
+    *options: Sizes,
+) -> Tensor:
+    """The convolution of every client as one matrix product, in autocast's precision where that is on."""
+    images, kernels = stacked(input, in_dims[0], clients), stacked(weight, in_dims[1], clients)
+    shifts = None if bias is None else stacked(bias, in_dims[2], clients)
+    if torch.is_autocast_enabled(input.device.type):
+        images = images.to(torch.get_autocast_dtype(input.device.type))
+    if images.dtype != torch.float64 and kernels_available(images.device):
+        from fedlalr.training.kernels.convolution import StackedConvolution  # Triton is not installed everywhere
+
+        convolve: Callable[..., Tensor] = StackedConvolution.apply
+        return convolve(images, kernels, shifts, *options)
+    apply: Callable[..., Tensor] = PatchConvolution.apply
+    output = apply(images, kernels.to(images.dtype), *options)
+    return output if shifts is None else output + shifts[:, None, :, None, None].to(output.dtype)
+
+
+def beside(images: Tensor, client_dim: int | None, clients: int) -> Tensor:
+    """Images `[C, B, channels, …]` as `[B, C · channels, …]` with the channels innermost in memory."""
+    images = stacked(images, client_dim, clients).movedim(0, 1).flatten(1, 2)
+    return images.contiguous(memory_format=torch.channels_last if images.dim() == 4 else torch.contiguous_format)
+
+
+def apart(images: Tensor, clients: int) -> Tensor:
+    """The way back, without copying."""
+    return images.view(len(images), clients, -1, *images.shape[2:]).movedim(1, 0)
+
+
+def stacked(tensor: Tensor, client_dim: int | None, clients: int) -> Tensor:
+    return tensor.expand(clients, *tensor.shape) if client_dim is None else tensor.movedim(client_dim, 0)
+
+
+def replace_layers(model: nn.Module) -> None:
+    """Put layers for many clients in the place of a module's stock ones where there are such."""
+    made: dict[nn.Module, nn.Module] = {}
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):  # a layer may go by two names
+            if type(child) is nn.Conv2d and is_plain(child):
+                made.setdefault(child, GroupedConv2d(child))
+            elif type(child) is nn.MaxPool2d and not child.return_indices:
+                made.setdefault(child, GroupedMaxPool2d(child))
+            elif type(child) is nn.Linear:
+                made.setdefault(child, StackedLinear(child))
+            elif type(child) is nn.GroupNorm:
+                made.setdefault(child, GroupedGroupNorm(child))
+            if child in made:
+                setattr(parent, name, made[child])
+
+
+def is_plain(layer: nn.Conv2d) -> bool:
+    return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)

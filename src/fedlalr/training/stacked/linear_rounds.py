@@ -1,0 +1,225 @@
+"""The local steps of a chain of linear layers on a CPU, arranged so that little is left to do in each.
+
+Clients go through their rounds in groups that a shared cache holds. While they do, every slot lies layer by layer: the
+weights of one layer of all these clients side by side, which is what batched products want, instead of all layers of
+one client. Labels are prepared for the whole round at once, and losses are added up at its end. The numbers are the
+same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from math import isfinite, prod
+
+import torch
+from torch import Tensor
+
+from fedlalr.algorithms.fedavg import FedAvg
+from fedlalr.algorithms.fedlalr import FedLALR
+from fedlalr.algorithms.local_sgd import LocalSGD
+from fedlalr.algorithms.slots import Slots
+from fedlalr.training.clipping import clip_factor
+from fedlalr.training.fused_steps import InPlaceStep, SGDStep
+from fedlalr.training.interfaces import Training
+from fedlalr.training.layout import Layout
+from fedlalr.training.stacked.feed import Feed, Shape, Tables, gather
+from fedlalr.training.stacked.linear import Labels, LinearGradient, LossSlope
+from fedlalr.training.stacked.stack import Stack
+
+CACHE = 32 << 20
+"""Bytes of slots in a group of clients. Smaller groups pay more often for calling operators than they gain."""
+
+
+class Layers:
+    """Some slots of a group of clients, each in one piece of memory, layer by layer."""
+
+    def __init__(self, layout: Layout, names: tuple[str, ...], clients: int) -> None:
+        self.layout, self.clients = layout, clients
+        self.whole = Slots(
+            **{name: torch.empty(clients * layout.size, dtype=layout.dtype, device="cpu") for name in names}
+        )
+        """Every slot in one piece."""
+        self.parts = {name: self._views(slot, clients) for name, slot in self.whole.items()}
+        """Every layer's parameters, `[C, …]`, by slot and name."""
+
+    def _views(self, slot: Tensor, clients: int) -> dict[str, Tensor]:
+        pieces = torch.split(slot, [clients * prod(shape) for shape in self.layout.shapes])
+        return {
+            name: piece.view(clients, *shape)
+            for name, shape, piece in zip(self.layout.names, self.layout.shapes, pieces, strict=True)
+        }
+
+    def load(self, state: Slots) -> None:
+        """Take the slots from stacks `[C, P]`."""
+        for name, slot in state.items():
+            for layer, value in self.layout.views(slot).items():
+                self.parts[name][layer].copy_(value)
+
+    def store(self, state: Slots) -> None:
+        """Put the slots into stacks `[C, P]`."""
+        for name, slot in state.items():
+            self._store(name, slot)
+
+    def give_away(self, names: Sequence[str]) -> Slots:
+        """Some slots as stacks `[C, P]`, each in memory that is done with but still in the cache. Ends the layers."""
+        free = [slot for name, slot in self.whole.items() if name not in names]
+        stacks = {}
+        for name in names:
+            memory = free.pop(0) if free else torch.empty_like(self.whole[name])
+            stacks[name] = memory.view(self.clients, self.layout.size)
+            self._store(name, stacks[name])
+            free.append(self.whole[name])
+        return Slots(**stacks)
+
+    def _store(self, name: str, stack: Tensor) -> None:
+        for layer, value in self.layout.views(stack).items():
+            value.copy_(self.parts[name][layer])
+
+    def first(self, clients: int) -> dict[str, dict[str, Tensor]]:
+        """The parts of the first clients."""
+        return {
+            name: {layer: value[:clients] for layer, value in layers.items()} for name, layers in self.parts.items()
+        }
+
+
+class LinearRounds:
+    """Takes a cohort through all local steps of a round, for the methods that have a step in place."""
+
+    def __init__(self, training: Training, gradient: LinearGradient, step: InPlaceStep) -> None:
+        self.training, self._gradient, self._step = training, gradient, step
+        around = training.clip_norm is not None or training.weight_decay or training.decoupled_weight_decay
+        self.descends = isinstance(step, SGDStep) and not around
+        """Whether a local step is a bare gradient step, for which no gradient need be written down."""
+        finish = type(training.algorithm).finish
+        self._sends_only = finish in (FedAvg.finish, LocalSGD.finish, FedLALR.finish)
+        """Whether a reply is made of x and of what is sent as it is."""
+        self._memory: Layers | None = None
+
+    def run(self, feed: Feed, tables: Tables, start: Stack, lr: float) -> Stack:
+        """The stack after the round, in memory of its own; without slots that a reply does not need."""
+        needed = {"x", *self.training.algorithm.slots.up} if self._sends_only else set(start.state)
+        names = [name for name in start.state if name in needed]
+        batches = Batches(feed, tables, self._gradient)
+        total, size = start.total.clone(), self._group(start)
+        if size == start.size and not self.descends:
+            layers = Layers(self.training.layout, (*start.state, "gradient"), size)
+            layers.load(start.state)
+            self._steps(batches, layers, 0, total, lr)
+            return Stack(layers.give_away(names), start.buffers, total)
+        end = Slots(**{name: start.state[name].new_empty(start.state[name].shape) for name in names})
+        for first in range(0, start.size, size):
+            last = min(first + size, start.size)
+            layers = self._layers(tuple(start.state), last - first)
+            layers.load(start.rows(first, last).state)
+            self._steps(batches, layers, first, total[first:last], lr)
+            layers.store(end.map(lambda slot, first=first, last=last: slot[first:last]))  # type: ignore[misc]
+        return Stack(end, start.buffers, total)
+
+    def _group(self, start: Stack) -> int:
+        """How many clients go through their steps together."""
+        layout, held = self.training.layout, len(start.state) + (not self.descends)
+        most = max(CACHE // (held * layout.size * layout.dtype.itemsize), 1)
+        groups = -(-start.size // most)
+        return -(-start.size // groups)
+
+    def _layers(self, slots: tuple[str, ...], clients: int) -> Layers:
+        """Memory for a group, the same again where it fits."""
+        memory = self._memory
+        if memory is None or memory.clients != clients:
+            names = slots if self.descends else (*slots, "gradient")
+            memory = self._memory = Layers(self.training.layout, names, clients)
+        return memory
+
+    def _steps(self, batches: Batches, layers: Layers, first: int, total: Tensor, lr: float) -> None:
+        """All steps of the clients from one row on; their losses are added to the total."""
+        parts, active = layers.parts, layers.clients
+        for clients, inputs, loss_slope in batches.of(first, first + layers.clients, total):
+            if clients < active:
+                parts, active = layers.first(clients), clients
+            if self.descends:
+                self._gradient.descend(parts["x"], inputs, loss_slope, lr)
+            else:
+                self._gradient.write(parts["x"], inputs, loss_slope, parts["gradient"])
+                self._update(layers, parts, active == layers.clients, lr)
+
+    def _update(self, layers: Layers, parts: dict[str, dict[str, Tensor]], everyone: bool, lr: float) -> None:
+        """The step in place: over everything at once, or layer by layer where some clients are through."""
+        training, pieces = self.training, [layers.whole]
+        if training.clip_norm is not None:
+            clip(list(parts["gradient"].values()), training.clip_norm)
+        if not everyone:
+            names = layers.layout.names
+            pieces = [Slots(**{slot: values[name] for slot, values in parts.items()}) for name in names]
+        for piece in pieces:
+            self._step(
+                piece,
+                piece.gradient,
+                lr,
+                weight_decay=training.weight_decay,
+                decoupled_weight_decay=training.decoupled_weight_decay,
+            )
+
+
+Step = tuple[int, Tensor, LossSlope]
+"""The number of clients still training, their inputs, and what gives the slope of their losses."""
+
+
+class Batches:
+    """A round's batches, with the labels prepared where the loss allows it."""
+
+    def __init__(self, feed: Feed, tables: Tables, gradient: LinearGradient) -> None:
+        self._feed, self._tables, self._gradient = feed, tables, gradient
+        self._labels = gradient.labels(tables.pool.targets[tables.rows], tables.real)
+
+    def of(self, first: int, last: int, total: Tensor) -> Iterator[Step]:
+        """Every local step of some rows, each good until the next; in the end their losses are added to a total."""
+        pool, shapes = self._tables.pool, self._feed.shapes(first, last)
+        if not shapes:
+            return  # an interval may leave them without a step
+        if isinstance(pool.inputs, Tensor) and pool.transform is None and self._labels is not None:
+            yield from self._prepared(pool.inputs, self._labels, shapes, first, total)
+        else:
+            for k, shape in enumerate(shapes):
+                yield self._gathered(k, first, shape, total)
+
+    def _prepared(self, pool: Tensor, labels: Labels, shapes: list[Shape], first: int, total: Tensor) -> Iterator[Step]:
+        """Samples of a pool, always in the same memory, which is still in the cache from the last step."""
+        last, width = first + shapes[0].active, self._tables.rows.shape[2]
+        rows = self._tables.rows[:, first:last].unbind(0)
+        noted = torch.zeros_like(labels.taken[0, first:last])
+        buffer = pool.new_empty(len(noted) * width, *pool.shape[1:])
+        whole = buffer.view(len(noted), width, *pool.shape[1:])
+        everything = Shape(len(noted), width, padded=False)
+        for shape, index, mine in zip(shapes, rows, labels.steps(first, last), strict=False):
+            if shape[:2] == everything[:2]:
+                torch.index_select(pool, 0, index.reshape(-1), out=buffer)
+                yield shape.active, whole, partial(mine.loss_slope, noted)
+            else:
+                flat = index[: shape.active, : shape.width].reshape(-1)
+                inputs = pool.index_select(0, flat).view(shape.active, shape.width, *pool.shape[1:])
+                place = noted[: shape.active, :, : shape.width]
+                yield shape.active, inputs, partial(mine.first(shape).loss_slope, place)
+        total[: len(noted)] += noted.sum((1, 2)) + labels.missing[:, first:last].sum(0)
+
+    def _gathered(self, k: int, first: int, shape: Shape, total: Tensor) -> Step:
+        """Samples that are augmented, or whose loss is not cross-entropy."""
+        tables, rows, width = self._tables, slice(first, first + shape.active), slice(shape.width)
+        batch = gather(
+            tables.pool,
+            tables.rows[k, rows, width],
+            None if tables.random is None else tables.random[k, rows, width],
+            tables.real[k, rows, width] if shape.padded else None,
+        )
+        return shape.active, batch.inputs, partial(self._gradient.loss_slope, batch, total[: shape.active])
+
+
+def clip(gradients: list[Tensor], most: float) -> None:
+    """Cut every client's gradient, given by layers `[C, …]`, down to a norm."""
+    norms = [torch.linalg.vector_norm(part.flatten(1), dim=1, keepdim=True) for part in gradients]
+    layers = torch.cat(norms, 1)
+    if not isfinite(layers.sum().item()):  # squares overflow: then of every number by itself
+        layers = torch.cat([part.flatten(1) for part in gradients], 1)
+    factor = clip_factor(layers, most)
+    for part in gradients:
+        part.mul_(factor.view(-1, *[1] * (part.dim() - 1)))

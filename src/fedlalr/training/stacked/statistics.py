@@ -1,0 +1,69 @@
+"""Normalisation statistics of one model on every client's own data, many clients at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedlalr.data.population import Population
+from fedlalr.training.engines.reference import without_a_single
+from fedlalr.training.interfaces import Buffers
+from fedlalr.training.layout import Layout
+
+
+class TakesStatistics(Protocol):
+    """One network, run in training mode on a batch of each client."""
+
+    def fresh_statistics(self) -> dict[str, float]:
+        """The buffers that hold running statistics, by name, and what each starts from."""
+        ...
+
+    def statistics(
+        self, parameters: Mapping[str, Tensor], buffers: Buffers, inputs: Tensor, mask: Tensor | None, seen: int
+    ) -> Buffers:
+        """The buffers `[C, …]` afterwards: means over this batch and those that were `seen` before it.
+
+        Parameters are those of one network; inputs `[C, B, …]` and the mask as in `StackedForward`.
+        """
+        ...
+
+
+def stacked_statistics(
+    forward: TakesStatistics,
+    layout: Layout,
+    pool: Population,
+    x: Tensor,
+    buffers: Buffers,
+    clients: Tensor,
+    batch_size: int,
+) -> Buffers:
+    """The buffers `[C, …]` after one pass over each client's samples in order, averaged over its batches."""
+    sizes = without_a_single(pool.sizes[clients], batch_size)
+    batches = (sizes + batch_size - 1) // batch_size
+    order = batches.argsort(descending=True, stable=True)
+    clients, sizes, batches = clients[order], sizes[order], batches[order]
+    fresh = forward.fresh_statistics()
+    state = {name: buffer.expand(len(clients), *buffer.shape).clone() for name, buffer in buffers.items()}
+    for name, start in fresh.items():
+        state[name].fill_(start)
+    parameters = layout.views(x)
+    finished: list[Buffers] = []
+    for k in range(int(batches[0])):
+        active = int((batches > k).sum())
+        if active < len(next(iter(state.values()))):
+            finished.append({name: buffer[active:] for name, buffer in state.items()})
+            state = {name: buffer[:active] for name, buffer in state.items()}
+        width = min(batch_size, int(sizes[:active].max()) - k * batch_size)
+        positions = k * batch_size + torch.arange(width, device="cpu").expand(active, -1)
+        real = positions < sizes[:active, None]
+        rows = pool.rows(clients[:active], torch.where(real, positions, 0).to(pool.inputs.device))
+        inputs = pool.inputs[rows.reshape(-1)]
+        inputs = inputs if pool.transform is None else pool.transform.test(inputs)
+        mask = None if real.all() else real.to(inputs.device)
+        state = forward.statistics(parameters, state, inputs.view(active, width, *inputs.shape[1:]), mask, seen=k)
+    whole = {name: torch.cat([part[name] for part in (state, *reversed(finished))]) for name in state}
+    back = order.argsort()
+    return {name: buffer[back.to(buffer.device)] for name, buffer in whole.items()}

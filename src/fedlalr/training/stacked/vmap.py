@@ -1,0 +1,100 @@
+"""An ordinary module over a stack of clients, by `torch.func.vmap`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from fedlalr.training.copying import copied
+from fedlalr.training.interfaces import Buffers
+from fedlalr.training.stacked.checked_embedding import replace_embeddings
+from fedlalr.training.stacked.grouped_layers import replace_layers
+from fedlalr.training.stacked.masked_norm import STARTS, masked, replace_norms
+
+
+class VmapForward:
+    """A `StackedForward` of any module that vmap can batch. It works on a copy; parameters and buffers come in
+    stacked."""
+
+    def __init__(self, module: nn.Module, *, grouped: bool = True) -> None:
+        """`grouped` puts layers that are faster for many clients in the place of torch's; not every layer goes with
+        them."""
+        self.model = copied(module)
+        if not self.model.training:
+            self.model.train()
+        self._norms = replace_norms(self.model)
+        replace_embeddings(self.model)
+        if grouped:
+            replace_layers(self.model)
+        self._dtypes = {name: parameter.dtype for name, parameter in self.model.named_parameters()}
+        self._plain = vmap(self._run, in_dims=(0, 0, 0, None), randomness="different")
+        self._masked = vmap(self._run, in_dims=(0, 0, 0, 0), randomness="different")
+        self._shared = vmap(self._run, in_dims=(None, 0, 0, None), randomness="different")
+        self._shared_masked = vmap(self._run, in_dims=(None, 0, 0, 0), randomness="different")
+
+    def __call__(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        inputs: Tensor,
+        mask: Tensor | None = None,
+    ) -> tuple[Any, Buffers]:
+        run = self._plain if mask is None else self._masked
+        outputs, after = run(parameters, buffers, inputs, mask)
+        return outputs, after
+
+    @torch.no_grad()
+    def statistics(
+        self, parameters: Mapping[str, Tensor], buffers: Buffers, inputs: Tensor, mask: Tensor | None, seen: int
+    ) -> Buffers:
+        with self._averaging(anew=not seen):
+            run = self._shared if mask is None else self._shared_masked
+            after: Buffers = run(parameters, buffers, inputs, mask)[1]
+        return after
+
+    @property
+    def refuses_single_samples(self) -> bool:
+        """Whether a BatchNorm has been seen that takes its statistics over the samples alone and so needs two."""
+        return any(layer.over_samples_alone for layer in self._norms)
+
+    @property
+    def knows_every_norm(self) -> bool:
+        """Whether each BatchNorm of the module could be replaced."""
+        kinds = nn.modules.batchnorm._BatchNorm
+        return all(layer in self._norms for layer in self.model.modules() if isinstance(layer, kinds))
+
+    def fresh_statistics(self) -> dict[str, float]:
+        """The buffers that hold running statistics, by name, and what each starts from."""
+        return {
+            f"{path}.{name}" if path else name: STARTS[name]
+            for path, layer in self.model.named_modules()
+            if layer in self._norms and layer.training
+            for name, _ in layer.named_buffers(recurse=False)
+            if name in STARTS
+        }
+
+    def _run(
+        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tensor, mask: Tensor | None
+    ) -> tuple[Any, Buffers]:
+        """One client's outputs and buffers."""
+        named = {name: value.to(self._dtypes[name]) for name, value in parameters.items()} | dict(buffers)
+        with masked(self._norms, mask):
+            outputs = functional_call(self.model, named, (inputs,))
+        return outputs, {name: named[name].detach() for name in buffers}  # written in place, or replaced in the dict
+
+    @contextmanager
+    def _averaging(self, *, anew: bool) -> Iterator[None]:
+        """Running statistics are means over all that a layer is given, from now on or from when that began."""
+        momenta = [layer.momentum for layer in self._norms]
+        try:
+            for layer in self._norms:
+                layer.averaging, layer.averaged = True, 0 if anew else layer.averaged
+            yield
+        finally:
+            for layer, momentum in zip(self._norms, momenta, strict=True):
+                layer.averaging, layer.momentum = False, momentum
