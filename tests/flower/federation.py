@@ -65,6 +65,26 @@ def strategy(
     return FederatedStrategy(make(), algorithm, SETTINGS | (settings or {}), **(fast | options))
 
 
+def cohorts(grid: InProcessGrid) -> dict[int, list[int]]:
+    """The clients that were sent work, by round."""
+    asked: dict[int, list[int]] = {}
+    for message in grid.sent:
+        if message.metadata.message_type == "train":
+            client = int(grid.nodes[message.metadata.dst_node_id].config["partition-id"])
+            asked.setdefault(int(message.metadata.group_id), []).append(client)
+    return {round: sorted(clients) for round, clients in asked.items()}
+
+
+class Cohorts(fl.Observer):
+    """Gives a simulation the cohorts of a deployment."""
+
+    def __init__(self, cohorts: dict[int, list[int]]) -> None:
+        self.cohorts = cohorts
+
+    def include(self, round: int) -> list[int]:
+        return self.cohorts[round]
+
+
 def simulated(algorithm: fl.Algorithm, make: Any = make_model, settings: dict[str, Any] | None = None) -> fl.Result:
     """What the simulator gives."""
     return fl.run(make(), PAIRS, algorithm, engine="reference", **(SETTINGS | (settings or {})))
@@ -92,4 +112,15 @@ def _recorded(result: fl.Result) -> list[tuple[Any, ...]]:
     ]
 
 
-__all__ = ["POPULATION", "SETTINGS", "InProcessGrid", "nodes", "same", "simulated", "strategy", "with_buffers"]
+__all__ = [
+    "POPULATION",
+    "SETTINGS",
+    "Cohorts",
+    "InProcessGrid",
+    "cohorts",
+    "nodes",
+    "same",
+    "simulated",
+    "strategy",
+    "with_buffers",
+]

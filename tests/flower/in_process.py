@@ -39,6 +39,8 @@ class InProcessGrid(Grid):
     """How many messages each pull gave."""
     trained: list[int] = field(default_factory=list)
     """Nodes that were asked to train."""
+    sent: list[Message] = field(default_factory=list)
+    """Every message to a node."""
 
     def __post_init__(self) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN, 1, 1
@@ -62,6 +64,7 @@ class InProcessGrid(Grid):
         for message in messages:
             message.metadata.__dict__["_message_id"] = message.object_id
             ids.append(message.object_id)
+            self.sent.append(message)
             self.replies[message.object_id] = self._answer(message)
         return ids
 

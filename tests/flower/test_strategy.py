@@ -22,7 +22,9 @@ from flower.federation import (
     PAIRS,
     POPULATION,
     SETTINGS,
+    Cohorts,
     InProcessGrid,
+    cohorts,
     nodes,
     same,
     simulated,
@@ -42,12 +44,13 @@ def test_every_method_has_the_simulators_bits(name, tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["records", "packed"])
-def test_buffers_weights_sampling_and_any_order_of_arrival_have_the_simulators_bits(layout, tmp_path):
+def test_buffers_weights_cohorts_and_any_order_of_arrival_have_the_simulators_bits(layout, tmp_path):
     settings = {"clients_per_round": 3, "weighting": "samples", "rounds": 4}
     server = strategy(LALR, with_buffers, settings, layout=layout, deadline=60, join_deadline=60)
     grid = InProcessGrid(nodes(LALR, tmp_path, with_buffers, settings), backwards=True)
     server.start(grid)
-    assert same(server.result, simulated(LALR, with_buffers, settings))
+    wanted = simulated(LALR, with_buffers, settings | {"observers": [Cohorts(cohorts(grid))]})
+    assert same(server.result, wanted)
     assert max(grid.pulled) == 1, "one reply is taken at a time"
 
 
@@ -337,14 +340,15 @@ def test_a_resumed_run_ends_in_the_bits_of_one_that_never_stopped(tmp_path):
     for name, algorithm in (("fedlalr", LALR), ("scaffold", fl.SCAFFOLD(lr=0.05))):
         folder = tmp_path / name
         settings = {"rounds": 5, "run_dir": folder / "run", "resume": True, "clients_per_round": 3, "min_clients": 3}
-        wanted = simulated(algorithm, settings={"rounds": 5, "clients_per_round": 3})
-        everyone = nodes(algorithm, folder / "state")
-        for node in everyone.values():
+        before = InProcessGrid(nodes(algorithm, folder / "state"))
+        for node in before.nodes.values():
             node.tamper = lambda message, reply: raising(message, reply) if message.metadata.group_id == "3" else reply
         with pytest.raises(fl.RoundFailed):
-            strategy(algorithm, settings=settings).start(InProcessGrid(everyone))
-        server = strategy(algorithm, settings=settings)
-        server.start(InProcessGrid(nodes(algorithm, folder / "state")))
+            strategy(algorithm, settings=settings).start(before)
+        server, after = strategy(algorithm, settings=settings), InProcessGrid(nodes(algorithm, folder / "state"))
+        server.start(after)
+        asked = cohorts(before) | cohorts(after)
+        wanted = simulated(algorithm, settings={"rounds": 5, "clients_per_round": 3, "observers": [Cohorts(asked)]})
         assert same(server.result, wanted)
         assert server.result.info.first_round == 3
 
@@ -508,7 +512,7 @@ def test_a_reply_to_no_message_is_ignored_under_flowers_own_loop(tmp_path, caplo
 
 
 def test_a_node_that_answers_nonsense_is_asked_again_and_named(tmp_path, monkeypatch):
-    from fedlalr.flower.server import nodes as roster
+    from fedlalr.flower.server.state import nodes as roster
 
     monkeypatch.setattr(roster, "ASK_AGAIN", 0.0)
     everyone = nodes(LALR, tmp_path)

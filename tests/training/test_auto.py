@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 import fedlalr as fl
-from fedlalr.training.engines import auto
-from fedlalr.training.engines.registry import create_engine
+from fedlalr.training.engines.registry import auto, create_engine
 from fedlalr.training.layout import Layout
 from training.jobs import make_training
 

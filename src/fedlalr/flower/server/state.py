@@ -54,6 +54,7 @@ class FederatedServer:
         state: ServerState,
         *,
         run: str,
+        secret: bytes,
         ledger: Ledger,
         layout: str = "records",
         spool_folder: str | Path | None = None,
@@ -61,6 +62,8 @@ class FederatedServer:
         self.training, self.settings, self.rules = training, settings, rules
         self.cohort_size, self.state = cohort_size, state
         self.run, self.ledger, self.layout, self.spool_folder = run, ledger, layout, spool_folder
+        self.secret = secret
+        """Cohorts are drawn from it. No message carries it: a node that knew it could wait for a round to attack in."""
         self.contract = contract(training)
 
     @property
@@ -70,7 +73,7 @@ class FederatedServer:
     def open(self, include: Callable[[Tensor, int], Tensor] | None = None) -> OpenRound:
         """Begin the next round: draw its cohort. `include` may put other clients in the place of drawn ones."""
         t, training = self.state.round + 1, self.training
-        cohort = sample(self.population, self.cohort_size, self.settings.seed, t)
+        cohort = sample(self.population, self.cohort_size, self.secret, t)
         if include is not None:
             cohort = include(cohort, t)
         table = training.algorithm.slots

@@ -39,6 +39,7 @@ from fedlalr.federation.trajectory import Trajectory
 from fedlalr.federation.validation import check_cohort, check_count, check_observers, check_rounds, check_test
 from fedlalr.flower.client_data import RemoteClients
 from fedlalr.flower.server.accepted_rounds import Ledger
+from fedlalr.flower.server.cohort_secret import load_secret, new_secret, save_secret, seal
 from fedlalr.flower.server.rounds import Rounds, check_no_probes
 from fedlalr.flower.server.state import FederatedServer
 from fedlalr.flower.settings import Settings
@@ -52,7 +53,9 @@ log = logging.getLogger("flwr.fedlalr")
 
 
 class FederatedStrategy(Strategy):
-    """Runs a method on Flower's nodes as `fl.run` does in the simulator: the same cohorts, checks, reduction and files.
+    """Runs a method on Flower's nodes as `fl.run` does in the simulator: the same checks, reduction and files.
+
+    Cohorts are drawn from a secret of the server's, not from the seed, which the nodes know.
 
     model, algorithm: as in `fl.run`.
     settings: the options of `fl.run` by name. The client app needs the same.
@@ -108,7 +111,7 @@ class FederatedStrategy(Strategy):
         self.deadline, self.join_deadline, self.retries, self.poll = deadline, join_deadline, retries, poll
         self.layout, self.spool_dir = layout, spool_dir or self.settings.run_dir
         self.result: Result | None = None
-        self._rounds = self._new_rounds(initial_state(self.training), secrets.token_hex(8), Ledger())
+        self._rounds = self._new_rounds(initial_state(self.training), secrets.token_hex(8), new_secret(), Ledger())
 
     def start(
         self,
@@ -218,15 +221,11 @@ class FederatedStrategy(Strategy):
         facts = {} if settings.run_dir is None else facts_of(training, training.clients, self.test, options)
         state = journal.restore(fresh, facts, (), ENGINE)
         check_rounds(rounds, state.round)
-        journal.choices = journal.choices or {
-            "engine": ENGINE,
-            "threads": torch.get_num_threads(),
-            "run": self._server.run,
-        }
+        secret = self._restore_choices(journal)
         ledger = Ledger(journal.choices.get("accepted"))
         if state.round == 0:
             ledger.saved()
-        self._rounds = self._new_rounds(state, journal.choices["run"], ledger)
+        self._rounds = self._new_rounds(state, journal.choices["run"], secret, ledger)
         return RunInfo(
             algorithm=type(training.algorithm).__name__,
             engine=ENGINE,
@@ -238,6 +237,21 @@ class FederatedStrategy(Strategy):
             clients_per_round=self.cohort_size,
             parameters=training.layout.size,
         )
+
+    def _restore_choices(self, journal: Journal) -> bytes:
+        """What was chosen when the run began, or now if it is new. Returns the secret, which is kept apart."""
+        if journal.choices and journal.path is not None:
+            return load_secret(journal.path, journal.choices.get("cohort_secret_sha256"))
+        secret = self._server.secret
+        if journal.path is not None:
+            save_secret(journal.path, secret)
+        journal.choices = {
+            "engine": ENGINE,
+            "threads": torch.get_num_threads(),
+            "run": self._server.run,
+            "cohort_secret_sha256": seal(secret),
+        }
+        return secret
 
     def _play(self, grid: Grid, config: ConfigRecord, journal: Journal, rounds: int) -> Record:
         """One round to the end, tried again where that is allowed, and written down."""
@@ -280,7 +294,7 @@ class FederatedStrategy(Strategy):
             if metrics is not None:
                 found.evaluate_metrics_serverapp[t] = metrics
 
-    def _new_rounds(self, state: ServerState, run: str, ledger: Ledger) -> Rounds:
+    def _new_rounds(self, state: ServerState, run: str, secret: bytes, ledger: Ledger) -> Rounds:
         server = FederatedServer(
             self.training,
             self.settings,
@@ -288,6 +302,7 @@ class FederatedStrategy(Strategy):
             self.cohort_size,
             state,
             run=run,
+            secret=secret,
             ledger=ledger,
             layout=self.layout,
             spool_folder=self.spool_dir,
