@@ -512,7 +512,7 @@ def test_a_reply_to_no_message_is_ignored_under_flowers_own_loop(tmp_path, caplo
 
 
 def test_a_node_that_answers_nonsense_is_asked_again_and_named(tmp_path, monkeypatch):
-    from fedlalr.flower.server.state import nodes as roster
+    from fedlalr.flower.server import nodes as roster
 
     monkeypatch.setattr(roster, "ASK_AGAIN", 0.0)
     everyone = nodes(LALR, tmp_path)
