@@ -32,8 +32,9 @@ from fedlalr.training.fused_steps import in_place_step
 from fedlalr.training.interfaces import Training
 from fedlalr.training.local_step import local_step
 from fedlalr.training.memory import free_memory, is_out_of_memory, peak_memory
+from fedlalr.training.stacked import grouped_layers
 from fedlalr.training.stacked.cuda_graphs import StaticSteps, WatchedContext, keeps_its_slots, rounded
-from fedlalr.training.stacked.engine import StackedEngine, grouped_layers
+from fedlalr.training.stacked.engine import StackedEngine
 from fedlalr.training.stacked.feed import Shape
 from fedlalr.training.stacked.forms import stacked_form
 from fedlalr.training.stacked.forms.char_lstm import CharLSTMForm
