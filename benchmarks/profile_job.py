@@ -20,8 +20,8 @@ import fedlalr as fl
 from fedlalr.algorithms.slots import Slots
 from fedlalr.benchmark import JOBS
 from fedlalr.data.population import as_clients
-from fedlalr.federation.round import Rules, play_round
-from fedlalr.federation.run import initial_state
+from fedlalr.federation.round import Rules, run_round
+from fedlalr.federation.session import initial_state
 from fedlalr.training import Training, create_engine
 from fedlalr.training.engines.worker_process import Worker
 from fedlalr.training.engines.workers import ALLOCATOR
@@ -48,7 +48,7 @@ def prepare(name: str, method: str) -> Callable[[], object]:
     state, cohort = initial_state(training), torch.arange(job.cohort)
     if name in ("logistic", "perceptron"):
         engine, _ = create_engine("stacked", training, job.cohort)
-        return lambda: play_round(state, cohort, 0.01, engine, training, Rules())
+        return lambda: run_round(state, cohort, 0.01, engine, training, Rules())
     worker = Worker(training)
     work = Work(1, 0.01, cohort, state.slots.only(*training.algorithm.slots.down), {}, Slots(), job.cohort, job.clients)
     return lambda: worker.engine.train_client(work, 0, 0, [])

@@ -21,8 +21,8 @@ from torch import nn
 import fedlalr as fl
 from fedlalr.benchmark.results import machine
 from fedlalr.data.population import as_clients
-from fedlalr.federation.round import Rules, play_round
-from fedlalr.federation.run import initial_state
+from fedlalr.federation.round import Rules, run_round
+from fedlalr.federation.session import initial_state
 from fedlalr.training import Engine, Training, create_engine
 from fedlalr.training.layout import Layout
 
@@ -84,7 +84,7 @@ def seconds(engine: str, point: Point, rounds: int) -> dict[str, float]:
             for method, (chosen, training) in running.items():
                 cohort = torch.arange(point.cohort) + turn % (101 - point.cohort)
                 began = time.perf_counter()
-                states[method] = play_round(states[method], cohort, 0.01, chosen, training, Rules()).state
+                states[method] = run_round(states[method], cohort, 0.01, chosen, training, Rules()).state
                 if turn >= 2:
                     found[method].append(time.perf_counter() - began)
     return {method: statistics.median(mine) for method, mine in found.items()}

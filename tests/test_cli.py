@@ -17,7 +17,7 @@ from fedlalr import config
 from fedlalr.cli import app
 from fedlalr.cli.progress import duration, fetch_progress, megabytes
 from fedlalr.cli.run import in_words
-from fedlalr.federation.run import RepliesRefused
+from fedlalr.federation.session import RepliesRejected
 
 SMALL = ("rounds=3", "partition.clients=12", "clients_per_round=3", "local.steps=2", "engine=reference")
 
@@ -216,7 +216,7 @@ def test_a_run_that_python_began_goes_on_in_python() -> None:
 
 def test_refused_replies_are_told_by_the_progress_and_the_summary_alone() -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("error", RepliesRefused)
+        warnings.simplefilter("error", RepliesRejected)
         result = cli("run", *SMALL, "max_norm_ratio=1.0", "--run-dir", "here")
     assert result.exit_code == 0, result.output
     assert result.stderr == ""

@@ -38,7 +38,7 @@ from fedlalr.algorithms import (
 )
 from fedlalr.data.batches import PADDING, batches_per_pass, plan
 from fedlalr.data.population import as_clients
-from fedlalr.federation.round import Rules, ServerState, play_round
+from fedlalr.federation.round import Rules, ServerState, run_round
 from fedlalr.federation.sampling import sample
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.interfaces import Training
@@ -231,7 +231,7 @@ def played(case: Case, setting: Setting) -> list[ServerState]:
     for t in range(1, ROUNDS + 1):
         cohort = sample(len(SIZES), setting.clients_per_round, setting.seed, t)
         lr = case.algorithm.lr * LR_DECAY ** (t - 1)
-        state = play_round(state, cohort, lr, engine, training, Rules(weighting=setting.weighting)).state
+        state = run_round(state, cohort, lr, engine, training, Rules(weighting=setting.weighting)).state
         history.append(state)
     return history
 

@@ -16,7 +16,7 @@ import fedlalr as fl
 from conftest import make_clients, make_model
 from federation.fuzzing import SLOW, damaged, fuzz, json_values
 from fedlalr.data.population import as_clients
-from fedlalr.federation.run import initial_state
+from fedlalr.federation.session import initial_state
 from fedlalr.federation.storage.checkpoint import CheckpointError, canonical, load_checkpoint
 from fedlalr.federation.storage.journal import RunDirectoryError
 from fedlalr.training.interfaces import Training

@@ -16,7 +16,7 @@ from federation.fuzzing import damaged, fuzz, json_values
 from fedlalr.data.population import as_clients
 from fedlalr.federation import Expected, Rejection, Reply, screen_reply
 from fedlalr.federation.replies.payload import Refused, array_from_npy
-from fedlalr.federation.run import initial_state
+from fedlalr.federation.session import initial_state
 from fedlalr.federation.storage.fingerprint import contract
 from fedlalr.training.interfaces import Training
 from fedlalr.training.layout import Layout

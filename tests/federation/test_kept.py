@@ -10,8 +10,8 @@ import torch
 import fedlalr as fl
 from conftest import make_clients, make_model
 from fedlalr.data.population import as_clients
-from fedlalr.federation.round import Rules, play_round
-from fedlalr.federation.run import initial_state
+from fedlalr.federation.round import Rules, run_round
+from fedlalr.federation.session import initial_state
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.interfaces import Replies, Training, Work
 from fedlalr.training.layout import Layout
@@ -46,8 +46,8 @@ def training() -> Training:
 def test_a_refused_reply_leaves_what_its_client_keeps_as_it_was():
     setting = training()
     engine, cohort = Spoil(setting), torch.arange(5)
-    first = play_round(initial_state(setting), cohort, 0.1, engine, setting, Rules()).state
-    outcome = play_round(first, cohort, 0.1, engine, setting, Rules())
+    first = run_round(initial_state(setting), cohort, 0.1, engine, setting, Rules()).state
+    outcome = run_round(first, cohort, 0.1, engine, setting, Rules())
     assert [rejection.client for rejection in outcome.rejected] == [2]
     for client in range(5):
         changed = not torch.equal(first.kept[client].c_i, outcome.state.kept[client].c_i)
@@ -56,7 +56,7 @@ def test_a_refused_reply_leaves_what_its_client_keeps_as_it_was():
 
 def test_only_clients_that_took_part_keep_anything():
     setting = training()
-    state = play_round(
+    state = run_round(
         initial_state(setting), torch.tensor([1, 3]), 0.1, ReferenceEngine(setting), setting, Rules()
     ).state
     assert set(state.kept) == {1, 3}
@@ -66,7 +66,7 @@ def test_the_state_that_went_in_is_not_changed():
     setting = training()
     state = initial_state(setting)
     before = {name: tensor.clone() for name, tensor in state.slots.items()}
-    play_round(state, torch.arange(5), 0.1, ReferenceEngine(setting), setting, Rules())
+    run_round(state, torch.arange(5), 0.1, ReferenceEngine(setting), setting, Rules())
     assert state.round == 0
     assert not state.kept
     assert all(torch.equal(tensor, before[name]) for name, tensor in state.slots.items())

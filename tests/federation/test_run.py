@@ -17,8 +17,8 @@ from torch.utils.data import Dataset, TensorDataset
 import fedlalr as fl
 from conftest import make_clients, make_model
 from fedlalr.federation.round import too_few
-from fedlalr.federation.run import RepliesRefused
 from fedlalr.federation.sampling import sample
+from fedlalr.federation.session import RepliesRejected
 
 SETTINGS = {"rounds": 3, "local": fl.Epochs(2), "batch_size": 4, "engine": "reference"}
 
@@ -305,7 +305,7 @@ def test_what_a_data_set_makes_of_its_tensors_is_what_is_trained_on(model, clien
 
 def test_nan_in_the_data_refuses_that_client_and_no_other(model, clients):
     clients[2] = (torch.full_like(clients[2][0], math.nan), clients[2][1])
-    with pytest.warns(RepliesRefused) as told:
+    with pytest.warns(RepliesRejected) as told:
         result = fl.run(model, clients, fl.FedLALR(), **SETTINGS)
     assert [str(warning.message) for warning in told] == [
         "round 1 left out the reply of client 2 (x is not finite); result.metrics[0].rejected has all of that round"
@@ -316,7 +316,7 @@ def test_nan_in_the_data_refuses_that_client_and_no_other(model, clients):
     others = fl.run(
         model, [c for i, c in enumerate(clients) if i != 2], fl.FedLALR(), **{**SETTINGS, "batch_size": None}
     )
-    with pytest.warns(RepliesRefused):
+    with pytest.warns(RepliesRejected):
         with_bad = fl.run(model, clients, fl.FedLALR(), **{**SETTINGS, "batch_size": None})
     torch.testing.assert_close(flat(others.state["x"]), flat(with_bad.state["x"]), rtol=1e-12, atol=0)
 
@@ -364,7 +364,7 @@ def test_whatever_a_client_raises_is_recorded_and_the_run_goes_on(error, recorde
 
     mixed = [*(torch.utils.data.TensorDataset(*pair) for pair in clients), Broken()]
     for rounds in (2, 3):
-        with pytest.warns(RepliesRefused):
+        with pytest.warns(RepliesRejected):
             result = fl.run(model, mixed, fl.FedLALR(), **{**SETTINGS, "rounds": rounds}, run_dir=tmp_path, resume=True)
     [(client, reason)] = result.metrics[-1].rejected
     assert client == len(clients)

@@ -20,8 +20,8 @@ from fedlalr.data.population import as_clients
 from fedlalr.federation import Expected, Inbox, Rejection, Reply, screen, screen_reply
 from fedlalr.federation.replies.payload import Refused, array_from_npy, clean_metrics
 from fedlalr.federation.replies.reducing import reduce_slots, weights
-from fedlalr.federation.round import RoundFailed, Rules, ServerState, play_round
-from fedlalr.federation.run import initial_state
+from fedlalr.federation.round import RoundFailed, Rules, ServerState, run_round
+from fedlalr.federation.session import initial_state
 from fedlalr.federation.storage.fingerprint import contract
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.interfaces import Training, Work
@@ -67,7 +67,7 @@ class Spy(ReferenceEngine):
 def honest(training: Training) -> list[Reply]:
     """The five clients' replies, as they would send them over a network."""
     found = []
-    play_round(STATE, torch.arange(5), 0.01, Spy(training, lambda r: found.append(r) or r), training, Rules())
+    run_round(STATE, torch.arange(5), 0.01, Spy(training, lambda r: found.append(r) or r), training, Rules())
     [replies] = found
     return [
         Reply(
@@ -272,7 +272,7 @@ def test_replies_over_a_network_reduce_to_the_bits_of_the_simulator():
     accepted, _ = inbox.close()
     share = weights(accepted.samples, "uniform", torch.float64, torch.device("cpu"))
     remote = reduce_slots(accepted.slots, EXPECTED.broadcast, share, EXPECTED.table)
-    simulated = play_round(STATE, torch.arange(5), 0.01, ReferenceEngine(TRAINING), TRAINING, Rules()).state
+    simulated = run_round(STATE, torch.arange(5), 0.01, ReferenceEngine(TRAINING), TRAINING, Rules()).state
     assert all(torch.equal(remote[slot], simulated.slots[slot]) for slot in remote)
 
 
@@ -329,7 +329,7 @@ def tampered(change, **rules):
         return replace(replies, slots=Slots(**slots), buffers=buffers)
 
     engine = Spy(TRAINING, tamper)
-    return play_round(STATE, torch.arange(5), 0.01, engine, TRAINING, Rules(**rules))
+    return run_round(STATE, torch.arange(5), 0.01, engine, TRAINING, Rules(**rules))
 
 
 def setting(where: str, name: str, value: float):
@@ -372,7 +372,7 @@ def test_a_bad_reply_in_a_cohort_is_left_out_and_named(change, reason):
     assert rejection.client == 2
     assert rejection.reason.startswith(reason)
     assert outcome.accepted == 4
-    alone = play_round(STATE, torch.tensor([0, 1, 3, 4]), 0.01, ReferenceEngine(TRAINING), TRAINING, Rules())
+    alone = run_round(STATE, torch.tensor([0, 1, 3, 4]), 0.01, ReferenceEngine(TRAINING), TRAINING, Rules())
     assert all(torch.equal(value, alone.state.slots[name]) for name, value in outcome.state.slots.items())
 
 
@@ -439,12 +439,12 @@ def test_two_hostile_clients_of_five_do_not_hide_behind_each_other():
 
 @pytest.mark.parametrize("clients", [1, 2])
 def test_a_cohort_of_one_or_two_honest_clients_passes(clients):
-    outcome = play_round(STATE, torch.arange(clients), 0.01, ReferenceEngine(TRAINING), TRAINING, Rules())
+    outcome = run_round(STATE, torch.arange(clients), 0.01, ReferenceEngine(TRAINING), TRAINING, Rules())
     assert outcome.rejected == ()
 
 
 def test_a_training_loss_that_is_not_finite_is_left_out_of_the_mean():
     engine = Spy(TRAINING, lambda r: replace(r, losses=torch.tensor([1.0, math.nan, 3.0, 1.0, 3.0])))
-    outcome = play_round(STATE, torch.arange(5), 0.01, engine, TRAINING, Rules())
+    outcome = run_round(STATE, torch.arange(5), 0.01, engine, TRAINING, Rules())
     assert outcome.train_loss == 2.0
     assert outcome.accepted == 5

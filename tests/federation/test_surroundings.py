@@ -102,7 +102,7 @@ class Samples(Dataset):
 
 
 @engines
-@pytest.mark.filterwarnings("ignore::fedlalr.RepliesRefused")
+@pytest.mark.filterwarnings("ignore::fedlalr.RepliesRejected")
 @pytest.mark.parametrize("algorithm", [fl.FedLALR(), fl.SCAFFOLD()], ids=["fedlalr", "scaffold"])
 @pytest.mark.parametrize("kind", ["pairs", "datasets"])
 def test_another_default_device_changes_nothing(engine, algorithm, kind, tmp_path):

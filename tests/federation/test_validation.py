@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import fedlalr as fl
-from fedlalr.federation.run import RepliesRefused
+from fedlalr.federation.session import RepliesRejected
 
 PAIR = (torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64))
 
@@ -308,7 +308,7 @@ def test_a_client_that_raises_is_named_and_the_others_go_on():
             return self.layer(inputs)
 
     bad = (torch.full((3, 4), 99.0), PAIR[1])
-    with pytest.warns(RepliesRefused, match="client 1"):
+    with pytest.warns(RepliesRejected, match="client 1"):
         result = run(model=Picky(), clients=[PAIR, bad, PAIR], engine="reference", rounds=1)
     assert result.metrics[0].rejected == (fl.Rejection(1, "ArithmeticError: cannot stand 99"),)
     assert result.metrics[0].clients == 2

@@ -13,8 +13,8 @@ from torch import nn
 from fedlalr.algorithms.slots import Slots
 from fedlalr.federation.replies.payload import Refused
 from fedlalr.flower.wire.arrays import LAYOUTS, broadcast_from, decode, encode, to_npy
-from fedlalr.training.engines.reference import get_buffers
 from fedlalr.training.layout import Layout
+from fedlalr.training.torch_state import get_buffers
 
 MODEL = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 1))
 LAYOUT = Layout.of(MODEL)

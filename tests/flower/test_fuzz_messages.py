@@ -17,7 +17,7 @@ from federation.fuzzing import damaged, fuzz
 from fedlalr.data.population import as_clients
 from fedlalr.federation import Expected, Rejection, screen_reply
 from fedlalr.federation.replies.payload import Refused
-from fedlalr.federation.run import initial_state
+from fedlalr.federation.session import initial_state
 from fedlalr.federation.storage.fingerprint import contract
 from fedlalr.flower.wire.arrays import LAYOUTS, encode, to_npy
 from fedlalr.flower.wire.records import NPY, reply_in

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import fedlalr as fl
 from fedlalr.algorithms import ALGORITHMS, Algorithm
 from fedlalr.data.population import as_clients
-from fedlalr.federation.round import Outcome, Rules, ServerState, play_round
-from fedlalr.federation.run import initial_state
+from fedlalr.federation.round import Outcome, Rules, ServerState, run_round
 from fedlalr.federation.sampling import sample
+from fedlalr.federation.session import initial_state
 from fedlalr.training import ENGINES, Engine, Epochs, Training
 from fedlalr.training.layout import Layout
 
@@ -89,7 +89,7 @@ def federate(name: str, training: Training, rounds: int = 3, cohort: int = 4, **
         state, outcomes = initial_state(private), []
         for t in range(1, rounds + 1):
             clients = sample(len(private.clients), cohort, private.seed, t)
-            outcomes.append(play_round(state, clients, 0.9**t * 0.05, engine, private, Rules(**rules)))
+            outcomes.append(run_round(state, clients, 0.9**t * 0.05, engine, private, Rules(**rules)))
             state = outcomes[-1].state
     return outcomes
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import fedlalr as fl
 from conftest import make_clients
-from fedlalr.training.copying import copied
+from fedlalr.training.torch_state import copied
 
 
 class Attentive(nn.Module):

@@ -15,8 +15,8 @@ from torch import nn
 
 import fedlalr as fl
 from fedlalr.data.population import DatasetClients
-from fedlalr.federation.round import Outcome, Rules, play_round
-from fedlalr.federation.run import initial_state
+from fedlalr.federation.round import Outcome, Rules, run_round
+from fedlalr.federation.session import initial_state
 from fedlalr.training import ENGINES, LogInterval, Steps
 from fedlalr.training.layout import Layout
 from training.jobs import MODELS, TOLERANCE, VARIANTS, assert_same_outcomes, federate, make_training, started
@@ -201,7 +201,7 @@ def test_probes_see_what_they_see_on_the_reference(engine):
     for name in (engine, "reference"):
         with started(name, training) as (chosen, private):
             state = initial_state(private)
-            outcome = play_round(state, torch.arange(6), 0.1, chosen, private, Rules(), Norms())
+            outcome = run_round(state, torch.arange(6), 0.1, chosen, private, Rules(), Norms())
         traces[name] = outcome.traces
     assert [trace[:2] for trace in traces[engine]] == [trace[:2] for trace in traces["reference"]]
     assert len(traces["reference"]) == 2 * 3 + 2 * 3

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from fedlalr.data.population import Population
-from fedlalr.federation.run import initial_state
+from fedlalr.federation.session import initial_state
 from fedlalr.training.interfaces import Work
 from fedlalr.training.layout import Layout
-from fedlalr.training.stacked.engine import StackedEngine, linear_rounds
+from fedlalr.training.stacked import linear_rounds
+from fedlalr.training.stacked.engine import StackedEngine
 from fedlalr.training.stacked.linear_rounds import Layers, clip
 from training.jobs import assert_same_outcomes, federate, make_training
 

@@ -23,8 +23,8 @@ from fedlalr.algorithms import ALGORITHMS
 from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.data.partition import Partition
 from fedlalr.data.population import DatasetClients, Population, as_clients
-from fedlalr.federation.round import Rules, play_round
-from fedlalr.federation.run import initial_state
+from fedlalr.federation.round import Rules, run_round
+from fedlalr.federation.session import initial_state
 from fedlalr.models import CharLSTM, ConvMixer
 from fedlalr.training import Epochs, Steps
 from fedlalr.training.engines.registry import create_engine
@@ -115,9 +115,9 @@ def test_a_loss_of_one_number_in_a_row_is_stacked_in_chunks_of_any_size(model):
     training = make_training(model, loss=row)
     with started("stacked", training) as (engine, private):
         engine.chunk = 3
-        given = play_round(initial_state(private), torch.arange(4), 0.05, engine, private, Rules())
+        given = run_round(initial_state(private), torch.arange(4), 0.05, engine, private, Rules())
     with started("reference", training) as (engine, private):
-        wanted = play_round(initial_state(private), torch.arange(4), 0.05, engine, private, Rules())
+        wanted = run_round(initial_state(private), torch.arange(4), 0.05, engine, private, Rules())
     assert_same_outcomes([given], [wanted])
 
 
@@ -224,13 +224,13 @@ def test_a_stack_that_runs_out_of_memory_is_halved_until_it_fits_and_stays_that_
         engine._gradient = scarce
         engine._chunks._size = 6
         state = initial_state(private)
-        first = play_round(state, torch.arange(6), 0.05, engine, private, Rules())
+        first = run_round(state, torch.arange(6), 0.05, engine, private, Rules())
         attempts = engine._chunks._size
-        play_round(first.state, torch.arange(6), 0.05, engine, private, Rules())
+        run_round(first.state, torch.arange(6), 0.05, engine, private, Rules())
     assert attempts <= 2
     assert max(sizes) == 2
     with started("reference", training) as (engine, private):
-        right = play_round(initial_state(private), torch.arange(6), 0.05, engine, private, Rules())
+        right = run_round(initial_state(private), torch.arange(6), 0.05, engine, private, Rules())
     assert_same_outcomes([first], [right])
 
 
@@ -243,9 +243,9 @@ def test_a_client_that_only_the_stack_cannot_train_is_trained_alone_and_that_is_
 
         engine._gradient = broken
         with pytest.warns(RuntimeWarning, match="raised RuntimeError: no kernel"):
-            given = play_round(initial_state(private), torch.arange(3), 0.05, engine, private, Rules())
+            given = run_round(initial_state(private), torch.arange(3), 0.05, engine, private, Rules())
     with started("reference", training) as (engine, private):
-        right = play_round(initial_state(private), torch.arange(3), 0.05, engine, private, Rules())
+        right = run_round(initial_state(private), torch.arange(3), 0.05, engine, private, Rules())
     assert_same_outcomes([given], [right])
 
 
@@ -261,10 +261,10 @@ def test_clients_that_only_a_large_stack_cannot_train_are_trained_in_smaller_one
 
         engine._gradient = narrow
         with pytest.warns(RuntimeWarning, match="smaller stacks, .* they raised RuntimeError: no kernel") as told:
-            given = play_round(initial_state(private), torch.arange(4), 0.05, engine, private, Rules())
+            given = run_round(initial_state(private), torch.arange(4), 0.05, engine, private, Rules())
         assert len(told) == 1
     with started("reference", training) as (engine, private):
-        right = play_round(initial_state(private), torch.arange(4), 0.05, engine, private, Rules())
+        right = run_round(initial_state(private), torch.arange(4), 0.05, engine, private, Rules())
     assert_same_outcomes([given], [right])
 
 
@@ -287,7 +287,7 @@ def recalibrated(engine: str, training, spoil=lambda take: take):
     with started(engine, training) as (engine, private):
         if isinstance(engine, StackedEngine):
             engine._statistics.statistics = spoil(engine._statistics.statistics)
-        return play_round(initial_state(private), torch.arange(6), 0.05, engine, private, Rules(buffers="recalibrate"))
+        return run_round(initial_state(private), torch.arange(6), 0.05, engine, private, Rules(buffers="recalibrate"))
 
 
 @pytest.mark.filterwarnings("error")
@@ -325,9 +325,9 @@ def test_the_size_of_chunks_does_not_matter(size):
     training = make_training()
     with started("stacked", training) as (engine, private):
         engine._chunks._size = size
-        given = play_round(initial_state(private), torch.arange(6), 0.05, engine, private, Rules())
+        given = run_round(initial_state(private), torch.arange(6), 0.05, engine, private, Rules())
     with started("reference", training) as (engine, private):
-        right = play_round(initial_state(private), torch.arange(6), 0.05, engine, private, Rules())
+        right = run_round(initial_state(private), torch.arange(6), 0.05, engine, private, Rules())
     assert_same_outcomes([given], [right])
 
 
@@ -419,7 +419,7 @@ def test_steps_in_fixed_memory_give_the_references_result(algorithm, model, deca
         state, given = initial_state(private), []
         for t in (1, 2):
             cohort = fl.federation.sampling.sample(len(private.clients), 18, private.seed, t)
-            given.append(play_round(state, cohort, 0.9**t * 0.05, engine, private, Rules()))
+            given.append(run_round(state, cohort, 0.9**t * 0.05, engine, private, Rules()))
             state = given[-1].state
     assert_same_outcomes(given, wanted)
 
@@ -710,7 +710,7 @@ def test_captured_steps_give_the_references_result(algorithm, model, sizes):
             state, given = initial_state(private), []
             for t in (1, 2, 3):
                 cohort = fl.federation.sampling.sample(len(private.clients), 18, private.seed, t)
-                given.append(play_round(state, cohort, 0.9**t * 0.05, engine, private, Rules()))
+                given.append(run_round(state, cohort, 0.9**t * 0.05, engine, private, Rules()))
                 state = given[-1].state
             assert engine._static is not None
             assert engine._static._graphs, engine._static.refusal

@@ -22,8 +22,8 @@ from torch.utils.data import Dataset
 import fedlalr as fl
 from conftest import make_clients, make_model
 from fedlalr.data.population import as_clients
-from fedlalr.federation.round import Rules, play_round
-from fedlalr.federation.run import initial_state
+from fedlalr.federation.round import Rules, run_round
+from fedlalr.federation.session import initial_state
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.engines.workers import WorkerDied, WorkersEngine, end_idle_workers
 from fedlalr.training.interfaces import Training
@@ -92,7 +92,7 @@ def training(model=None, clients=None, algorithm=None, **options) -> Training:
 def two_rounds(engine, setting: Training, probe=None):
     state, traces = initial_state(setting), []
     for cohort in (torch.arange(5), torch.tensor([0, 2, 3])):
-        outcome = play_round(state, cohort, 0.01, engine, setting, Rules(buffers="recalibrate"), probe)
+        outcome = run_round(state, cohort, 0.01, engine, setting, Rules(buffers="recalibrate"), probe)
         state, traces = outcome.state, [*traces, *outcome.traces]
         probe = None
     return state, traces
@@ -145,7 +145,7 @@ def test_a_client_that_raises_is_named_and_the_others_go_on():
     setting = training(clients=pairs)
     engine = WorkersEngine(setting, 2)
     try:
-        outcome = play_round(initial_state(setting), torch.arange(5), 0.01, engine, setting, Rules())
+        outcome = run_round(initial_state(setting), torch.arange(5), 0.01, engine, setting, Rules())
     finally:
         engine.close()
     assert [rejection.client for rejection in outcome.rejected] == [2]
@@ -161,7 +161,7 @@ def test_a_worker_that_dies_is_reported_with_its_client_and_nothing_is_left():
     pids = [process.popen.pid for process in engine._processes]
     try:
         with pytest.raises(WorkerDied, match=r"was killed by signal 9 while it trained client 3"):
-            play_round(initial_state(setting), torch.arange(5), 0.01, engine, setting, Rules())
+            run_round(initial_state(setting), torch.arange(5), 0.01, engine, setting, Rules())
     finally:
         engine.close()
         end_idle_workers()

@@ -75,7 +75,7 @@ class RunProgress(Observer):
         if not self.records:
             self._sent = self._sent_before(record.round)
         self.records.append(record)
-        self._sent += record.sent_up + record.sent_down
+        self._sent += record.bytes_up + record.bytes_down
         if self.live:
             self._progress.update(self._progress.task_ids[0], completed=record.round, facts=self._facts(record))
         elif not self.quiet and self._is_due(record.round):
@@ -88,7 +88,7 @@ class RunProgress(Observer):
         if self.folder is None or round == 1 or self.quiet:
             return 0
         before = (record for record in RunDirectory(self.folder).records() if record.round < round)
-        return sum(record.sent_up + record.sent_down for record in before)
+        return sum(record.bytes_up + record.bytes_down for record in before)
 
     def _facts(self, record: Record) -> str:
         accuracy = "" if record.accuracy is None else f"accuracy {record.accuracy:6.1%}  "

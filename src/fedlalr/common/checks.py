@@ -9,16 +9,34 @@ import torch
 from torch import Tensor
 
 
-def check_positive(name: str, value: float) -> None:
-    """Refuse anything but a finite number above zero."""
+def check_count(name: str, value: object, also: str = "") -> None:
+    """Reject anything but a whole number of at least 1. `also` names what else is allowed."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1{also}, not {value!r}")
+
+
+def check_seed(name: str, value: object, also: str = "") -> None:
+    """Reject anything but a whole number that a generator takes."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
+        raise TypeError(f"{name} must be a whole number from 0 to 2^63 - 1{also}, not {value!r}")
+
+
+def check_flag(name: str, value: object, also: str = "") -> None:
+    """Reject anything but a bool."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False{also}, not {value!r}")
+
+
+def check_positive(name: str, value: float, also: str = "") -> None:
+    """Reject anything but a finite number above zero."""
     if not _is_number(value) or not value > 0:
-        raise ValueError(f"{name} must be a finite number above 0, not {_shown(value)}")
+        raise ValueError(f"{name} must be a finite number above 0{also}, not {_shown(value)}")
 
 
-def check_not_negative(name: str, value: float) -> None:
-    """Refuse anything but a finite number from zero on."""
+def check_not_negative(name: str, value: float, also: str = "") -> None:
+    """Reject anything but a finite number of at least zero."""
     if not _is_number(value) or value < 0:
-        raise ValueError(f"{name} must be a finite number of at least 0, not {_shown(value)}")
+        raise ValueError(f"{name} must be a finite number of at least 0{also}, not {_shown(value)}")
 
 
 def check_fraction(name: str, value: float) -> None:

@@ -17,37 +17,16 @@ from fedlalr.algorithms import registry
 from fedlalr.algorithms.slots import Algorithm
 from fedlalr.config.errors import ConfigError
 from fedlalr.config.run_dir import RunDirectory, summarise
-from fedlalr.config.schema import MODELS, Config, LocalConfig, ModelConfig
+from fedlalr.config.schema import MODELS, OPTIONS, Config, LocalConfig, ModelConfig
 from fedlalr.data import Population
 from fedlalr.data.population import Samples
 from fedlalr.data.sources import DataCorrupt
-from fedlalr.federation import Observer, Rejection, RepliesRefused, Result, RoundFailed, RunInfo, run
+from fedlalr.federation import Observer, Rejection, RepliesRejected, Result, RoundFailed, RunInfo, run
 from fedlalr.federation.storage.journal import RunDirectoryError
 from fedlalr.federation.trajectory import TRAJECTORY_FILE, Trajectory
 from fedlalr.training import Epochs, Interval, LogInterval, Steps
 from fedlalr.training.memory import is_out_of_memory
 
-PLAIN = (
-    "rounds",
-    "clients_per_round",
-    "batch_size",
-    "drop_last",
-    "lr_decay",
-    "lr_decay_every",
-    "weight_decay",
-    "decoupled_weight_decay",
-    "clip_norm",
-    "weighting",
-    "buffers",
-    "reduce",
-    "max_norm_ratio",
-    "min_clients",
-    "seed",
-    "engine",
-    "device",
-    "checkpoint_every",
-)
-"""Settings that are arguments of `fl.run` under the same name."""
 FAILURES = (ValueError, TypeError, RoundFailed)
 """What makes a run that has begun a failed one; other errors interrupt it, as a full disk does: it goes on later."""
 
@@ -125,6 +104,11 @@ def build_interval(local: LocalConfig) -> Interval:
     return LogInterval(start, base, local.unit or "steps")
 
 
+def build_options(config: Config) -> dict[str, Any]:
+    """The options of `fl.run` that a configuration gives."""
+    return {name: getattr(config, name) for name in OPTIONS} | {"local": build_interval(config.local)}
+
+
 def execute(
     config: Config,
     run_dir: str | Path | None = None,
@@ -150,7 +134,7 @@ def execute(
     try:
         watching = (files, *_recorders(config, run_dir), *observers)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RepliesRefused)  # records, progress and summary count them
+            warnings.simplefilter("ignore", RepliesRejected)  # records, progress and summary count them
             result = run(**prepared, observers=watching, run_dir=run_dir, resume=resume, debug=debug)
     except BaseException as error:
         if files.info is None and isinstance(error, ValueError | TypeError | RunDirectoryError):
@@ -186,9 +170,7 @@ def _prepare(config: Config) -> dict[str, Any]:
         "model": model,
         "clients": population,
         "algorithm": algorithm,
-        "local": build_interval(config.local),
-        "dtype": getattr(torch, config.dtype) if config.dtype is not None else None,
-        **{name: getattr(config, name) for name in PLAIN},
+        **build_options(config),
     }
 
 

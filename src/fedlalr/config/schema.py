@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, field_serializer, field_validator, model_validator
 from torch import nn
 
 from fedlalr import models
 from fedlalr.algorithms import registry
+from fedlalr.common.option_types import Count, NotNegative, Positive, Seed
 from fedlalr.config.errors import hint, listed
 from fedlalr.data.sources import SOURCES
-from fedlalr.federation.replies.screening import MAX_NORM_RATIO
+from fedlalr.federation.options import Options, in_reading_order
 from fedlalr.training.engines.registry import ENGINES, check_engine
 from fedlalr.training.intervals import LEAST_BASE
 
@@ -31,10 +32,6 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 """Networks by the names that configurations use."""
 
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Scheme = Literal["dirichlet", "dirichlet-classes", "iid", "shards", "lognormal", "natural"]
 Settings = dict[str, Any]
 
@@ -148,8 +145,8 @@ class AlgorithmConfig(Named):
         return {"name": given["name"], **check_method(given["name"], {k: v for k, v in given.items() if k != "name"})}
 
 
-class Config(Section):
-    """A run, or several that differ in method and seed."""
+class ProblemConfig(Section):
+    """The data, the network and the method."""
 
     name: str = "run"
     description: str = ""
@@ -157,34 +154,43 @@ class Config(Section):
     partition: PartitionConfig = PartitionConfig()
     model: ModelConfig
     algorithm: AlgorithmConfig
-    rounds: Count = 100
-    clients_per_round: Count | None = None
+
+
+OPTIONS = tuple(each.name for each in in_reading_order() if each.metadata["config"])
+"""The options of `fl.run` that a configuration has, under the same names."""
+
+if TYPE_CHECKING:
+
+    class OptionsConfig(ProblemConfig):
+        """What a type checker sees of the class below."""
+
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    _KINDS = get_type_hints(Options, include_extras=True)
+    _TEXTUAL = {"local": Any, "reduce": dict[str, str | Settings] | None, "engine": str, "device": str, "dtype": Any}
+    OptionsConfig = create_model(
+        "OptionsConfig",
+        __base__=ProblemConfig,
+        **{
+            each.name: (_TEXTUAL.get(each.name, _KINDS[each.name]), each.default)
+            for each in in_reading_order()
+            if each.name in OPTIONS
+        },
+    )
+
+
+class Config(OptionsConfig):
+    """A run, or several that differ in method and seed."""
+
     local: LocalConfig = LocalConfig(epochs=1)
-    batch_size: Count | None = 50
-    drop_last: bool = False
-    lr_decay: Positive = 1.0
-    lr_decay_every: Count = 1
-    weight_decay: NotNegative = 0.0
-    decoupled_weight_decay: NotNegative = 0.0
-    clip_norm: Positive | None = None
-    weighting: Literal["uniform", "samples"] = "uniform"
-    buffers: Literal["average", "recalibrate"] = "average"
-    reduce: dict[str, str | Settings] | None = None
-    """How to reduce slots otherwise than the algorithm says, such as `{v_hat: median}`."""
-    max_norm_ratio: Positive | None = MAX_NORM_RATIO
-    """Refuse a reply whose change is longer than so many times the cohort's median; None: refuse none for that."""
-    min_clients: Count = 1
-    seed: Seed = 0
-    engine: str = "auto"
-    device: str = "auto"
     dtype: Literal["float32", "float64", "bfloat16", "float16"] | None = None
-    checkpoint_every: Count = 1
     trajectory: TrajectoryConfig | None = None
     target: Annotated[float, Field(gt=0, le=1)] | None = None
     """The accuracy that a comparison counts rounds and megabytes to."""
-    methods: dict[str, Settings] = {}
+    methods: dict[str, Settings] = Field(default_factory=dict)
     """Hyper-parameters of each method on this problem, taken when `algorithm` names it."""
-    grid: dict[str, dict[str, list[float]]] = {}
+    grid: dict[str, dict[str, list[float]]] = Field(default_factory=dict)
     """Rates to try for each method when a comparison tunes."""
 
     @field_validator("engine")

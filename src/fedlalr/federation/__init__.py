@@ -7,8 +7,10 @@ from fedlalr.federation.replies.inbox import Inbox
 from fedlalr.federation.replies.payload import Expected, Reply
 from fedlalr.federation.replies.reductions import Bounded, Max, Mean, Median, Trimmed
 from fedlalr.federation.replies.screening import Rejection, screen, screen_reply
+from fedlalr.federation.result import Result
 from fedlalr.federation.round import RoundFailed
-from fedlalr.federation.run import RepliesRefused, Result, run
+from fedlalr.federation.run import run
+from fedlalr.federation.session import RepliesRejected
 from fedlalr.federation.storage.checkpoint import CheckpointError
 from fedlalr.federation.storage.journal import RunDirectoryError
 from fedlalr.federation.trajectory import Trajectory
@@ -25,7 +27,7 @@ __all__ = [
     "Observer",
     "Record",
     "Rejection",
-    "RepliesRefused",
+    "RepliesRejected",
     "Reply",
     "Result",
     "RoundFailed",

@@ -21,8 +21,9 @@ from torch import nn
 from fedlalr.algorithms import FedLALR
 from fedlalr.data.fetch import data_folder
 from fedlalr.data.sources import available
+from fedlalr.federation.result import Result
 from fedlalr.federation.round import ServerState
-from fedlalr.federation.run import Result, run
+from fedlalr.federation.run import run
 from fedlalr.federation.storage.checkpoint import Checkpoint, save_checkpoint
 from fedlalr.training import Steps
 from fedlalr.training.machine import usable_cores

@@ -12,21 +12,21 @@ from torch import Tensor, nn
 
 from fedlalr.data.population import Samples
 from fedlalr.data.transforms import Transform
-from fedlalr.federation.metrics import Measures, readable, take
-from fedlalr.training.interfaces import Loss
+from fedlalr.federation.metrics import Metrics, metrics_of, readable
 from fedlalr.training.memory import is_out_of_memory
-from fedlalr.training.modes import in_mode
+from fedlalr.training.options import Loss
 from fedlalr.training.ranks import ALONE, Ranks
 from fedlalr.training.stacked.forms import inference_form
 from fedlalr.training.stacked.masked_loss import ignored_label
+from fedlalr.training.torch_state import in_mode
 
 
 class Evaluation(NamedTuple):
-    """Mean loss, for class targets accuracy, and the caller's own measures."""
+    """Mean loss, for class targets accuracy, and the caller's own metrics."""
 
     loss: float
     accuracy: float | None
-    measures: Mapping[str, float]
+    metrics: Mapping[str, float]
 
 
 SAMPLES_AT_ONCE = 1000
@@ -45,13 +45,13 @@ def evaluate(
     batch_size: int | None = None,
     compute: torch.dtype | None = None,
     ranks: Ranks = ALONE,
-    measures: Measures | None = None,
+    metrics: Metrics | None = None,
 ) -> Evaluation:
     """Run a module over a test set in evaluation mode, on the device of its parameters; each rank over its share.
 
-    A batch that is too large for the memory is parted until it is not. For measures every rank sees the whole set.
+    A batch that is too large for the memory is parted until it is not. For metrics every rank sees the whole set.
     """
-    ranks = ALONE if measures else ranks
+    ranks = ALONE if metrics else ranks
     seen: tuple[list[Tensor], list[Tensor]] = ([], [])
     inputs, targets = test
     device = next(model.parameters()).device
@@ -82,7 +82,7 @@ def evaluate(
         else:
             tally[4] = tally[2]
         tally[0] = torch.where(tally[4] > 0, mean * tally[4], 0.0)  # the mean of no target is not a number
-        if measures:
+        if metrics:
             seen[0].append(readable(outputs))
             seen[1].append(readable(wanted))
         return tally
@@ -97,7 +97,7 @@ def evaluate(
     if not count:
         return Evaluation(math.nan, None, {})
     mean = total / divisor if divisor else math.nan
-    return Evaluation(mean, correct / count if classed else None, take(measures, *seen))
+    return Evaluation(mean, correct / count if classed else None, metrics_of(metrics, *seen))
 
 
 def _class_weights(loss: object) -> Tensor | None:

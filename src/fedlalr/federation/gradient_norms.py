@@ -16,9 +16,10 @@ from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.data.population import Clients, as_clients
 from fedlalr.federation.observers import Observer, RunInfo
 from fedlalr.federation.record import Record
-from fedlalr.training.copying import copied
-from fedlalr.training.interfaces import Loss, Probe, Trace
+from fedlalr.training.interfaces import Probe, Trace
 from fedlalr.training.layout import Layout
+from fedlalr.training.options import Loss
+from fedlalr.training.torch_state import copied
 
 
 class IterateSums:

@@ -13,7 +13,7 @@ from fedlalr.training.interfaces import Probe, Trace
 
 if TYPE_CHECKING:
     from fedlalr.federation.record import Record
-    from fedlalr.federation.run import Result
+    from fedlalr.federation.result import Result
 
 
 @dataclass(frozen=True)

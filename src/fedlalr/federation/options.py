@@ -1,141 +1,148 @@
-"""The options that a simulation and a deployment share, and what becomes of them."""
+"""The options of a run: those of `LocalOptions` and the server's own. See `training/options.py` for what is derived."""
 
 from __future__ import annotations
 
 import copy
+import inspect
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedlalr.algorithms.slots import Algorithm
-from fedlalr.common.checks import check_choice, check_not_negative, check_positive
-from fedlalr.data.population import Clients
+from fedlalr.common.option_types import Count, Positive
+from fedlalr.data.population import Clients, Samples
+from fedlalr.federation.metrics import Metrics
+from fedlalr.federation.observers import Observer
 from fedlalr.federation.replies.reductions import SlotReduction, as_reductions
 from fedlalr.federation.replies.screening import MAX_NORM_RATIO
 from fedlalr.federation.round import Rules
-from fedlalr.federation.validation import check_count
-from fedlalr.training import Epochs, Interval, Training
-from fedlalr.training.interfaces import Loss
+from fedlalr.training import Engine, Training
+from fedlalr.training.engines.registry import check_engine
 from fedlalr.training.layout import Layout
+from fedlalr.training.options import LocalOptions, check_options, option
 from fedlalr.training.ranks import own_gpu
 from fedlalr.training.torch_state import undisturbed
 
 LEAST_DECAY = 1e-30
-"""What a decay leaves of the rate at the least: no parameter moves by it, but some methods divide by their rate."""
+"""The least that a decay leaves of the rate: too little to move a parameter, but some methods divide by their rate."""
+_DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
+
+
+def _check_engine(engine: object) -> None:
+    if isinstance(engine, str):
+        check_engine(engine)
+
+
+def _check_run_dir(run_dir: object) -> None:
+    if run_dir is not None and not str(run_dir).strip():
+        raise ValueError("run_dir is empty; name a directory, or leave it out to write nothing")
+
+
+def _check_dtype(dtype: object) -> None:
+    if dtype is not None and dtype not in _DTYPES.values():
+        raise ValueError(f"dtype must be one of {', '.join(map(repr, _DTYPES))} or None, not {dtype!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options with the names, the meaning and the defaults that `fl.run` gives them."""
+class Options(LocalOptions):
+    """Every option of `fl.run`."""
 
-    rounds: int = 100
-    clients_per_round: int | None = None
-    local: Interval = Epochs(1)  # noqa: RUF009 - frozen
-    batch_size: int | None = 50
-    drop_last: bool = False
-    lr_decay: float = 1.0
-    lr_decay_every: int = 1
-    weight_decay: float = 0.0
-    decoupled_weight_decay: float = 0.0
-    clip_norm: float | None = None
-    weighting: Literal["uniform", "samples"] = "uniform"
-    buffers: Literal["average", "recalibrate"] = "average"
-    reduce: Mapping[str, str | SlotReduction | Mapping[str, object]] | None = None
-    max_norm_ratio: float | None = MAX_NORM_RATIO
-    min_clients: int = 1
-    loss: Loss = nn.functional.cross_entropy
-    seed: int = 0
-    device: str | torch.device = "auto"
-    dtype: torch.dtype | None = None
-    run_dir: str | Path | None = None
-    resume: bool = False
-    checkpoint_every: int = 1
+    rounds: Count = option(100, "Communication rounds.", scope="run")
+    clients_per_round: Count | None = option(None, "Clients sampled in every round; None: all.", scope="server")
+    lr_decay: Positive = option(1.0, "Multiply the rate by this every `lr_decay_every` rounds.", scope="server")
+    lr_decay_every: Count = option(1, "Rounds between two decays of the rate.", scope="server")
+    weighting: Literal["uniform", "samples"] = option(
+        "uniform", "Weigh replies equally, or by their clients' number of samples.", scope="server"
+    )
+    buffers: Literal["average", "recalibrate"] = option(
+        "average",
+        "Normalisation statistics: the mean of the clients' own, or recalibrated with the new model.",
+        scope="server",
+    )
+    reduce: Mapping[str, str | SlotReduction | Mapping[str, object]] | None = option(
+        None, 'Slot to reduction, in place of the algorithm\'s own, such as `{"x": "median"}`.', scope="server"
+    )
+    max_norm_ratio: Positive | None = option(
+        MAX_NORM_RATIO,
+        "Reject a reply whose change is longer than this many times the cohort's median; None: no such bound.",
+        scope="server",
+    )
+    min_clients: Count = option(1, "A round with fewer usable replies fails.", scope="server")
+    test: tuple[Samples, Tensor] | None = option(
+        None, "Test set `(inputs, targets)`, evaluated after every round.", scope="run", config=False
+    )
+    metrics: Metrics | None = option(
+        None,
+        "Your own metrics: name to function of the test set's outputs and targets.",
+        scope="run",
+        config=False,
+    )
+    observers: Sequence[Observer] = option((), "Called as the run progresses.", scope="run", config=False)
+    engine: str | Callable[[Training], Engine] = option(
+        "auto",
+        '`"auto"`, `"reference"`, `"stacked"`, `"workers"`, `"distributed"`, or a function from `Training` to an '
+        "engine of your own.",
+        scope="run",
+        check=_check_engine,
+    )
+    device: str | torch.device = option("auto", '`"auto"`, `"cpu"`, `"cuda"` or `"cuda:0"`.', scope="run")
+    dtype: str | torch.dtype | None = option(
+        None,
+        "`'float32'` or `'float64'` for the whole run; `'bfloat16'` or `'float16'` for the model's computation, while "
+        "the state stays in float32; None: the model's own.",
+        scope="run",
+        check=_check_dtype,
+    )
+    run_dir: str | Path | None = option(
+        None, "Directory for metrics and checkpoints.", scope="files", check=_check_run_dir, config=False
+    )
+    resume: bool = option(
+        False,
+        "Resume the interrupted run in `run_dir`, or start a new one.",
+        scope="files",
+        config=False,
+    )
+    checkpoint_every: Count = option(1, "Rounds between two checkpoints.", scope="files")
+    debug: bool = option(
+        False,
+        "Train every rejected client again, alone on the reference engine, and print what is found.",
+        scope="run",
+        config=False,
+    )
 
     def __post_init__(self) -> None:
-        """NumPy's whole numbers, as a sweep over `np.arange` has them, become Python's own, and ~ the home folder."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, np.integer):
-                object.__setattr__(self, field.name, int(value))
-        if str(self.run_dir).startswith("~"):  # where no shell has done it, a folder of that name would be made
+        """Convert NumPy's integers, as `np.arange` gives them, names of dtypes, and ~ in the run directory."""
+        for each in fields(self):
+            if isinstance(value := getattr(self, each.name), np.integer):
+                object.__setattr__(self, each.name, int(value))
+        if isinstance(self.dtype, str):
+            object.__setattr__(self, "dtype", _DTYPES.get(self.dtype, self.dtype))
+        if str(self.run_dir).startswith("~"):  # without a shell, a folder of that name would be made
             object.__setattr__(self, "run_dir", os.path.expanduser(str(self.run_dir)))
 
     def check(self, model: nn.Module, algorithm: Algorithm) -> None:
-        """Refuse what cannot be, one by one."""
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module, not {model!r}")
-        lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
-        if lazy:
-            raise ValueError(
-                f"the model's {lazy[0]} has no shape before the first forward pass (a lazy module); pass a batch "
-                f"through the model first, such as model(inputs[:2])"
-            )
-        if isinstance(algorithm, type):
-            raise TypeError(
-                f"algorithm is the class {algorithm.__name__}; pass an instance, such as {algorithm.__name__}()"
-            )
-        if not isinstance(algorithm, Algorithm):
-            raise TypeError(
-                f"algorithm must be one of fedlalr's, such as fl.FedLALR(), or a class with the same functions "
-                f"(slots, init, start, step, finish, update and lr), not {algorithm!r}"
-            )
-        if not hasattr(self.local, "steps"):
-            raise TypeError(
-                f"local must be fl.Steps(K), fl.Epochs(E) or fl.LogInterval(start, base), not {self.local!r}"
-            )
-        check_count("rounds", self.rounds)
-        if self.batch_size is not None:
-            check_count("batch_size", self.batch_size, " (or None for full batches)")
-        if not isinstance(self.drop_last, bool):
-            raise TypeError(f"drop_last must be True or False, not {self.drop_last!r}")
-        check_positive("lr_decay", self.lr_decay)
-        check_count("lr_decay_every", self.lr_decay_every)
-        check_not_negative("weight_decay", self.weight_decay)
-        check_not_negative("decoupled_weight_decay", self.decoupled_weight_decay)
-        if self.clip_norm is not None:
-            check_positive("clip_norm", self.clip_norm)
-        check_choice("weighting", self.weighting, ("uniform", "samples"))
-        check_choice("buffers", self.buffers, ("average", "recalibrate"))
-        check_count("min_clients", self.min_clients)
-        if self.max_norm_ratio is not None:
-            check_positive("max_norm_ratio", self.max_norm_ratio)
-        check_count("checkpoint_every", self.checkpoint_every)
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 63:
-            raise TypeError(f"seed must be a whole number from 0 to 2^63 - 1, not {self.seed!r}")
-        check_choice("dtype", self.dtype, (None, torch.float32, torch.float64, torch.bfloat16, torch.float16))
-        if self.run_dir is not None and not str(self.run_dir).strip():
-            raise ValueError("run_dir is empty; name a directory, or leave it out to write nothing")
+        """Reject values that are not allowed."""
+        check_model(model)
+        check_algorithm(algorithm)
+        check_options(self)
         if self.resume and self.run_dir is None:
-            raise ValueError("resume=True needs run_dir, the directory of the run to go on with")
+            raise ValueError("resume=True needs run_dir, the directory of the run to resume")
 
     def training(self, model: nn.Module, algorithm: Algorithm, clients: Clients) -> Training:
         """How every client trains, for a private copy of the module."""
+        assert not isinstance(self.dtype, str)  # `__post_init__` converted it
         where = choose_device(self.device)
         with undisturbed(where):
             private, compute = private_copy(model, where, self.dtype)
-        return Training(
-            model=private,
-            layout=Layout.of(private),
-            clients=clients.to(where),
-            algorithm=algorithm,
-            loss=self.loss,
-            local=self.local,
-            batch_size=self.batch_size,
-            drop_last=self.drop_last,
-            weight_decay=self.weight_decay,
-            decoupled_weight_decay=self.decoupled_weight_decay,
-            clip_norm=self.clip_norm,
-            seed=self.seed,
-            device=where,
-            compute=compute,
-        )
+        local = {each.name: getattr(self, each.name) for each in fields(LocalOptions)}
+        return Training(private, Layout.of(private), clients.to(where), algorithm, where, compute, **local)
 
     def rules(self, algorithm: Algorithm) -> Rules:
         """How the server treats the replies."""
@@ -143,8 +150,56 @@ class Options:
         return Rules(self.weighting, self.buffers, self.min_clients, reductions, self.max_norm_ratio)
 
     def rate(self, algorithm: Algorithm, round: int) -> float:
-        """The clients' rate in a round (from 1); what a decay leaves is never below `LEAST_DECAY`."""
+        """The clients' rate in a round (from 1), at least `LEAST_DECAY` of the algorithm's."""
         return algorithm.lr * max(self.lr_decay ** ((round - 1) // self.lr_decay_every), LEAST_DECAY)
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def in_reading_order() -> list[Field[Any]]:
+    """All options; first the two that almost every call gives."""
+    first = ("rounds", "clients_per_round")
+    return sorted(fields(Options), key=lambda each: first.index(each.name) if each.name in first else len(first))
+
+
+def documented(function: Function) -> Function:
+    """Give a function of `**options` their signature and their documentation."""
+    own = inspect.signature(function)
+    given = [
+        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
+        for each in in_reading_order()
+    ]
+    parameters = [each for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    function.__signature__ = own.replace(parameters=[*parameters, *given])  # type: ignore[attr-defined]
+    lines = [f"    {each.name}: {each.metadata['doc']}" for each in in_reading_order()]
+    function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__ or ""), *lines])
+    return function
+
+
+def check_model(model: object) -> None:
+    """Reject anything but a module whose parameters have their shapes."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {model!r}")
+    lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise ValueError(
+            f"the model's {lazy[0]} has no shape before the first forward pass (a lazy module); pass a batch "
+            f"through the model first, such as model(inputs[:2])"
+        )
+
+
+def check_algorithm(algorithm: object) -> None:
+    """Reject anything but an instance with an algorithm's functions."""
+    if isinstance(algorithm, type):
+        raise TypeError(
+            f"algorithm is the class {algorithm.__name__}; pass an instance, such as {algorithm.__name__}()"
+        )
+    if not isinstance(algorithm, Algorithm):
+        raise TypeError(
+            f"algorithm must be one of fedlalr's, such as fl.FedLALR(), or a class with the same functions "
+            f"(slots, init, start, step, finish, update and lr), not {algorithm!r}"
+        )
 
 
 def choose_device(device: str | torch.device) -> torch.device:
@@ -156,12 +211,10 @@ def choose_device(device: str | torch.device) -> torch.device:
     except RuntimeError as error:
         raise ValueError(f"there is no device {device!r}; use 'auto', 'cpu', 'cuda' or 'cuda:0'") from error
     if chosen.type not in ("cpu", "cuda"):
-        raise ValueError(
-            f"device {device!r} is none that runs here can compute on; use 'auto', 'cpu', 'cuda' or 'cuda:0'"
-        )
+        raise ValueError(f"device {device!r} is not supported; use 'auto', 'cpu', 'cuda' or 'cuda:0'")
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(
-            f"device {device!r} was asked for, but this machine has no usable CUDA device; use device='cpu'"
+            f"device {device!r} was requested, but this machine has no usable CUDA device; use device='cpu'"
         )
     return own_gpu(chosen)
 
@@ -176,9 +229,9 @@ def private_copy(
         if "deepcopy" not in str(error):
             raise
         raise ValueError(
-            "the model cannot be copied, because it keeps a tensor that was computed of its parameters, which training "
-            "would not reach: compute it in forward, or set it to None if it is left from a pass; in the place of "
-            "torch.nn.utils.weight_norm and spectral_norm use those of torch.nn.utils.parametrizations"
+            "the model cannot be copied, because it keeps a tensor computed from its parameters, which training "
+            "would not reach: compute it in forward, or set it to None if it is left over from a forward pass; instead "
+            "of torch.nn.utils.weight_norm and spectral_norm use those of torch.nn.utils.parametrizations"
         ) from error
     if dtype in (torch.float32, torch.float64):
         # `to` would take the imaginary part away from complex buffers

@@ -1,4 +1,4 @@
-"""What is recorded of every round."""
+"""The record of a round."""
 
 from __future__ import annotations
 
@@ -18,42 +18,30 @@ class Record:
     round: int
     """From 1."""
     loss: float
-    """Of the server's model on the test set after the round; the training loss where there is no test set."""
+    """Of the server's model on the test set after the round; the training loss without a test set."""
     accuracy: float | None
-    """On the test set; None without one or where targets are not classes."""
+    """On the test set; None without one, or if targets are not classes."""
     train_loss: float
     """Mean over the accepted clients of the loss over their local steps."""
     lr: float
     seconds: float
     bytes_up: int
-    """Of the slots, from all clients that replied."""
+    """Everything the clients sent: slots, and the module's buffers."""
     bytes_down: int
-    buffer_bytes_up: int
-    """Of the modules' buffers (normalisation statistics), counted apart."""
-    buffer_bytes_down: int
+    """Everything the server sent."""
     clients: int
     """Whose replies were reduced."""
     rejected: tuple[Rejection, ...] = ()
     timing: Mapping[str, float] = field(default_factory=dict)
     """Seconds spent in each part of the round."""
-    measures: Mapping[str, float] = field(default_factory=dict)
-    """The caller's own, on the test set."""
-
-    @property
-    def sent_up(self) -> int:
-        """Bytes from the clients, buffers included."""
-        return self.bytes_up + self.buffer_bytes_up
-
-    @property
-    def sent_down(self) -> int:
-        """Bytes to the clients, buffers included."""
-        return self.bytes_down + self.buffer_bytes_down
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The caller's own metrics, on the test set."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values; numbers that are not finite become None, as JSON has no other word for them."""
+        """Plain values; non-finite numbers become None, as JSON has none."""
         plain = asdict(self)
         plain["rejected"] = [rejection._asdict() for rejection in self.rejected]
-        plain["measures"] = _finite(self.measures)
+        plain["metrics"] = _finite(self.metrics)
         return _finite(plain)
 
     def to_json(self) -> str:
@@ -67,8 +55,8 @@ class Record:
         plain["rejected"] = tuple(Rejection(**rejection) for rejection in plain["rejected"])
         for name in ("loss", "train_loss"):
             plain[name] = math.nan if plain[name] is None else plain[name]
-        measures = plain.get("measures", {})
-        plain["measures"] = {name: math.nan if value is None else value for name, value in measures.items()}
+        metrics = plain.get("metrics", {})
+        plain["metrics"] = {name: math.nan if value is None else value for name, value in metrics.items()}
         return cls(**plain)
 
 

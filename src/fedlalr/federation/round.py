@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Algorithm, Context, Slots
-from fedlalr.data.random import MODULES, key
 from fedlalr.federation.replies.reducing import reduce_buffers, reduce_slots, small_changes, weights
 from fedlalr.federation.replies.reductions import SlotReduction
 from fedlalr.federation.replies.screening import MAX_NORM_RATIO, Rejection, screen
-from fedlalr.training.engines.reference import seed_generators
 from fedlalr.training.interfaces import Buffers, Engine, Probe, Replies, Trace, Training, Work
+from fedlalr.training.torch_state import module_randomness
 
 LOOK_CLOSER = "With debug=True, or --debug, they are trained again alone, and what their data hold is shown"
 
@@ -69,7 +67,7 @@ class Outcome:
     """Clients that measured their statistics anew with the new x."""
 
 
-def play_round(
+def run_round(
     state: ServerState,
     cohort: Tensor,
     lr: float,
@@ -189,15 +187,6 @@ def check_finite(tensors: Mapping[str, Tensor], round: int, when: str) -> None:
             f"round {round}: the server's {name} would no longer be finite {when}; "
             f"lower the learning rates (the state before the round is kept)"
         )
-
-
-@contextmanager
-def module_randomness(training: Training, round: int) -> Iterator[None]:
-    """Seed torch's generator, from which dropout draws, by (seed, round); the caller's own is as before afterwards."""
-    devices = [training.device] if training.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        seed_generators(training.device, key(training.seed, MODULES, round))
-        yield
 
 
 def _share(accepted: Replies, training: Training, rules: Rules) -> Tensor:

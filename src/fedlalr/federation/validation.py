@@ -17,11 +17,10 @@ from fedlalr.data.input_errors import check_rows
 from fedlalr.data.population import Population, Samples
 from fedlalr.federation.evaluation import is_class_target
 from fedlalr.federation.observers import Observer
-from fedlalr.training.engines.reference import get_buffers, set_buffers
 from fedlalr.training.interfaces import Training
 from fedlalr.training.local_step import starting_slots
-from fedlalr.training.modes import in_mode
 from fedlalr.training.stacked.masked_loss import ignored_label
+from fedlalr.training.torch_state import get_buffers, in_mode, set_buffers
 
 _NO_CLASS = 255
 """What masks of images have where there is no label."""
@@ -40,17 +39,10 @@ def check_observers(observers: object) -> None:
             raise TypeError(f"an observer must be an instance of a subclass of fl.Observer, not {observer!r}")
 
 
-def check_count(name: str, value: object, also: str = "") -> None:
-    """Refuse anything but a whole number from 1 on."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1{also}, not {value!r}")
-
-
 def check_cohort(clients_per_round: int | None, population: int, min_clients: int) -> int:
     """The number of clients in a round."""
     if clients_per_round is None:
         clients_per_round = population
-    check_count("clients_per_round", clients_per_round, " (or None for all)")
     if clients_per_round > population:
         raise ValueError(
             f"clients_per_round is {clients_per_round} but there are only {population} clients; "

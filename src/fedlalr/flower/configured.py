@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from fedlalr.config import Config, build_population, load
-from fedlalr.config.build import PLAIN, build_interval
+from fedlalr.config.build import build_options
 from fedlalr.config.errors import ConfigError
 from fedlalr.data import Population
-from fedlalr.flower.settings import Settings
+from fedlalr.flower.settings import settings_names
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -43,12 +40,7 @@ def settings_of(config: Config, context: Context | None = None) -> dict[str, Any
     """
     if config.trajectory is not None:
         raise ConfigError("a trajectory is recorded in the simulator alone; leave `trajectory` out on Flower")
-    known = {field.name for field in fields(Settings)}
-    settings: dict[str, Any] = {name: getattr(config, name) for name in PLAIN if name in known}
-    settings |= {
-        "local": build_interval(config.local),
-        "dtype": getattr(torch, config.dtype) if config.dtype is not None else None,
-    }
+    settings = {name: value for name, value in build_options(config).items() if name in settings_names()}
     folder = str(context.run_config.get(RUN_FOLDER, "")) if context is not None else ""
     return settings | ({"run_dir": folder, "resume": True} if folder else {})
 

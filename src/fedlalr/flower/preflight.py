@@ -9,10 +9,11 @@ from pathlib import Path
 from fedlalr.config import Config, ConfigError, build_algorithm, build_model, build_population
 from fedlalr.data import Population
 from fedlalr.data.sources import DataCorrupt, available
+from fedlalr.federation.session import Problem
 from fedlalr.federation.validation import check_cohort
 from fedlalr.flower.client_data import RemoteClients
 from fedlalr.flower.configured import settings_of
-from fedlalr.flower.settings import Settings
+from fedlalr.flower.settings import read_settings
 
 
 def check_settings(config: Config) -> int:
@@ -21,8 +22,7 @@ def check_settings(config: Config) -> int:
     if clients is None:
         raise ConfigError("say how many clients there are, one for each node: partition.clients=3")
     with _as_config_error():
-        settings = Settings.of(settings_of(config))
-        settings.check_exchange()
+        settings = read_settings(settings_of(config))
         settings.rules(build_algorithm(config))
         check_cohort(settings.clients_per_round, clients, settings.min_clients)
     return clients
@@ -41,7 +41,9 @@ def check_data(config: Config) -> Population:
         if empty:
             raise ConfigError(f"client {empty[0]} has no samples, so its node has nothing to train on; see partition")
         model = build_model(config.model, population, config.seed)
-        Settings.of(settings_of(config)).training(model, build_algorithm(config), RemoteClients(clients))
+        Problem.of(
+            model, RemoteClients(clients), build_algorithm(config), read_settings(settings_of(config)), remote=True
+        )
     return population
 
 

@@ -1,4 +1,4 @@
-"""The options of `fl.run` on Flower: one table serves the simulator, the server and the clients."""
+"""The options of `fl.run` on Flower: one table serves the simulator, the server and the nodes."""
 
 from __future__ import annotations
 
@@ -7,42 +7,34 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from torch import nn
-
-from fedlalr.algorithms.slots import Algorithm
-from fedlalr.data.population import Clients
 from fedlalr.federation.options import Options
-from fedlalr.training import Training
+
+OWN_ARGUMENTS = ("test", "metrics", "observers")
+"""Options that are arguments of the strategy, since they are objects of the server's."""
+SIMULATOR_ONLY = ("engine", "debug")
 
 
-class Settings(Options):
-    """The options of `fl.run` that Flower knows.
+def settings_names() -> list[str]:
+    """The options that a table of settings may have."""
+    return [each.name for each in fields(Options) if each.name not in (*OWN_ARGUMENTS, *SIMULATOR_ONLY)]
 
-    A client takes from them how it trains, the server the rest. Both must be given the same table: the server refuses
-    replies of a client that trained with other settings.
+
+def read_settings(given: Mapping[str, Any] | None, **own: Any) -> Options:
+    """The options in a table of settings; a name or value that Flower cannot use is rejected.
+
+    A node takes from them how it trains, the server takes the rest. Both must be given the same table: the server
+    rejects replies of a node that trained with other settings.
     """
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any] | None) -> Settings:
-        """The settings in a table; a name that Flower cannot use is refused."""
-        allowed = [field.name for field in fields(cls)]
-        for name in given or {}:
-            if name not in allowed:
-                near = difflib.get_close_matches(str(name), allowed, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
-                raise TypeError(f"there is no setting {name!r} on Flower; choose from {', '.join(allowed)}.{hint}")
-        return cls(**(given or {}))
-
-    def check_exchange(self) -> None:
-        """Refuse what the exchange on Flower does not do."""
-        if self.buffers == "recalibrate":
-            raise ValueError(
-                "buffers='recalibrate' needs a second pass over the clients' data in every round, which the exchange "
-                "on Flower does not make; use buffers='average'"
-            )
-
-    def training(self, model: nn.Module, algorithm: Algorithm, clients: Clients) -> Training:
-        """How every client trains, once the settings are checked."""
-        self.check(model, algorithm)
-        self.check_exchange()
-        return super().training(model, algorithm, clients)
+    allowed = settings_names()
+    for name in given or {}:
+        if name not in allowed:
+            near = difflib.get_close_matches(str(name), allowed, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"there is no setting {name!r} on Flower; choose from {', '.join(allowed)}.{hint}")
+    options = Options(**(given or {}), **own)
+    if options.buffers == "recalibrate":
+        raise ValueError(
+            "buffers='recalibrate' needs a second pass over the clients' data in every round, which the exchange "
+            "on Flower does not make; use buffers='average'"
+        )
+    return options

@@ -151,7 +151,7 @@ def _curves(line: Line, jobs: Sequence[Job]) -> Curves:
         accuracy=stack([[_accuracy(record) for record in run] for run in records], rounds),
         loss=stack([[record.loss for record in run] for run in records], rounds),
         train_loss=stack([[record.train_loss for record in run] for run in records], rounds),
-        uploaded=stack([list(accumulate(record.sent_up for record in run)) for run in records], rounds),
+        uploaded=stack([list(accumulate(record.bytes_up for record in run)) for run in records], rounds),
         failures=tuple((job.directory.summary() or {}).get("failure") for job in jobs),
         passes=passes_per_round(line.config),
         trajectories=tuple(tuple(read_trajectory(job.folder / TRAJECTORY_FILE)) for job in jobs),

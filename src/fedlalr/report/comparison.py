@@ -88,7 +88,9 @@ class Curve:
 
     def megabytes(self) -> list[float]:
         """Sent until the end of each round, up and down, buffers included."""
-        return [total / MEGABYTE for total in accumulate(record.sent_up + record.sent_down for record in self.records)]
+        return [
+            total / MEGABYTE for total in accumulate(record.bytes_up + record.bytes_down for record in self.records)
+        ]
 
     def seconds(self) -> list[float]:
         """Passed until the end of each round."""

@@ -22,8 +22,8 @@ Settings = Mapping[str, Any]
 """Dotted name → value."""
 MOST_POINTS = 2000
 """Of a longer curve evenly spaced points are drawn."""
-OWN = "measures/"
-"""Before the name of one of the caller's own measures."""
+OWN = "metrics/"
+"""Before the name of one of the caller's own metrics."""
 _DIGEST = re.compile(r"\b[0-9a-f]{16}\b")
 """What a checkpoint writes in the place of a module, a loss or data, and tells a reader nothing."""
 
@@ -114,18 +114,18 @@ def curves_of(group: Group) -> dict[str, Any] | None:
             "seconds": _plain(np.mean(seconds, axis=0)[kept]),
         },
         "y": {name: _band(group, attrgetter(name), kept) for name in ("accuracy", "loss", "train_loss", "lr")}
-        | {f"{OWN}{name}": _band(group, _measure(name), kept) for name in measures_of([group])},
+        | {f"{OWN}{name}": _band(group, _metric(name), kept) for name in metrics_of([group])},
     }
 
 
-def measures_of(groups: Iterable[Group]) -> list[str]:
-    """The names of the caller's own measures, in the order in which they come."""
+def metrics_of(groups: Iterable[Group]) -> list[str]:
+    """The names of the caller's own metrics, in the order in which they come."""
     records = (record for group in groups for run in group.runs for record in run.records)
-    return list(dict.fromkeys(name for record in records for name in record.measures))
+    return list(dict.fromkeys(name for record in records for name in record.metrics))
 
 
-def _measure(name: str) -> Callable[[Record], float | None]:
-    return lambda record: record.measures.get(name)
+def _metric(name: str) -> Callable[[Record], float | None]:
+    return lambda record: record.metrics.get(name)
 
 
 def _band(group: Group, value: Callable[[Record], float | None], kept: Any) -> dict[str, list[float | None]] | None:

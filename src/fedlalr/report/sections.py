@@ -9,7 +9,7 @@ from typing import Any
 
 from fedlalr.federation import Record
 from fedlalr.report.comparison import MEGABYTE, Curve, compare
-from fedlalr.report.groups import Group, differing, measures_of
+from fedlalr.report.groups import Group, differing, metrics_of
 from fedlalr.report.losses import losses_table
 from fedlalr.report.runs import ReportedRun
 from fedlalr.report.tables import Table, comparison_table
@@ -27,7 +27,7 @@ REST = "the rest"
 
 def runs_table(groups: Sequence[Group]) -> Table:
     """Every run in a row."""
-    own = measures_of(groups)
+    own = metrics_of(groups)
     quality = ("accuracy", "best", "loss", *own)
     heading = ("run", "seed", "rounds", *quality, "MB up", "MB down", "seconds", "refused", "state")
     rows = tuple(_run_row(group.label, run, own) for group in groups for run in group.runs)
@@ -37,7 +37,7 @@ def runs_table(groups: Sequence[Group]) -> Table:
 
 def _run_row(label: str, run: ReportedRun, own: Sequence[str]) -> tuple[str, ...]:
     records = run.records
-    measures = records[-1].measures if records else {}
+    metrics = records[-1].metrics if records else {}
     accuracies = [record.accuracy for record in records if record.accuracy is not None]
     planned = f"/{run.config.rounds}" if run.config and len(records) != run.config.rounds else ""
     return (
@@ -47,9 +47,9 @@ def _run_row(label: str, run: ReportedRun, own: Sequence[str]) -> tuple[str, ...
         f"{accuracies[-1]:.1%}" if accuracies else "–",
         f"{max(accuracies):.1%}" if accuracies else "–",
         f"{records[-1].loss:.4g}" if records else "–",
-        *(f"{measures[name]:.4g}" if name in measures else "–" for name in own),
-        _megabytes(sum(record.sent_up for record in records)),
-        _megabytes(sum(record.sent_down for record in records)),
+        *(f"{metrics[name]:.4g}" if name in metrics else "–" for name in own),
+        _megabytes(sum(record.bytes_up for record in records)),
+        _megabytes(sum(record.bytes_down for record in records)),
         f"{sum(record.seconds for record in records):.1f}",
         str(len(run.refusals)),
         run.state,

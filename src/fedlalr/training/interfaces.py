@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,32 +12,24 @@ from torch import Tensor, nn
 from fedlalr.algorithms.slots import Algorithm, Context, Slots
 from fedlalr.data.batches import batches_per_pass
 from fedlalr.data.population import Clients
-from fedlalr.training.intervals import Interval, checked
+from fedlalr.training.intervals import checked
 from fedlalr.training.layout import Layout
+from fedlalr.training.options import LocalOptions
 from fedlalr.training.ranks import WHOLE, Spread
 
-Loss = Callable[[Any, Tensor], Tensor]
 Buffers = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Training:
-    """What stays the same over a run: how every client trains."""
+class Training(LocalOptions):
+    """What stays the same over a run: the problem, and how every client trains on it."""
 
     model: nn.Module
     """A private copy on the run's device; engines may write into it."""
     layout: Layout
     clients: Clients
     algorithm: Algorithm
-    loss: Loss
-    local: Interval
-    device: torch.device
-    batch_size: int | None = 50
-    drop_last: bool = False
-    weight_decay: float = 0.0
-    decoupled_weight_decay: float = 0.0
-    clip_norm: float | None = None
-    seed: int = 0
+    device: torch.device = torch.device("cpu")
     compute: torch.dtype | None = None
     """bfloat16 or float16 to run the model under autocast; parameters and moments keep the layout's dtype."""
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedlalr.algorithms.slots import Algorithm, Context, Slots
 from fedlalr.training.clipping import clip_factor
 from fedlalr.training.interfaces import Training
-from fedlalr.training.memory import forked_generators
+from fedlalr.training.torch_state import forked_generators
 
 
 def starting_slots(algorithm: Algorithm, server: Slots) -> Slots:

@@ -6,7 +6,6 @@ import ctypes
 import os
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedlalr.training.interfaces import Training, Work
+from fedlalr.training.torch_state import forked_generators
 
 SHARE = {"cuda": 0.7, "cpu": 0.5}
 """How much of the free memory is used: a GPU is ours alone, a CPU's memory is shared with others."""
@@ -79,11 +79,6 @@ def peak_memory(function: Callable[[], object], device: torch.device) -> int:
     """The most bytes of tensors that a call holds at once beyond what was there before."""
     with forked_generators(device):
         return _peak_memory(function, device)
-
-
-def forked_generators(device: torch.device) -> AbstractContextManager[None]:
-    """A try-out in which torch's generators are drawn from without anybody noticing afterwards."""
-    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 def _peak_memory(function: Callable[[], object], device: torch.device) -> int:

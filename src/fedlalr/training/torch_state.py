@@ -1,19 +1,27 @@
-"""What the caller may have switched on around a run, and a run may not depend on."""
+"""Torch's state around a run: modes, generators, threads, buffers and copies of modules."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import TypeVar
 
 import torch
+from torch import Tensor, nn
+
+from fedlalr.data.random import MODULES, key
+from fedlalr.training.interfaces import Buffers, Training
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 @contextmanager
 def undisturbed(device: torch.device) -> Iterator[None]:
-    """Gradients on and autocast off, whichever of them, of inference mode and of autocast the caller is in.
+    """Keep the caller's inference mode, autocast and no_grad out of a run.
 
-    Inside another autocast torch would keep the casts of weights from one local step to the next, though the weights
-    are others by then: so none are kept.
+    Inside another autocast torch would reuse the casts of weights from one local step in the next, after the weights
+    have changed: so none are cached.
     """
     with (
         torch.inference_mode(False),
@@ -21,3 +29,82 @@ def undisturbed(device: torch.device) -> Iterator[None]:
         torch.autocast(device.type, enabled=False, cache_enabled=False),
     ):
         yield
+
+
+@contextmanager
+def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Put all layers in one mode; afterwards each is in its own again, which may differ from the others'."""
+    before = {module: module.training for module in model.modules()}
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in before.items():
+            module.training = mode
+
+
+@contextmanager
+def number_of_threads(count: int) -> Iterator[None]:
+    """Compute with this many threads: with another number, sums may round differently."""
+    before = torch.get_num_threads()
+    if before != count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if before != count:
+            torch.set_num_threads(before)
+
+
+def forked_generators(device: torch.device) -> AbstractContextManager[None]:
+    """Draw from torch's generators without advancing them for the caller."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
+@contextmanager
+def module_randomness(training: Training, round: int) -> Iterator[None]:
+    """Seed torch's generator, from which dropout draws, by (seed, round); the caller's own is restored afterwards."""
+    with forked_generators(training.device):
+        seed_generators(training.device, key(training.seed, MODULES, round))
+        yield
+
+
+def seed_generators(device: torch.device, number: int) -> None:
+    """Seed torch's generators, from which dropout draws.
+
+    On a CPU only the one in use: for every absent device `torch.manual_seed` records the caller's stack, which takes a
+    millisecond.
+    """
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(number)
+    else:
+        torch.manual_seed(number)
+
+
+def get_buffers(model: nn.Module) -> Buffers:
+    """A copy of a module's buffers by name."""
+    return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+
+
+def set_buffers(model: nn.Module, buffers: Buffers) -> None:
+    """Write buffers into a module."""
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[name])
+
+
+def copied(module: Module) -> Module:
+    """A deep copy of a module that has been run. Tensors it keeps from a forward pass, such as an attention map or a
+    weight computed by a hook, are copied without their graph, which torch cannot copy."""
+    kept = (tensor for part in module.modules() for tensor in _tensors(vars(part), set()) if tensor.grad_fn is not None)
+    return copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in kept})
+
+
+def _tensors(value: object, seen: set[int]) -> Iterator[Tensor]:
+    """The tensors in a value and in the lists, tuples and dicts inside it, each visited once."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple) and id(value) not in seen:
+        seen.add(id(value))
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(inner, seen)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from fedlalr.data.population import Clients, Population, Samples
 from fedlalr.training.interfaces import Training
+from fedlalr.training.options import LocalOptions, options_in
 
 Facts = dict[str, Any]
 """Name → JSON value; nested things are flattened to dotted names."""
@@ -41,11 +42,9 @@ def facts_of(
     """Everything the result depends on: the method, the options, the module, the data and the seed."""
     facts: Facts = {
         "algorithm": plain(training.algorithm),
-        "local": plain(training.local),
-        "loss": plain(training.loss),
         "compute": plain(training.compute),
         "device": training.device.type,
-        **{name: plain(getattr(training, name)) for name in _TRAINING_OPTIONS},
+        **{each.name: plain(getattr(training, each.name)) for each in options_in(LocalOptions, "client")},
         **{name: plain(value) for name, value in options.items()},
         "model": _model_facts(training),
         "data": _data_facts(population),
@@ -58,17 +57,17 @@ def contract(training: Training) -> str:
     """The digest of what a client must share with the server: method, interval, options, the shape of the module."""
     facts = {
         "algorithm": plain(training.algorithm),
-        "local": plain(training.local),
         "parameters": {
             name: list(shape) for name, shape in zip(training.layout.names, training.layout.shapes, strict=True)
         },
         "dtype": str(training.layout.dtype),
-        **{name: plain(getattr(training, name)) for name in _TRAINING_OPTIONS if name != "seed"},
+        **{
+            each.name: plain(getattr(training, each.name))
+            for each in options_in(LocalOptions, "client")
+            if each.name not in ("loss", "seed")  # a loss is the node's own function; the seed comes with every round
+        },
     }
     return digest(facts)
-
-
-_TRAINING_OPTIONS = ("batch_size", "drop_last", "weight_decay", "decoupled_weight_decay", "clip_norm", "seed")
 
 
 def digest(facts: Mapping[str, Any]) -> str:

@@ -17,10 +17,10 @@ from fedlalr.federation.storage.fingerprint import contract
 from fedlalr.flower.client.state import KeptStore
 from fedlalr.flower.client.training import train_locally
 from fedlalr.flower.client_data import RemoteClients, own_data
-from fedlalr.flower.settings import Settings
+from fedlalr.flower.settings import read_settings
 from fedlalr.flower.wire.records import FACTS, answer_content, broadcast_in, instruction_in
-from fedlalr.training.engines.reference import get_buffers
 from fedlalr.training.interfaces import Training
+from fedlalr.training.torch_state import get_buffers
 
 PARTITION, STATE_FOLDER = "partition-id", "state-dir"
 """What a node's configuration says: which client it serves, and where that client keeps what it keeps."""
@@ -54,9 +54,11 @@ def client_app(
     """
 
     def prepare(context: Context, clients: Any) -> Training:
-        chosen = Settings.of(settings(context) if callable(settings) else settings)
+        options = read_settings(settings(context) if callable(settings) else settings)
         method = algorithm if isinstance(algorithm, Algorithm) else algorithm(context)
-        return chosen.training(model(context), method, clients)
+        module = model(context)
+        options.check(module, method)
+        return options.training(module, method, clients)
 
     app = ClientApp()
 

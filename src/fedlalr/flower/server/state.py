@@ -16,14 +16,14 @@ from torch import Tensor
 from fedlalr.data.batches import batches_per_pass
 from fedlalr.federation.replies.payload import Expected
 from fedlalr.federation.replies.reducing import reduce_buffers, weights
-from fedlalr.federation.round import Outcome, RoundFailed, Rules, ServerState, Stopwatch, too_few, update_slots
+from fedlalr.federation.round import Outcome, RoundFailed, ServerState, Stopwatch, too_few, update_slots
 from fedlalr.federation.sampling import sample
+from fedlalr.federation.session import Problem
 from fedlalr.federation.storage.fingerprint import contract
 from fedlalr.flower.server.accepted_rounds import Ledger
 from fedlalr.flower.server.inbox import SpooledInbox
-from fedlalr.flower.settings import Settings
 from fedlalr.flower.wire.instruction import Instruction
-from fedlalr.training.interfaces import Training, Work
+from fedlalr.training.interfaces import Work
 from fedlalr.training.intervals import checked
 
 
@@ -47,10 +47,7 @@ class FederatedServer:
 
     def __init__(
         self,
-        training: Training,
-        settings: Settings,
-        rules: Rules,
-        cohort_size: int,
+        problem: Problem,
         state: ServerState,
         *,
         run: str,
@@ -59,12 +56,12 @@ class FederatedServer:
         layout: str = "records",
         spool_folder: str | Path | None = None,
     ) -> None:
-        self.training, self.settings, self.rules = training, settings, rules
-        self.cohort_size, self.state = cohort_size, state
+        self.problem, self.training, self.rules = problem, problem.training, problem.rules
+        self.state = state
         self.run, self.ledger, self.layout, self.spool_folder = run, ledger, layout, spool_folder
         self.secret = secret
         """Cohorts are drawn from it. No message carries it: a node that knew it could wait for a round to attack in."""
-        self.contract = contract(training)
+        self.contract = contract(self.training)
 
     @property
     def population(self) -> int:
@@ -73,13 +70,13 @@ class FederatedServer:
     def open(self, include: Callable[[Tensor, int], Tensor] | None = None) -> OpenRound:
         """Begin the next round: draw its cohort. `include` may put other clients in the place of drawn ones."""
         t, training = self.state.round + 1, self.training
-        cohort = sample(self.population, self.cohort_size, self.secret, t)
+        cohort = sample(self.population, self.problem.cohort_size, self.secret, t)
         if include is not None:
             cohort = include(cohort, t)
         table = training.algorithm.slots
         work = Work(
             round=t,
-            lr=self.settings.rate(training.algorithm, t),
+            lr=self.problem.options.rate(training.algorithm, t),
             clients=cohort,
             broadcast=self.state.slots.only(*table.down),
             buffers=self.state.buffers,
@@ -110,7 +107,7 @@ class FederatedServer:
             client=client,
             cohort=work.cohort,
             population=work.population,
-            seed=self.settings.seed,
+            seed=self.training.seed,
             contract=self.contract,
             layout=self.layout,
             kept=self.ledger.kept(client),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +17,24 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor, nn
 
 from fedlalr.algorithms.slots import Algorithm
-from fedlalr.common.checks import check_choice, check_positive
+from fedlalr.common.checks import check_choice, check_count, check_positive
 from fedlalr.data.population import Population, Samples
-from fedlalr.federation.metrics import Measures, check_measures
-from fedlalr.federation.observers import Observer, RunInfo, show_round
+from fedlalr.federation.metrics import Metrics
+from fedlalr.federation.observers import Observer, RunInfo
 from fedlalr.federation.record import Record
-from fedlalr.federation.round import RoundFailed, ServerState
-from fedlalr.federation.run import (
-    Result,
-    evaluate_state,
-    initial_state,
-    make_record,
-    named_state,
-    number_of_threads,
-    trained_model,
-)
-from fedlalr.federation.storage.fingerprint import facts_of
-from fedlalr.federation.storage.journal import Journal
+from fedlalr.federation.result import Result
+from fedlalr.federation.round import Outcome, RoundFailed, ServerState
+from fedlalr.federation.session import Problem, Session, initial_state, run_info
 from fedlalr.federation.trajectory import Trajectory
-from fedlalr.federation.validation import check_cohort, check_count, check_observers, check_rounds, check_test
 from fedlalr.flower.client_data import RemoteClients
 from fedlalr.flower.server.accepted_rounds import Ledger
 from fedlalr.flower.server.cohort_secret import load_secret, new_secret, save_secret, seal
 from fedlalr.flower.server.rounds import Rounds, check_no_probes
 from fedlalr.flower.server.state import FederatedServer
-from fedlalr.flower.settings import Settings
+from fedlalr.flower.settings import read_settings
 from fedlalr.flower.wire.arrays import LAYOUTS
 from fedlalr.flower.wire.model_arrays import as_arrays, with_arrays
+from fedlalr.training.ranks import ALONE
 
 ENGINE = "flower"
 """What a run directory calls the engine of a run on Flower."""
@@ -61,7 +51,7 @@ class FederatedStrategy(Strategy):
     settings: the options of `fl.run` by name. The client app needs the same.
     population: how many clients there are; their ids, from 0, are the nodes' `partition-id`.
     test: a test set (inputs, targets) on the server, or a population that has one; None: the clients' training loss.
-    measures: as in `fl.run`, of that test set.
+    metrics: as in `fl.run`, of that test set.
     deadline: seconds that a round waits for replies once its clients were asked.
     join_deadline: seconds that a round waits for nodes to connect. A client that did not come is not waited for again,
         but takes part as soon as its node is there.
@@ -81,7 +71,7 @@ class FederatedStrategy(Strategy):
         *,
         population: int,
         test: tuple[Samples, Tensor] | Population | None = None,
-        measures: Measures | None = None,
+        metrics: Metrics | None = None,
         observers: Sequence[Observer] = (),
         deadline: float = 3600.0,
         join_deadline: float = 600.0,
@@ -96,22 +86,14 @@ class FederatedStrategy(Strategy):
         check_choice("layout", layout, LAYOUTS)
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
             raise ValueError(f"retries must be a whole number of at least 0, not {retries!r}")
-        check_observers(observers)
-        self.settings = Settings.of(settings)
-        self.training = self.settings.training(model, algorithm, RemoteClients(population))
-        self.rules = self.settings.rules(algorithm)
-        self.cohort_size = check_cohort(self.settings.clients_per_round, population, self.settings.min_clients)
-        self.model, self.observers = model, tuple(observers)
-        self.test = test.test if isinstance(test, Population) else test
-        self.transform = test.transform if isinstance(test, Population) else None
-        if self.test is not None:
-            check_test(self.test)
-        check_measures(measures, self.test)
-        self.measures = measures
+        held_out = test.test if isinstance(test, Population) else test
+        options = read_settings(settings, test=held_out, metrics=metrics, observers=observers)
+        problem = Problem.of(model, RemoteClients(population), algorithm, options, remote=True)
+        self.problem = replace(problem, transform=test.transform) if isinstance(test, Population) else problem
         self.deadline, self.join_deadline, self.retries, self.poll = deadline, join_deadline, retries, poll
-        self.layout, self.spool_dir = layout, spool_dir or self.settings.run_dir
+        self.layout, self.spool_dir = layout, spool_dir or options.run_dir
         self.result: Result | None = None
-        self._rounds = self._new_rounds(initial_state(self.training), secrets.token_hex(8), new_secret(), Ledger())
+        self._rounds = self._new_rounds(initial_state(problem.training), secrets.token_hex(8), new_secret(), Ledger())
 
     def start(
         self,
@@ -132,39 +114,24 @@ class FederatedStrategy(Strategy):
         """
         if evaluate_config is not None:
             raise ValueError("there is no evaluation on the nodes, so leave evaluate_config out")
-        rounds = self.settings.rounds if num_rounds is None else num_rounds
-        check_count("rounds", rounds)
+        if num_rounds is not None:
+            check_count("rounds", num_rounds)
+            self.problem = replace(self.problem, options=replace(self.problem.options, rounds=num_rounds))
         self.deadline = timeout or self.deadline
-        fresh = initial_state(self.training)
+        fresh = initial_state(self.problem.training)
         if initial_arrays is not None:
-            fresh = with_arrays(fresh, initial_arrays, self.training.layout)
-        with Journal(
-            self.settings.run_dir, resume=self.settings.resume, every=self.settings.checkpoint_every
-        ) as journal:
-            info = self._begin(journal, fresh, rounds)
-            asked = range(info.first_round, rounds + 1)
-            check_no_probes([one for one in self.observers if isinstance(one, Trajectory)], asked)
-            self.summary()
-            found = FlowerResult()
-            with number_of_threads(journal.choices["threads"]):
-                for observer in self.observers:
-                    observer.on_start(info)
-                check_no_probes(self.observers, asked)
-                journal.start(self._server.state)
+            fresh = with_arrays(fresh, initial_arrays, self.problem.training.layout)
+        found = FlowerResult()
+        transport = NodesTransport(self, grid, train_config or ConfigRecord())
+        with Session(self.problem, transport, fresh) as session:
+            check_no_probes(session.observers, transport.asked)
+            self._evaluate_with(evaluate_fn, found)
+            for record in session.rounds():
+                log_round(record, self.problem.options.rounds)
+                found.train_metrics_clientapp[record.round] = _metrics(record)
                 self._evaluate_with(evaluate_fn, found)
-                while self._server.state.round < rounds:
-                    record = self._play(grid, train_config or ConfigRecord(), journal, rounds)
-                    found.train_metrics_clientapp[record.round] = self._metrics(record)
-                    self._evaluate_with(evaluate_fn, found)
-                    model = partial(trained_model, self.model, self._server.state, self.training)
-                    if show_round(self.observers, record, model):
-                        break
         found.arrays = self._arrays()
-        state = self._server.state
-        trained = trained_model(self.model, state, self.training)
-        self.result = Result(journal.records, named_state(state, self.training), trained, info)
-        for observer in self.observers:
-            observer.on_end(self.result)
+        self.result = session.result()
         return found
 
     def configure_train(
@@ -191,115 +158,39 @@ class FederatedStrategy(Strategy):
         return None
 
     def summary(self) -> None:
-        """Log what will run."""
-        server, settings = self._server, self.settings
-        begins = f"goes on after round {server.state.round}" if server.state.round else "begins"
+        """Log what is about to run."""
+        server, problem = self.server, self.problem
+        begins = f"resumes after round {server.state.round}" if server.state.round else "starts"
         log.info(
             "%s: %d client%s, %d a round (at least %d), %d parameters; run %s %s; "
             "a round waits %g s for nodes and %g s for replies",
-            type(self.training.algorithm).__name__,
+            type(problem.training.algorithm).__name__,
             server.population,
             "" if server.population == 1 else "s",
-            self.cohort_size,
-            settings.min_clients,
-            self.training.layout.size,
+            problem.cohort_size,
+            problem.options.min_clients,
+            problem.training.layout.size,
             server.run,
             begins,
             self.join_deadline,
             self.deadline,
         )
 
-    def _begin(self, journal: Journal, fresh: ServerState, rounds: int) -> RunInfo:
-        """Go on where the run directory is, or from the start."""
-        settings, training = self.settings, self.training
-        options = {
-            "clients_per_round": self.cohort_size,
-            "lr_decay": settings.lr_decay,
-            "lr_decay_every": settings.lr_decay_every,
-            "rules": self.rules,
-        }
-        facts = {} if settings.run_dir is None else facts_of(training, training.clients, self.test, options)
-        state = journal.restore(fresh, facts, (), ENGINE)
-        check_rounds(rounds, state.round)
-        secret = self._restore_choices(journal)
-        ledger = Ledger(journal.choices.get("accepted"))
-        if state.round == 0:
-            ledger.saved()
-        self._rounds = self._new_rounds(state, journal.choices["run"], secret, ledger)
-        return RunInfo(
-            algorithm=type(training.algorithm).__name__,
-            engine=ENGINE,
-            reason="the clients are Flower's nodes",
-            device=str(training.device),
-            rounds=rounds,
-            first_round=state.round + 1,
-            population=self._server.population,
-            clients_per_round=self.cohort_size,
-            parameters=training.layout.size,
-        )
-
-    def _restore_choices(self, journal: Journal) -> bytes:
-        """What was chosen when the run began, or now if it is new. Returns the secret, which is kept apart."""
-        if journal.choices and journal.path is not None:
-            return load_secret(journal.path, journal.choices.get("cohort_secret_sha256"))
-        secret = self._server.secret
-        if journal.path is not None:
-            save_secret(journal.path, secret)
-        journal.choices = {
-            "engine": ENGINE,
-            "threads": torch.get_num_threads(),
-            "run": self._server.run,
-            "cohort_secret_sha256": seal(secret),
-        }
-        return secret
-
-    def _play(self, grid: Grid, config: ConfigRecord, journal: Journal, rounds: int) -> Record:
-        """One round to the end, tried again where that is allowed, and written down."""
-        began, t = time.perf_counter(), self._server.state.round + 1
-        for left in range(self.retries, -1, -1):
-            try:
-                messages = self._rounds.ask(grid, config)
-                outcome = self._rounds.close(self._rounds.deliver(grid, messages))
-                break
-            except RoundFailed as failed:
-                if left == 0:
-                    raise
-                log.warning("%s. Trying the round again, %d times at most", failed, left)
-        evaluation = evaluate_state(outcome.state, self.training, self.test, self.transform, measures=self.measures)
-        lr = self.settings.rate(self.training.algorithm, t)
-        record = make_record(outcome, evaluation, lr, self.cohort_size, self.training, time.perf_counter() - began)
-        ledger, last = self._server.ledger, t == rounds
-        if self.training.algorithm.slots.kept:
-            journal.choices["accepted"] = ledger.as_dict()
-        record = journal.add(outcome.state, record, last=last)
-        if journal.path is None or last or t % self.settings.checkpoint_every == 0:
-            ledger.saved()
-        _show(record, rounds)
-        return record
-
     def _arrays(self) -> ArrayRecord:
-        return as_arrays(self._server.state, self.training.layout)
-
-    def _metrics(self, record: Record) -> MetricRecord:
-        return MetricRecord(
-            {"train_loss": record.train_loss, "clients": record.clients, "rejected": len(record.rejected)}
-        )
+        return as_arrays(self.server.state, self.problem.training.layout)
 
     def _evaluate_with(
         self, function: Callable[[int, ArrayRecord], MetricRecord | None] | None, found: FlowerResult
     ) -> None:
         if function is not None:
-            t = self._server.state.round
+            t = self.server.state.round
             metrics = function(t, self._arrays())
             if metrics is not None:
                 found.evaluate_metrics_serverapp[t] = metrics
 
     def _new_rounds(self, state: ServerState, run: str, secret: bytes, ledger: Ledger) -> Rounds:
         server = FederatedServer(
-            self.training,
-            self.settings,
-            self.rules,
-            self.cohort_size,
+            self.problem,
             state,
             run=run,
             secret=secret,
@@ -307,17 +198,88 @@ class FederatedStrategy(Strategy):
             layout=self.layout,
             spool_folder=self.spool_dir,
         )
-        return Rounds(server, self.observers, deadline=self.deadline, join_deadline=self.join_deadline, poll=self.poll)
+        observers = self.problem.options.observers
+        return Rounds(server, observers, deadline=self.deadline, join_deadline=self.join_deadline, poll=self.poll)
 
     @property
-    def _server(self) -> FederatedServer:
+    def server(self) -> FederatedServer:
+        """The server's half of the run."""
         return self._rounds.server
 
 
-def _show(record: Record, rounds: int) -> None:
-    """Log a round."""
+class NodesTransport:
+    """The transport of a session on Flower: its nodes train, over a grid."""
+
+    ranks, kept, engine = ALONE, (), ENGINE  # what clients keep is on their nodes
+
+    def __init__(self, strategy: FederatedStrategy, grid: Grid, config: ConfigRecord) -> None:
+        self.strategy, self.grid, self.config = strategy, grid, config
+        self.asked = range(0)
+        """The rounds left to run."""
+
+    def start(self, state: ServerState, choices: dict[str, Any]) -> RunInfo:
+        """Take up the run's name, its secret and what was accepted, or note the new run's."""
+        strategy, problem = self.strategy, self.strategy.problem
+        self.asked = range(state.round + 1, problem.options.rounds + 1)
+        check_no_probes([one for one in problem.options.observers if isinstance(one, Trajectory)], self.asked)
+        secret = self._secret(choices)
+        ledger = Ledger(choices.get("accepted"))
+        if state.round == 0:
+            ledger.saved()
+        strategy._rounds = strategy._new_rounds(state, choices["run"], secret, ledger)
+        strategy.summary()
+        return run_info(problem, state, ENGINE, "the clients are Flower's nodes")
+
+    def run_round(self, state: ServerState, lr: float) -> Outcome:
+        """Ask the cohort's nodes and close the round, tried again where that is allowed."""
+        rounds = self.strategy._rounds
+        for left in range(self.strategy.retries, -1, -1):
+            try:
+                messages = rounds.ask(self.grid, self.config)
+                return rounds.close(rounds.deliver(self.grid, messages))
+            except RoundFailed as failed:
+                if left == 0:
+                    raise
+                log.warning("%s. Trying the round again, %d times at most", failed, left)
+        raise AssertionError("the last try returns or raises")
+
+    def recorded(self, choices: dict[str, Any]) -> None:
+        """Note whose kept state counts."""
+        if self.strategy.problem.training.algorithm.slots.kept:
+            choices["accepted"] = self.strategy.server.ledger.as_dict()
+
+    def saved(self) -> None:
+        """Nodes may drop what no checkpoint refers to any more."""
+        self.strategy.server.ledger.saved()
+
+    def close(self) -> None:
+        """Nothing to do: the nodes are Flower's."""
+
+    def _secret(self, choices: dict[str, Any]) -> bytes:
+        """The secret of the run, which is kept apart from its checkpoints."""
+        folder = self.strategy.problem.options.run_dir
+        if choices and folder is not None:
+            return load_secret(Path(folder), choices.get("cohort_secret_sha256"))
+        secret = self.strategy.server.secret
+        if folder is not None:
+            save_secret(Path(folder), secret)
+        choices |= {
+            "engine": ENGINE,
+            "threads": torch.get_num_threads(),
+            "run": self.strategy.server.run,
+            "cohort_secret_sha256": seal(secret),
+        }
+        return secret
+
+
+def log_round(record: Record, rounds: int) -> None:
+    """One line a round, and one for every rejected reply."""
     t, accuracy = record.round, "" if record.accuracy is None else f"accuracy {record.accuracy:.1%}, "
     for client, reason in record.rejected:
-        log.warning("round %d: the reply of client %d was refused: %s", t, client, reason)
+        log.warning("round %d: the reply of client %d was rejected: %s", t, client, reason)
     replies = "1 reply" if record.clients == 1 else f"{record.clients} replies"
     log.info(f"round {t}/{rounds}: {accuracy}loss {record.loss:.4f}, {replies}, {record.seconds:.1f} s")
+
+
+def _metrics(record: Record) -> MetricRecord:
+    return MetricRecord({"train_loss": record.train_loss, "clients": record.clients, "rejected": len(record.rejected)})

@@ -25,8 +25,8 @@ const AXES = [["round", "rounds"], ["megabytes", "megabytes"], ["seconds", "time
 const AXIS_LABELS = { round: "round", megabytes: "megabytes sent, up and down", seconds: "seconds" };
 
 function curves() {
-  const own = [...new Set(data.curves.flatMap((c) => Object.keys(c.y)))].filter((name) => name.startsWith("measures/"));
-  const all = [...QUANTITIES, ...own.map((name) => [name, name.slice("measures/".length)])];
+  const own = [...new Set(data.curves.flatMap((c) => Object.keys(c.y)))].filter((name) => name.startsWith("metrics/"));
+  const all = [...QUANTITIES, ...own.map((name) => [name, name.slice("metrics/".length)])];
   const there = all.filter(([name]) => data.curves.some((c) => c.y[name]));
   if (!there.length) { find("curves-chart").textContent = "No run has finished a round yet."; return; }
   let y = there[0][0], x = AXES[0][0];

@@ -17,9 +17,8 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from fedlalr.training.interfaces import Training
 from fedlalr.training.machine import usable_cores
-from fedlalr.training.memory import forked_generators
-from fedlalr.training.modes import in_mode
 from fedlalr.training.stacked.linear import linear_chain
+from fedlalr.training.torch_state import forked_generators, in_mode
 
 MOST_PARAMETERS = 1_000_000
 """Up to which size a chain of linear layers is stacked on a CPU."""

@@ -15,6 +15,7 @@ from fedlalr.data.batches import PADDING, plan
 from fedlalr.data.random import MODULES, key
 from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work
 from fedlalr.training.local_step import finish, local_step, other_gradients, without_drawing
+from fedlalr.training.torch_state import get_buffers, seed_generators, set_buffers
 
 
 class ReferenceEngine:
@@ -195,27 +196,3 @@ class Collector:
             failures=self._failures,
             traces=tuple(self.traces),
         )
-
-
-def seed_generators(device: torch.device, number: int) -> None:
-    """Seed torch's generators, from which dropout draws.
-
-    On a CPU only the one that is used: for every device that is not there `torch.manual_seed` notes the caller's stack,
-    which takes a millisecond.
-    """
-    if device.type == "cpu":
-        torch.default_generator.manual_seed(number)
-    else:
-        torch.manual_seed(number)
-
-
-def get_buffers(model: nn.Module) -> Buffers:
-    """A copy of a module's buffers by name."""
-    return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
-
-
-def set_buffers(model: nn.Module, buffers: Buffers) -> None:
-    """Write buffers into a module."""
-    with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            buffer.copy_(buffers[name])

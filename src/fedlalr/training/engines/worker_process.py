@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from fedlalr.algorithms.slots import Slots
 from fedlalr.data.random import MODULES, key
-from fedlalr.training.copying import copied
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.engines.shared_memory import Arena, Place, unship
 from fedlalr.training.interfaces import Buffers, Trace, Training, Work
+from fedlalr.training.torch_state import copied
 
 _LENGTH = 8
 

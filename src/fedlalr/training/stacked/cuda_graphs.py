@@ -19,16 +19,14 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Context, Slots
-from fedlalr.training.engines.reference import get_buffers, set_buffers
 from fedlalr.training.fused_steps import InPlaceStep
 from fedlalr.training.interfaces import Training, Work
 from fedlalr.training.kernels.fused_step import FusedStep
 from fedlalr.training.local_step import local_step, other_gradients, starting_slots
-from fedlalr.training.memory import forked_generators
-from fedlalr.training.modes import in_mode
 from fedlalr.training.stacked.feed import Feed, Shape, Tables, gather
 from fedlalr.training.stacked.gradient import Batch, StackedGradient, gradient_at
 from fedlalr.training.stacked.stack import Stack
+from fedlalr.training.torch_state import forked_generators, get_buffers, in_mode, set_buffers
 
 MOST_GRAPHS = 24
 """Layouts of a step that are captured; further ones run as usual."""

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.func import grad_and_value, vmap
 
-from fedlalr.training.interfaces import Buffers, Loss, Training
+from fedlalr.training.interfaces import Buffers, Training
+from fedlalr.training.options import Loss
 from fedlalr.training.stacked.feed import Shape
 from fedlalr.training.stacked.gradient import Batch
 from fedlalr.training.stacked.masked_loss import IGNORED_LABEL, mean_loss

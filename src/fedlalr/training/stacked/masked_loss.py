@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
-from fedlalr.training.interfaces import Loss
+from fedlalr.training.options import Loss
 
 IGNORED_LABEL = -100
 """The label that torch's losses over classes pass over unless they are told another one."""

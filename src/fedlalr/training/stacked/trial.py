@@ -14,16 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedlalr.training.copying import copied
-from fedlalr.training.engines.reference import get_buffers, set_buffers
 from fedlalr.training.interfaces import Buffers, Training, real_numbers
-from fedlalr.training.memory import forked_generators
 from fedlalr.training.stacked.forms import stacked_form
 from fedlalr.training.stacked.gradient import Batch, ForwardGradient, StackedGradient
 from fedlalr.training.stacked.linear import LinearGradient, linear_chain
 from fedlalr.training.stacked.masked_loss import mean_loss
 from fedlalr.training.stacked.no_dropout import NoDropout
 from fedlalr.training.stacked.vmap import VmapForward
+from fedlalr.training.torch_state import copied, forked_generators, get_buffers, set_buffers
 
 SAMPLES = 8
 """How many samples are tried."""

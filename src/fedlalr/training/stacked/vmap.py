@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedlalr.training.copying import copied
 from fedlalr.training.interfaces import Buffers
 from fedlalr.training.stacked.checked_embedding import replace_embeddings
 from fedlalr.training.stacked.grouped_layers import replace_layers
 from fedlalr.training.stacked.masked_norm import STARTS, masked, replace_norms
+from fedlalr.training.torch_state import copied
 
 
 class VmapForward:

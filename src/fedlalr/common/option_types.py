@@ -1,0 +1,41 @@
+"""Types of options that say which values are allowed. Pydantic reads them too, so a configuration has the same limits.
+
+>>> check_type("rounds", 0, Count)
+Traceback (most recent call last):
+ValueError: rounds must be a whole number of at least 1, not 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import Field
+
+from fedlalr.common.checks import check_choice, check_count, check_flag, check_not_negative, check_positive, check_seed
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+_CHECKS: dict[Any, Callable[[str, Any, str], None]] = {
+    Count: check_count,
+    Positive: check_positive,
+    NotNegative: check_not_negative,
+    Seed: check_seed,
+    bool: check_flag,
+}
+
+
+def check_type(name: str, value: object, kind: Any) -> None:
+    """Reject a value outside a type of this module, a `Literal`, or either of them or None; other types are not
+    checked."""
+    kinds = [kind] if kind in _CHECKS else [each for each in (get_args(kind) or [kind]) if each is not NoneType]
+    if get_origin(kind) is Literal:
+        check_choice(name, value, get_args(kind))
+    elif kinds != [kind] and value is None and NoneType in get_args(kind):
+        return
+    elif len(kinds) == 1 and kinds[0] in _CHECKS:
+        _CHECKS[kinds[0]](name, value, "" if kinds == [kind] else " or None")

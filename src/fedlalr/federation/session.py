@@ -1,0 +1,310 @@
+"""A run from its checks to its result, whatever carries the broadcast to the clients and their replies back.
+
+with Session(problem, transport) as session:
+    for record in session.rounds():
+        ...
+result = session.result()
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from fedlalr.algorithms.slots import Algorithm
+from fedlalr.data.population import Clients, Population, Samples
+from fedlalr.data.transforms import Transform
+from fedlalr.federation.evaluation import Evaluation, evaluate
+from fedlalr.federation.metrics import check_metrics
+from fedlalr.federation.observers import RunInfo, show_round
+from fedlalr.federation.options import Options
+from fedlalr.federation.record import Record
+from fedlalr.federation.result import Result, named_state, trained_model
+from fedlalr.federation.round import Outcome, Rules, ServerState
+from fedlalr.federation.storage.fingerprint import facts_of
+from fedlalr.federation.storage.journal import Journal
+from fedlalr.federation.validation import (
+    check_cohort,
+    check_observers,
+    check_problem,
+    check_rounds,
+    check_slots,
+    check_test,
+)
+from fedlalr.training import Training
+from fedlalr.training.options import options_in
+from fedlalr.training.ranks import Ranks
+from fedlalr.training.torch_state import (
+    forked_generators,
+    get_buffers,
+    module_randomness,
+    number_of_threads,
+    set_buffers,
+    undisturbed,
+)
+
+
+class RepliesRejected(UserWarning):
+    """A client's reply was left out; the run continues without it."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A run that passed every check that can be made before the first round."""
+
+    model: nn.Module
+    """The caller's own, which is never changed."""
+    training: Training
+    options: Options
+    rules: Rules
+    cohort_size: int
+    test: tuple[Samples, Tensor] | None
+    transform: Transform | None
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, clients: Clients, algorithm: Algorithm, options: Options, *, remote: bool = False
+    ) -> Problem:
+        """Check everything, in the order in which a user would want to hear of it. Remote clients' data is not here
+        to be tried."""
+        options.check(model, algorithm)
+        check_observers(options.observers)
+        cohort_size = check_cohort(options.clients_per_round, len(clients), options.min_clients)
+        rules = options.rules(algorithm)
+        training = options.training(model, algorithm, clients)
+        held_here = clients if isinstance(clients, Population) else None
+        test = options.test if options.test is not None else getattr(held_here, "test", None)
+        check_metrics(options.metrics, test)
+        with undisturbed(training.device), forked_generators(training.device):
+            if not remote:
+                check_problem(training, test)
+            elif test is not None:
+                check_test(test)
+        return cls(model, training, options, rules, cohort_size, test, getattr(held_here, "transform", None))
+
+    def facts(self) -> dict[str, Any]:
+        """What the result depends on: a run resumes with these alone."""
+        chosen = {each.name: getattr(self.options, each.name) for each in options_in(Options, "server")}
+        chosen |= {"clients_per_round": self.cohort_size, "reduce": self.rules.reduce}
+        return facts_of(self.training, self.training.clients, self.test, chosen)
+
+
+class Transport(Protocol):
+    """Carries a round to the clients and back: an engine in the simulator, nodes on Flower."""
+
+    @property
+    def ranks(self) -> Ranks: ...
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Slots that clients keep and the server's checkpoints hold for them."""
+        ...
+
+    @property
+    def engine(self) -> str:
+        """The requested engine, which a resumed run must agree with."""
+        ...
+
+    def start(self, state: ServerState, choices: dict[str, Any]) -> RunInfo:
+        """Get ready for the first round. `choices` are those a resumed run was started with; a new run fills them."""
+        ...
+
+    def run_round(self, state: ServerState, lr: float) -> Outcome:
+        """Sample a cohort, train it, reduce its replies. `RoundFailed` leaves the state as it was."""
+        ...
+
+    def recorded(self, choices: dict[str, Any]) -> None:
+        """Before a round is written: note in `choices` what a resumed run has to know."""
+        ...
+
+    def saved(self) -> None:
+        """After a checkpoint of the last round."""
+        ...
+
+    def close(self) -> None:
+        """Release processes and memory."""
+        ...
+
+
+class Session:
+    """Owns the state, the files and the records of a run."""
+
+    def __init__(self, problem: Problem, transport: Transport, fresh: ServerState | None = None) -> None:
+        self.problem, self.training, self.options = problem, problem.training, problem.options
+        self.transport = transport
+        first = transport.ranks.is_first  # the first rank alone reads, writes and shows
+        self.observers = tuple(self.options.observers) if first else ()
+        self.journal = Journal(
+            self.options.run_dir if first else None,
+            resume=self.options.resume and first,
+            every=self.options.checkpoint_every,
+        )
+        self._fresh = fresh
+        self._warned = self.options.debug or not first  # once is enough, and the debugger says more
+
+    def __enter__(self) -> Session:
+        """Open the files, restore or initialise the state, start the transport."""
+        training, journal, ranks = self.training, self.journal, self.transport.ranks
+        with ExitStack() as stack:
+            stack.enter_context(undisturbed(training.device))
+            stack.enter_context(ranks.watched())
+            facts = self.problem.facts() if journal.path is not None else {}
+            stack.enter_context(journal)
+            ranks.prepare(training.model, self._shared())
+            fresh = self._fresh or initial_state(training)
+            found = journal.restore(fresh, facts, self.transport.kept, self.transport.engine)
+            self.state = ranks.first(found)
+            check_rounds(self.options.rounds, self.state.round)
+            stack.enter_context(closing(self.transport))
+            self.info = self.transport.start(self.state, journal.choices)
+            stack.enter_context(number_of_threads(journal.choices["threads"]))
+            for observer in self.observers:
+                observer.on_start(self.info)
+            journal.start(self.state)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def rounds(self) -> Iterator[Record]:
+        """Run what is left of the rounds, one at a time, until the last one or until an observer raises `Stop`."""
+        stopped = False
+        while self.state.round < self.options.rounds and not stopped:
+            record = self._round()
+            model = partial(trained_model, self.problem.model, self.state, self.training)
+            stopped = self.transport.ranks.first(show_round(self.observers, record, model))
+            if record.rejected and not self._warned:
+                warnings.warn(_rejection(record), RepliesRejected, stacklevel=3)
+                self._warned = True
+            yield record
+
+    def result(self) -> Result:
+        """What the run returns, once its files are closed."""
+        with undisturbed(self.training.device):
+            result = Result(
+                self.journal.records,
+                named_state(self.state, self.training),
+                trained_model(self.problem.model, self.state, self.training),
+                self.info,
+            )
+        for observer in self.observers:
+            observer.on_end(result)
+        return result
+
+    def _round(self) -> Record:
+        """Train, check, reduce, update, evaluate, record, checkpoint."""
+        began, t = time.perf_counter(), self.state.round + 1
+        lr = self.options.rate(self.training.algorithm, t)
+        outcome = self.transport.run_round(self.state, lr)
+        self.state = outcome.state
+        self.transport.recorded(self.journal.choices)
+        evaluating = time.perf_counter()
+        evaluation = self._evaluate()
+        outcome.timing["evaluate"] = time.perf_counter() - evaluating
+        record = make_record(
+            outcome, evaluation, lr, self.problem.cohort_size, self.training, time.perf_counter() - began
+        )
+        for observer in self.observers if outcome.traces else ():
+            observer.on_traces(t, lr, outcome.traces)  # first: a round that is saved is not run again
+        last = t == self.options.rounds
+        record = self.journal.add(self.state, record, last=last)
+        if self.journal.saves(t, last):
+            self.transport.saved()
+        return record
+
+    def _evaluate(self) -> Evaluation | None:
+        """How good the server's model is on the test set, if there is one."""
+        training = self.training
+        if self.problem.test is None:
+            return None
+        training.layout.load(training.model, self.state.slots.x)
+        set_buffers(training.model, self.state.buffers)
+        with module_randomness(training, self.state.round):  # some modules draw in eval mode too
+            return evaluate(
+                training.model,
+                self.problem.test,
+                training.loss,
+                transform=self.problem.transform,
+                compute=training.compute,
+                ranks=self.transport.ranks,
+                metrics=self.options.metrics,
+            )
+
+    def _shared(self) -> dict[str, object]:
+        """What all ranks must have been given alike."""
+        options = {each.name: getattr(self.options, each.name) for each in options_in(Options, "server")}
+        return {
+            "algorithm": repr(self.training.algorithm),
+            "rounds": self.options.rounds,
+            "seed": self.options.seed,
+            "options": repr(options),
+        }
+
+
+def initial_state(training: Training) -> ServerState:
+    """The server before the first round."""
+    parameters = training.layout.flatten(dict(training.model.named_parameters()))
+    slots = training.algorithm.init(parameters)
+    check_slots(training.algorithm, slots, parameters)
+    return ServerState(round=0, slots=slots, buffers=get_buffers(training.model))
+
+
+def make_record(
+    outcome: Outcome, evaluation: Evaluation | None, lr: float, cohort: int, training: Training, seconds: float
+) -> Record:
+    """A round in numbers. Bytes are everything that travels: the table's slots, the module's buffers and, where
+    statistics are recalibrated, the new x once more and the statistics a second time."""
+    table, state = training.algorithm.slots, outcome.state
+    vector = training.layout.size * state.slots.x.element_size()
+    buffers = sum(buffer.numel() * buffer.element_size() for buffer in state.buffers.values())
+    return Record(
+        round=state.round,
+        loss=evaluation.loss if evaluation else outcome.train_loss,
+        accuracy=evaluation.accuracy if evaluation else None,
+        train_loss=outcome.train_loss,
+        lr=lr,
+        seconds=seconds,
+        bytes_up=outcome.replied * len(table.up) * vector + (outcome.replied + outcome.measured) * buffers,
+        bytes_down=cohort * (len(table.down) * vector + buffers) + outcome.measured * (vector + buffers),
+        clients=outcome.accepted,
+        rejected=outcome.rejected,
+        timing=outcome.timing,
+        metrics=evaluation.metrics if evaluation else {},
+    )
+
+
+def run_info(problem: Problem, state: ServerState, engine: str, reason: str, slots: tuple[str, ...] = ()) -> RunInfo:
+    """What is known when a run starts."""
+    training = problem.training
+    return RunInfo(
+        algorithm=type(training.algorithm).__name__,
+        engine=engine,
+        reason=reason,
+        device=str(training.device),
+        rounds=problem.options.rounds,
+        first_round=state.round + 1,
+        population=len(training.clients),
+        clients_per_round=problem.cohort_size,
+        parameters=training.layout.size,
+        slots=slots,
+    )
+
+
+def _rejection(record: Record) -> str:
+    client, reason = record.rejected[0]
+    others = f", and {len(record.rejected) - 1} more" if len(record.rejected) > 1 else ""
+    return (
+        f"round {record.round} left out the reply of client {client} ({reason}){others}; "
+        f"result.history[{record.round - 1}].rejected lists all of that round"
+    )
