@@ -58,7 +58,7 @@ def main() -> None:
         result = run_job(arguments.job)
     else:
         result = run_preset(arguments.preset, arguments.overrides, arguments.save_every)
-    records = result.metrics[1:]
+    records = result.history[1:]
     seconds = statistics.median(record.seconds for record in records)
     print(
         f"{result.info.engine} on {result.info.device}, {result.info.parameters:,} parameters: {seconds:.4f} s a round"

@@ -328,7 +328,7 @@ def test_long_runs_show_about_a_hundred_plain_lines(capsys: pytest.CaptureFixtur
     progress = RunProgress(Console(width=130))
     progress.on_start(RunInfo("FedAvg", "reference", "asked for", "cpu", 1000, 1, 10, 10, 5))
     for round in range(1, 1001):
-        progress.on_round(Record(round, 1.0, None, 1.0, 0.1, 0.1, 1, 1, 0, 0, 10))
+        progress.on_round(Record(round, 1.0, None, 1.0, 0.1, 0.1, 1, 1, 10))
     assert 100 <= len(capsys.readouterr().out.splitlines()) <= 103
 
 

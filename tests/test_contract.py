@@ -109,7 +109,7 @@ def test_the_state_survives_serialisation(name):
 def test_bytes_follow_from_the_slot_table(name):
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
     parameters = sum(p.numel() for p in model.parameters())
-    record = run(name, model=model, clients_per_round=3, batch_size=5).metrics[0]
+    record = run(name, model=model, clients_per_round=3, batch_size=5).history[0]
     down, up = VECTORS[name]
     assert (record.bytes_down, record.bytes_up) == (3 * down * parameters * 8, 3 * up * parameters * 8)
     assert (record.buffer_bytes_down, record.buffer_bytes_up) == (3 * 13 * 8, 3 * 13 * 8)

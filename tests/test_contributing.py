@@ -19,6 +19,6 @@ def test_the_example_of_the_page_runs_and_learns(capsys):
         exec(compile(block, str(PAGE), "exec"), namespace)
     result = namespace["result"]
     assert isinstance(result, fl.Result)
-    assert result.metrics[-1].train_loss < result.metrics[0].train_loss
+    assert result.history[-1].train_loss < result.history[0].train_loss
     assert result.bytes_up == 5 * 10 * 2 * (8 * 3 + 3) * 4
     assert capsys.readouterr().out.split()[1] == str(result.bytes_up)

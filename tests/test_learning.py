@@ -52,7 +52,7 @@ RUNS = {
 def curve(overrides: list[str]) -> list[float]:
     """The test accuracy after each of eight rounds on the quickstart's problem."""
     result = config.execute(config.load("quickstart", ["rounds=8", "engine=reference", *overrides]))
-    return [round(record.accuracy or 0.0, 4) for record in result.metrics]
+    return [round(record.accuracy or 0.0, 4) for record in result.history]
 
 
 def kept_curves() -> dict[str, list[float]]:

@@ -19,7 +19,7 @@ def test_the_python_of_the_page_runs():
     for block in re.findall(r"```python\n(.*?)```", PAGE, flags=re.S):
         exec(compile(block, "README.md", "exec"), namespace)
     assert isinstance(namespace["result"], fl.Result)
-    assert len(namespace["result"].metrics) == 10
+    assert len(namespace["result"].history) == 10
 
 
 def test_the_table_of_methods_names_every_algorithm():

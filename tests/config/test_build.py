@@ -64,13 +64,13 @@ def test_options_of_the_partition_arrive() -> None:
 def test_a_run_directory_repeats_the_run(tmp_path: Path) -> None:
     result = config.execute(small(), tmp_path / "first")
     again = config.execute(config.load(tmp_path / "first" / "config.yaml"), tmp_path / "second")
-    assert values(again.metrics) == values(result.metrics)
+    assert values(again.history) == values(result.history)
     assert RunDirectory(tmp_path / "first").config().problem() == small().problem()
 
 
 def test_every_setting_reaches_the_run(tmp_path: Path) -> None:
     """Each setting that should matter changes the outcome."""
-    plain = values(config.execute(small()).metrics)
+    plain = values(config.execute(small()).history)
     for override in (
         "seed=1",
         "partition.alpha=5.0",
@@ -89,7 +89,7 @@ def test_every_setting_reaches_the_run(tmp_path: Path) -> None:
         "reduce={x: median}",
         "max_norm_ratio=1.01",
     ):
-        assert values(config.execute(small(override)).metrics) != plain, override
+        assert values(config.execute(small(override)).history) != plain, override
 
 
 def test_records_are_written_as_the_run_goes(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_the_summary_says_how_it_ended(tmp_path: Path) -> None:
     summary = RunDirectory(tmp_path).summary()
     assert summary is not None
     assert summary["status"] == "finished"
-    assert summary["accuracy"] == result.metrics[-1].accuracy
+    assert summary["accuracy"] == result.history[-1].accuracy
     assert summary["bytes_up"] == result.bytes_up
     assert summary["bytes_down"] == result.bytes_down
 
@@ -175,5 +175,5 @@ def test_an_interrupted_run_leaves_its_records_and_goes_on(tmp_path: Path) -> No
     assert (directory.summary() or {})["status"] == "interrupted"
     assert len(directory.records()) == 2
     result = config.execute(directory.config(), tmp_path, resume=True)
-    assert values(result.metrics) == values(config.execute(small()).metrics)
+    assert values(result.history) == values(config.execute(small()).history)
     assert (directory.summary() or {})["status"] == "finished"

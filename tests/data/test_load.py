@@ -46,7 +46,7 @@ def test_a_loaded_population_runs() -> None:
     result = fl.run(
         fl.models.Logistic(64, 10), load("digits", clients=5), fl.FedAvg(lr=0.1), rounds=2, local=fl.Steps(2)
     )
-    assert result.metrics[-1].accuracy is not None
+    assert result.history[-1].accuracy is not None
 
 
 @pytest.mark.parametrize(

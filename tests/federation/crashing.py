@@ -48,7 +48,7 @@ def train(options: dict, run_dir: Path | None, end: Path) -> None:
     )  # fmt: skip
     tensors = {f"{slot}/{n}": value for slot, values in result.state.items() for n, value in values.items()}
     tensors |= {f"buffer/{n}": value for n, value in result.model.named_buffers()}
-    tensors["losses"] = torch.tensor([[r.loss, r.train_loss, r.accuracy] for r in result.metrics], dtype=torch.float64)
+    tensors["losses"] = torch.tensor([[r.loss, r.train_loss, r.accuracy] for r in result.history], dtype=torch.float64)
     aside = end.with_suffix(".aside")
     save_file(tensors, aside)
     aside.rename(end)

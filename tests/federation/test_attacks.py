@@ -56,7 +56,7 @@ def test_the_attackers_are_those_that_are_named(attacks):
     result = fl.run(
         model, clients, fl.FedLALR(), rounds=1, local=fl.Steps(3), engine=engine, max_norm_ratio=5.0, batch_size=4
     )
-    assert [rejection.client for rejection in result.metrics[0].rejected] == [1, 3]
+    assert [rejection.client for rejection in result.history[0].rejected] == [1, 3]
     assert result.info.engine == "attacked reference"
 
 

@@ -39,7 +39,7 @@ def same(first: fl.Result, second: fl.Result) -> bool:
 def numbers(result: fl.Result) -> list[tuple[object, ...]]:
     """What of the metrics does not depend on the clock."""
     return [
-        (r.round, r.loss, r.accuracy, r.train_loss, r.lr, r.clients, r.bytes_up, r.rejected) for r in result.metrics
+        (r.round, r.loss, r.accuracy, r.train_loss, r.lr, r.clients, r.bytes_up, r.rejected) for r in result.history
     ]
 
 
@@ -204,9 +204,9 @@ def test_damage_to_what_clients_keep_is_passed_over_like_any_other(tmp_path):
 
 
 def test_the_cost_of_checkpoints_is_in_the_records(tmp_path):
-    record = run(run_dir=tmp_path).metrics[-1]
+    record = run(run_dir=tmp_path).history[-1]
     assert 0 < record.timing["checkpoint"] < record.seconds
-    assert "checkpoint" not in run().metrics[-1].timing
+    assert "checkpoint" not in run().history[-1].timing
 
 
 def test_buffers_and_dropout_go_on_too(tmp_path):
@@ -235,7 +235,7 @@ def test_the_callers_generator_is_not_disturbed():
 def test_more_rounds_than_before_are_a_legal_change(tmp_path):
     run(run_dir=tmp_path, rounds=3)
     assert same(run(rounds=6), run(run_dir=tmp_path, resume=True, rounds=6))
-    assert len(run(run_dir=tmp_path, resume=True, rounds=6).metrics) == 6  # a finished run is given back as it is
+    assert len(run(run_dir=tmp_path, resume=True, rounds=6).history) == 6  # a finished run is given back as it is
     with pytest.raises(ValueError, match="rounds is 4, but 6 rounds of the run are done"):
         run(run_dir=tmp_path, resume=True, rounds=4)
 
@@ -253,10 +253,10 @@ def test_more_rounds_than_before_are_a_legal_change(tmp_path):
         ({"weight_decay": 0.1}, "weight_decay was 0.0 and is now 0.1"),
         ({"clip_norm": 1.0}, "clip_norm was None and is now 1.0"),
         ({"clients_per_round": 2}, "clients_per_round was 3 and is now 2"),
-        ({"weighting": "samples"}, r"rules\.weighting was 'uniform' and is now 'samples'"),
-        ({"reduce": {"x": "median"}}, r"rules\.reduce\.x was 'not set' and is now"),
-        ({"max_norm_ratio": 5.0}, r"rules\.max_norm_ratio was 1000\.0 and is now 5\.0"),
-        ({"min_clients": 2}, r"rules\.min_clients was 1 and is now 2"),
+        ({"weighting": "samples"}, r"weighting was 'uniform' and is now 'samples'"),
+        ({"reduce": {"x": "median"}}, r"reduce\.x was 'not set' and is now"),
+        ({"max_norm_ratio": 5.0}, r"max_norm_ratio was 1000\.0 and is now 5\.0"),
+        ({"min_clients": 2}, r"min_clients was 1 and is now 2"),
         ({"clients": make_clients(seed=1)}, r"data\.inputs was"),
         ({"clients": make_clients(sizes=(7, 12, 5, 10, 9))}, r"data\.sizes was"),
         ({"test": make_clients()[0]}, r"test was None and is now 'not set'|test\.inputs was"),
@@ -278,7 +278,7 @@ def test_a_setting_that_a_module_does_not_print_is_another_run_if_it_changes(tmp
     run(loss=nn.CrossEntropyLoss(label_smoothing=0.1), run_dir=tmp_path, rounds=2)
     with pytest.raises(RunDirectoryError, match="loss was"):
         run(loss=nn.CrossEntropyLoss(label_smoothing=0.2), run_dir=tmp_path, resume=True)
-    assert len(run(loss=nn.CrossEntropyLoss(label_smoothing=0.1), run_dir=tmp_path, resume=True).metrics) > 2
+    assert len(run(loss=nn.CrossEntropyLoss(label_smoothing=0.1), run_dir=tmp_path, resume=True).history) > 2
 
 
 class Smoothed:
@@ -330,14 +330,14 @@ def test_a_loss_that_was_made_with_another_number_is_another_run(make, tmp_path)
     run(loss=make(0.125), run_dir=tmp_path, rounds=2)
     with pytest.raises(RunDirectoryError, match=r"loss\.\w+(\.share)? was .* and is now"):
         run(loss=make(0.5), run_dir=tmp_path, resume=True)
-    assert len(run(loss=make(0.125), run_dir=tmp_path, resume=True).metrics) > 2
+    assert len(run(loss=make(0.125), run_dir=tmp_path, resume=True).history) > 2
 
 
 def test_a_loss_that_keeps_a_log_goes_on_with_it(tmp_path):
     log = [0.0]
     run(loss=around(0.125, log), run_dir=tmp_path, rounds=2)
     assert len(log) > 1
-    assert len(run(loss=around(0.125, log), run_dir=tmp_path, resume=True).metrics) > 2
+    assert len(run(loss=around(0.125, log), run_dir=tmp_path, resume=True).history) > 2
 
 
 def unusual_losses():
@@ -368,7 +368,7 @@ def unusual_losses():
 def test_a_run_goes_on_with_whatever_is_around_its_loss(which, tmp_path):
     loss = unusual_losses()[which]
     run(loss=loss, run_dir=tmp_path, rounds=2)
-    assert len(run(loss=loss, run_dir=tmp_path, resume=True).metrics) > 2
+    assert len(run(loss=loss, run_dir=tmp_path, resume=True).history) > 2
 
 
 def test_other_values_of_frozen_parameters_are_another_run(tmp_path):
@@ -388,7 +388,7 @@ def test_the_home_directory_is_known_by_its_short_name(tmp_path, monkeypatch):
     run(run_dir="~/runs/mine", rounds=1)
     assert (tmp_path / "runs" / "mine" / "metrics.jsonl").exists()
     assert not (tmp_path / "~").exists()
-    assert len(run(run_dir=Path("~/runs/mine"), rounds=2, resume=True).metrics) == 2
+    assert len(run(run_dir=Path("~/runs/mine"), rounds=2, resume=True).history) == 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names of files are Unicode")
@@ -450,7 +450,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning_and_two_are_an_error
     with pytest.warns(RuntimeWarning, match=r"round-000004.*going on from round 3 instead"):
         resumed = run(run_dir=tmp_path, resume=True)
     assert same(run(), resumed)
-    assert [record.round for record in resumed.metrics] == [1, 2, 3, 4, 5, 6]
+    assert [record.round for record in resumed.history] == [1, 2, 3, 4, 5, 6]
     damage(copy / "checkpoint/round-000003" / file, kind)
     before = contents(copy)
     with pytest.raises(RunDirectoryError, match=r"no checkpoint in .* can be used: .*round-000004.*round-000003"):
@@ -572,7 +572,7 @@ def test_threads_and_engine_are_those_the_run_began_with(tmp_path):
     torch.set_num_threads(2)
     try:
         run(run_dir=tmp_path, resume=True, engine="auto", rounds=3, observers=[Look()])
-        assert seen == [(1, "reference", "the run began with it")]
+        assert seen == [(1, "reference", "the run was started with it")]
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)

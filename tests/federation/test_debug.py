@@ -37,7 +37,7 @@ def test_a_client_that_raises_is_refused_and_shown_once_with_its_traceback(capsy
     clients = make_clients()
     clients[3] = (torch.full_like(clients[3][0], 99.0), clients[3][1])
     result = run(clients, Picky(), debug=True)
-    assert [r.rejected for r in result.metrics] == [(fl.Rejection(3, "ArithmeticError: cannot stand 99"),)] * 2
+    assert [r.rejected for r in result.history] == [(fl.Rejection(3, "ArithmeticError: cannot stand 99"),)] * 2
     shown = capsys.readouterr().err
     assert shown.count("client 3, round 1: ArithmeticError: cannot stand 99") == 1
     assert "9 samples" in shown
@@ -83,7 +83,7 @@ def test_data_that_cannot_be_read_is_shown_as_such(capsys):
 
     clients = [Own(pair, broken=i == 4) for i, pair in enumerate(make_clients())]
     result = run(clients, debug=True, rounds=1, batch_size=None)
-    assert result.metrics[0].rejected == (fl.Rejection(4, "OSError: disk gone"),)
+    assert result.history[0].rejected == (fl.Rejection(4, "OSError: disk gone"),)
     assert "10 samples, which cannot be read: OSError: disk gone" in capsys.readouterr().err
 
 
@@ -123,7 +123,7 @@ def test_a_client_that_runs_out_of_memory_is_refused_with_its_error_and_the_othe
     clients = make_clients()
     clients[3] = (torch.full_like(clients[3][0], 99.0), clients[3][1])
     result = run(clients, Greedy(), engine=engine, rounds=1)
-    [refused] = result.metrics[0].rejected
+    [refused] = result.history[0].rejected
     assert refused.client == 3
     assert "allocate" in refused.reason or "torch.empty" in refused.reason
-    assert result.metrics[0].clients == 4
+    assert result.history[0].clients == 4

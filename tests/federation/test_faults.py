@@ -142,7 +142,7 @@ def good(folder: Path) -> dict[str, bytes]:
 
 def assert_goes_on(folder: Path, algorithm: fl.Algorithm | None = None) -> None:
     resumed, whole = run(algorithm, run_dir=folder, resume=True), run(algorithm)
-    assert [record.round for record in resumed.metrics] == [1, 2, 3, 4]
+    assert [record.round for record in resumed.history] == [1, 2, 3, 4]
     for slot, values in whole.state.items():
         assert all(torch.equal(value, resumed.state[slot][name]) for name, value in values.items())
 

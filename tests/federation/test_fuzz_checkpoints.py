@@ -137,5 +137,5 @@ def test_a_damaged_run_directory_goes_on_or_says_why_not(data):
             )  # fmt: skip
         except RunDirectoryError:
             return False
-        assert [record.round for record in result.metrics] == [1, 2]
+        assert [record.round for record in result.history] == [1, 2]
         return True

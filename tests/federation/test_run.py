@@ -30,9 +30,9 @@ def flat(state: dict[str, torch.Tensor]) -> torch.Tensor:
 def test_training_lowers_the_loss_and_raises_the_accuracy(model, clients):
     test = (torch.cat([x for x, _ in clients]), torch.cat([y for _, y in clients]))
     result = fl.run(model, clients, fl.FedLALR(lr=0.02), **{**SETTINGS, "rounds": 25}, test=test)
-    assert result.metrics[-1].loss < result.metrics[0].loss / 2
-    assert result.metrics[-1].accuracy > 0.8
-    assert [record.round for record in result.metrics] == list(range(1, 26))
+    assert result.history[-1].loss < result.history[0].loss / 2
+    assert result.history[-1].accuracy > 0.8
+    assert [record.round for record in result.history] == list(range(1, 26))
 
 
 def test_the_callers_model_is_never_changed(model, clients):
@@ -67,7 +67,7 @@ def test_whole_numbers_of_numpy_make_the_run_that_python_s_make(model, clients, 
     second = fl.run(model, clients, fl.FedLALR(), **counts, engine="reference")
     assert torch.equal(flat(first.state["x"]), flat(second.state["x"]))
     again = fl.run(model, clients, fl.FedLALR(), **counts, engine="reference", run_dir=tmp_path, resume=True)
-    assert [record.round for record in again.metrics] == [1, 2, 3]
+    assert [record.round for record in again.history] == [1, 2, 3]
 
 
 def test_frozen_parameters_are_neither_trained_nor_sent(model, clients):
@@ -76,7 +76,7 @@ def test_frozen_parameters_are_neither_trained_nor_sent(model, clients):
     result = fl.run(model, clients, fl.FedAvg(0.1), **SETTINGS)
     assert set(result.state["x"]) == {"2.weight", "2.bias"}
     assert torch.equal(result.model[0].weight, model[0].weight)
-    assert result.metrics[0].bytes_up == 5 * (18 + 3) * 8
+    assert result.history[0].bytes_up == 5 * (18 + 3) * 8
 
 
 def test_a_parameter_that_no_loss_reaches_keeps_its_value(clients):
@@ -104,7 +104,7 @@ def test_float_buffers_are_averaged_and_integer_ones_copied(clients):
     mean = torch.stack([one[1].running_mean for one in alone]).mean(0)
     torch.testing.assert_close(result.model[1].running_mean, mean, rtol=1e-12, atol=0)
     assert int(result.model[1].num_batches_tracked) == 2
-    assert result.metrics[0].buffer_bytes_up == 5 * (6 + 6 + 1) * 8
+    assert result.history[0].bytes_up == 5 * (4 * 6 + 6 + 6 + 6 + 6 * 3 + 3 + (6 + 6 + 1)) * 8
 
 
 def test_recalibrated_statistics_belong_to_the_averaged_model(clients):
@@ -119,11 +119,11 @@ def test_recalibrated_statistics_belong_to_the_averaged_model(clients):
         means = torch.stack([trained[0](inputs).mean(0) for inputs, _ in clients]).mean(0)
     torch.testing.assert_close(trained[1].running_mean, means, rtol=1e-12, atol=1e-12)
     assert not torch.allclose(runs["average"][1].running_mean, means, rtol=1e-3)
-    plain, more = (result.metrics[0] for result in results.values())
+    plain, more = (result.history[0] for result in results.values())
     statistics, vector = 5 * (6 + 6 + 1) * 8, (4 * 6 + 6 + 6 + 6 + 6 * 3 + 3) * 8
-    assert (more.bytes_up, more.bytes_down) == (plain.bytes_up, plain.bytes_down) == (5 * vector, 5 * vector)
-    assert more.buffer_bytes_up == 2 * statistics
-    assert more.buffer_bytes_down == 2 * statistics + 5 * vector
+    assert plain.bytes_up == plain.bytes_down == 5 * vector + statistics
+    assert more.bytes_up == 5 * vector + 2 * statistics
+    assert more.bytes_down == 5 * vector + 2 * statistics + 5 * vector
 
 
 def test_statistics_do_not_suffer_from_how_large_they_were(clients):
@@ -150,7 +150,7 @@ def test_recalibration_shows_in_the_first_rounds():
         how: fl.run(
             model, clients, fl.FedLALR(lr=5e-3), rounds=3, local=fl.Epochs(3), batch_size=25, buffers=how,
             test=(inputs[1500:], labels[1500:]), engine="reference",
-        ).metrics
+        ).history
         for how in ("average", "recalibrate")
     }  # fmt: skip
     average, recalibrated = ([record.accuracy for record in curves[how]] for how in curves)
@@ -185,9 +185,9 @@ def test_clipping_comes_before_weight_decay():
 
 
 def test_the_rate_decays_every_so_many_rounds(model, clients):
-    rates = [r.lr for r in fl.run(model, clients, fl.FedAvg(1.0), **SETTINGS, lr_decay=0.5).metrics]
+    rates = [r.lr for r in fl.run(model, clients, fl.FedAvg(1.0), **SETTINGS, lr_decay=0.5).history]
     assert rates == [1.0, 0.5, 0.25]
-    slower = fl.run(model, clients, fl.FedAvg(1.0), **SETTINGS, lr_decay=0.5, lr_decay_every=2).metrics
+    slower = fl.run(model, clients, fl.FedAvg(1.0), **SETTINGS, lr_decay=0.5, lr_decay_every=2).history
     assert [r.lr for r in slower] == [1.0, 1.0, 0.5]
 
 
@@ -237,7 +237,7 @@ class Attention(nn.Module):
 def test_buffers_may_be_infinite_or_below_zero(clients, engine, how):
     settings = SETTINGS | {"batch_size": None, "engine": engine, "dtype": torch.float64, "buffers": how}
     result = fl.run(Attention(), clients, fl.FedAvg(), **settings)
-    assert not any(record.rejected for record in result.metrics)
+    assert not any(record.rejected for record in result.history)
     assert torch.equal(result.model.mask, torch.triu(torch.full((4, 4), -torch.inf, dtype=torch.float64), 1))
     assert result.model.least.isfinite()
 
@@ -247,7 +247,7 @@ def test_methods_that_divide_by_the_rate_outlive_its_decay(clients, algorithm):
     torch.manual_seed(0)
     single = [(inputs.float(), targets) for inputs, targets in clients]
     model = nn.Linear(single[0][0].shape[1], int(max(targets.max() for _, targets in single)) + 1)
-    metrics = fl.run(model, single, fl.algorithms.create(algorithm), **SETTINGS | {"rounds": 30}, lr_decay=0.01).metrics
+    metrics = fl.run(model, single, fl.algorithms.create(algorithm), **SETTINGS | {"rounds": 30}, lr_decay=0.01).history
     assert len(metrics) == 30  # at 1e-60 of the rate, which is zero in single precision
     assert not any(record.rejected for record in metrics)
 
@@ -259,7 +259,7 @@ def test_a_rate_below_zero_stays_below_zero(model, clients):
         def __init__(self):
             pass
 
-    metrics = fl.run(model, clients, Ascent(), **SETTINGS, lr_decay=0.5).metrics
+    metrics = fl.run(model, clients, Ascent(), **SETTINGS, lr_decay=0.5).history
     assert [record.lr for record in metrics[:3]] == [-0.1, -0.05, -0.025]
 
 
@@ -308,11 +308,11 @@ def test_nan_in_the_data_refuses_that_client_and_no_other(model, clients):
     with pytest.warns(RepliesRejected) as told:
         result = fl.run(model, clients, fl.FedLALR(), **SETTINGS)
     assert [str(warning.message) for warning in told] == [
-        "round 1 left out the reply of client 2 (x is not finite); result.metrics[0].rejected has all of that round"
+        "round 1 left out the reply of client 2 (x is not finite); result.history[0].rejected lists all of that round"
     ]
     assert told[0].filename == __file__
-    assert [(r.clients, [x.client for x in r.rejected]) for r in result.metrics] == [(4, [2])] * 3
-    assert "not finite" in result.metrics[0].rejected[0].reason
+    assert [(r.clients, [x.client for x in r.rejected]) for r in result.history] == [(4, [2])] * 3
+    assert "not finite" in result.history[0].rejected[0].reason
     others = fl.run(
         model, [c for i, c in enumerate(clients) if i != 2], fl.FedLALR(), **{**SETTINGS, "batch_size": None}
     )
@@ -366,7 +366,7 @@ def test_whatever_a_client_raises_is_recorded_and_the_run_goes_on(error, recorde
     for rounds in (2, 3):
         with pytest.warns(RepliesRejected):
             result = fl.run(model, mixed, fl.FedLALR(), **{**SETTINGS, "rounds": rounds}, run_dir=tmp_path, resume=True)
-    [(client, reason)] = result.metrics[-1].rejected
+    [(client, reason)] = result.history[-1].rejected
     assert client == len(clients)
     assert recorded in reason
     assert len(reason) < 1200
@@ -406,8 +406,8 @@ def test_regression_targets_have_a_loss_and_no_accuracy():
         test=clients[0],
         engine="reference",
     )
-    assert result.metrics[-1].accuracy is None
-    assert result.metrics[-1].loss < result.metrics[0].loss
+    assert result.history[-1].accuracy is None
+    assert result.history[-1].loss < result.history[0].loss
 
 
 def test_every_round_draws_exactly_m_clients_and_no_client_twice():
@@ -431,7 +431,7 @@ def test_observers_see_the_run(model, clients):
             self.seen.append(("round", record.round))
 
         def on_end(self, result):
-            self.seen.append(("end", len(result.metrics)))
+            self.seen.append(("end", len(result.history)))
 
     watch = Watch()
     fl.run(model, clients, fl.FedAvg(0.1), **{**SETTINGS, "rounds": 2}, observers=[watch])
@@ -494,7 +494,7 @@ def test_an_observer_ends_a_run_which_goes_on_later(tmp_path, every):
     files = {"run_dir": tmp_path / "run", "checkpoint_every": every}
     first, second = StopAt(3), StopAt(9)
     ended = run(6, [first, second], **files)
-    assert [record.round for record in ended.metrics] == first.rounds == second.rounds == [1, 2, 3]
+    assert [record.round for record in ended.history] == first.rounds == second.rounds == [1, 2, 3]
     assert first.ended == second.ended == 1
     whole = run(6, [])
     on = run(6, [], resume=True, **files)
@@ -537,7 +537,7 @@ def test_a_loss_of_one_number_in_a_row_is_that_number(model, clients):
     right = fl.run(model, clients, fl.FedAvg(), **options)
     mine = fl.run(model, clients, fl.FedAvg(), **options, loss=lambda o, t: nn.functional.cross_entropy(o, t)[None])
     assert torch.equal(flat(mine.state["x"]), flat(right.state["x"]))
-    assert [record.loss for record in mine.metrics] == [record.loss for record in right.metrics]
+    assert [record.loss for record in mine.history] == [record.loss for record in right.history]
 
 
 @pytest.mark.parametrize("engine", ["reference", "stacked", "workers:2"])

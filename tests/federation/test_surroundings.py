@@ -23,7 +23,7 @@ def assert_same(mine: fl.Result, right: fl.Result) -> None:
     for slot, values in right.state.items():
         assert all(torch.equal(mine.state[slot][name], value) for name, value in values.items())
     assert all(map(torch.equal, mine.model.buffers(), right.model.buffers()))
-    assert [record.loss for record in mine.metrics] == [record.loss for record in right.metrics]
+    assert [record.loss for record in mine.history] == [record.loss for record in right.history]
 
 
 @engines
@@ -85,7 +85,7 @@ def test_another_default_precision_holds_wherever_clients_train(engine):
         result = fl.run(Mixing(), make_clients(), fl.FedAvg(), rounds=1, engine=engine)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert result.metrics[0].rejected == ()
+    assert result.history[0].rejected == ()
 
 
 class Samples(Dataset):
@@ -114,7 +114,7 @@ def test_another_default_device_changes_nothing(engine, algorithm, kind, tmp_pat
     settings |= {"test": clients[0], "local": fl.Epochs(2), "engine": engine, "device": "cpu"}
     given = [Samples(pair) for pair in clients] if kind == "datasets" else clients
     right = fl.run(model, given, algorithm, rounds=3, **settings)
-    assert any(record.rejected for record in right.metrics)
+    assert any(record.rejected for record in right.history)
     torch.set_default_device("meta")
     try:
         fl.run(model, given, algorithm, rounds=2, run_dir=tmp_path, **settings)

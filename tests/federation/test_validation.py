@@ -73,7 +73,7 @@ def run(model=None, clients=None, algorithm=None, **options):
             {"test": (PAIR[0], PAIR[1].float())},
             r"cannot be computed of .* and the test set's targets, \(2,\) torch.float",
         ),
-        ({"device": "mps"}, "device 'mps' is none that runs here can compute on"),
+        ({"device": "mps"}, "device 'mps' is not supported"),
         ({"test": (PAIR[0], PAIR[1][:2])}, "the test set has 3 inputs but 2 targets"),
         ({"test": (PAIR[0][:0], PAIR[1][:0])}, "the test set is empty"),
         ({"clients": [(PAIR[0], torch.zeros(3))]}, r"targets are \(2,\) torch.float32.*use targets.long\(\)"),
@@ -162,7 +162,7 @@ def test_a_data_set_is_read_into_a_test_set_as_the_refusal_says():
     test = TensorDataset(*PAIR)
     inputs, targets = next(iter(DataLoader(test, batch_size=len(test))))
     assert torch.equal(inputs, PAIR[0])
-    assert run(test=(inputs, targets), rounds=1).metrics[-1].accuracy is not None
+    assert run(test=(inputs, targets), rounds=1).history[-1].accuracy is not None
 
 
 def test_the_class_of_a_loss_is_refused():
@@ -242,7 +242,7 @@ def test_numbers_of_no_dimension_are_trained_and_what_a_module_remembers_is_of_i
             return self.scale * self.linear(inputs) / self.divisor
 
     result = run(Scaled(), rounds=2, local=fl.Steps(3), engine=engine, test=test, device="cpu")
-    assert result.metrics[-1].rejected == ()
+    assert result.history[-1].rejected == ()
     assert int(result.model.calls) == 6
     assert result.model.scale.shape == ()
     assert float(result.model.divisor) == 2.0
@@ -273,7 +273,7 @@ def test_a_lazy_module_is_refused_until_it_has_seen_a_batch():
     with pytest.raises(ValueError, match=r"the model's 0.weight has no shape .* pass a batch through the model first"):
         run(model=model)
     model(torch.zeros(2, 4))
-    assert len(run(model=model).metrics) > 0
+    assert len(run(model=model).history) > 0
 
 
 @pytest.mark.parametrize(
@@ -310,5 +310,5 @@ def test_a_client_that_raises_is_named_and_the_others_go_on():
     bad = (torch.full((3, 4), 99.0), PAIR[1])
     with pytest.warns(RepliesRejected, match="client 1"):
         result = run(model=Picky(), clients=[PAIR, bad, PAIR], engine="reference", rounds=1)
-    assert result.metrics[0].rejected == (fl.Rejection(1, "ArithmeticError: cannot stand 99"),)
-    assert result.metrics[0].clients == 2
+    assert result.history[0].rejected == (fl.Rejection(1, "ArithmeticError: cannot stand 99"),)
+    assert result.history[0].clients == 2

@@ -108,7 +108,7 @@ def same(found: fl.Result | None, wanted: fl.Result) -> bool:
 
 def _recorded(result: fl.Result) -> list[tuple[Any, ...]]:
     return [
-        (r.round, r.loss, r.accuracy, r.train_loss, r.lr, r.bytes_up, r.bytes_down, r.clients) for r in result.metrics
+        (r.round, r.loss, r.accuracy, r.train_loss, r.lr, r.bytes_up, r.bytes_down, r.clients) for r in result.history
     ]
 
 

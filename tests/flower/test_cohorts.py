@@ -30,11 +30,11 @@ def opened(server, rounds=range(1, 4)):
     """Cohorts that a server draws, and what it tells their members, except for the name of the run."""
     drawn, told = [], []
     for t in rounds:
-        server._server.state = replace(server._server.state, round=t - 1)
-        work = server._server.open()
+        server.server.state = replace(server.server.state, round=t - 1)
+        work = server.server.open()
         work.inbox.dispose()
         drawn.append(work.cohort)
-        told.append([server._server.instruction(work, client).as_dict() | {"run": ""} for client in work.cohort])
+        told.append([server.server.instruction(work, client).as_dict() | {"run": ""} for client in work.cohort])
     return drawn, told
 
 
@@ -54,7 +54,7 @@ def test_nothing_that_a_node_is_told_determines_the_cohort_of_a_round():
 
 def test_cohorts_do_not_follow_from_the_name_of_the_run():
     one, other = (strategy(LALR, settings={"clients_per_round": 10}, **LARGE) for _ in range(2))
-    other._server.run = one._server.run
+    other.server.run = one.server.run
     assert opened(one)[0] != opened(other)[0]
 
 

@@ -12,9 +12,9 @@ import fedlalr as fl
 from fedlalr.algorithms.slots import Slots
 from fedlalr.federation import Bounded, Expected, Inbox, Max, Mean, Median, Reply, Trimmed
 from fedlalr.federation.replies.reducing import reduce_slots, weights
+from fedlalr.flower.server import inbox as inbox_module
 from fedlalr.flower.server.inbox import SpooledInbox
 from fedlalr.flower.server.spool import Spool
-from fedlalr.flower.server.state import inbox as inbox_module
 from fedlalr.training.layout import Layout
 
 TABLE = fl.FedLALR().slots

@@ -164,7 +164,7 @@ def test_records_are_shown_as_they_are_written(tmp_path):
     seen = []
     watched = _Watched(RunDirectory(tmp_path), seen.append)
     assert watched.look() == 0
-    record = Record(1, 0.5, None, 0.5, 0.1, 1.0, 8, 8, 0, 0, 3)
+    record = Record(1, 0.5, None, 0.5, 0.1, 1.0, 8, 8, 3)
     with (tmp_path / "metrics.jsonl").open("w") as file:
         file.write(record.to_json() + "\n" + record.to_json()[:20])
     assert watched.look() == 1
@@ -174,7 +174,7 @@ def test_records_are_shown_as_they_are_written(tmp_path):
 
 def test_rounds_of_before_are_not_shown_again(tmp_path):
     seen = []
-    first, second = (Record(t, 0.5, None, 0.5, 0.1, 1.0, 8, 8, 0, 0, 3).to_json() + "\n" for t in (1, 2))
+    first, second = (Record(t, 0.5, None, 0.5, 0.1, 1.0, 8, 8, 3).to_json() + "\n" for t in (1, 2))
     (tmp_path / "metrics.jsonl").write_text(first)
     watched = _Watched(RunDirectory(tmp_path), seen.append)
     assert watched.look() == 1

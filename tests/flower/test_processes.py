@@ -124,7 +124,7 @@ def assert_same_bits(run_dir, wanted):
     assert [name for name, value in {**slots, **buffers}.items() if not torch.equal(found[name], value)] == []
     records = RunDirectory(run_dir).records()
     assert [(r.round, r.loss, r.train_loss, r.clients, r.bytes_up) for r in records] == [
-        (r.round, r.loss, r.train_loss, r.clients, r.bytes_up) for r in wanted.metrics
+        (r.round, r.loss, r.train_loss, r.clients, r.bytes_up) for r in wanted.history
     ]
 
 

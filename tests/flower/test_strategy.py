@@ -55,13 +55,13 @@ def test_buffers_weights_cohorts_and_any_order_of_arrival_have_the_simulators_bi
 
 
 def test_a_test_set_on_the_server_is_evaluated_as_in_the_simulator(tmp_path):
-    measures = {"largest": lambda outputs, targets: outputs.max()}
-    server = strategy(LALR, test=PAIRS[0], measures=measures)
+    metrics = {"largest": lambda outputs, targets: outputs.max()}
+    server = strategy(LALR, test=PAIRS[0], metrics=metrics)
     server.start(InProcessGrid(nodes(LALR, tmp_path)))
-    wanted = fl.run(make_model(), PAIRS, LALR, engine="reference", test=PAIRS[0], measures=measures, **SETTINGS)
+    wanted = fl.run(make_model(), PAIRS, LALR, engine="reference", test=PAIRS[0], metrics=metrics, **SETTINGS)
     assert same(server.result, wanted)
-    assert wanted.metrics[-1].accuracy is not None
-    assert server.result.metrics[-1].measures == wanted.metrics[-1].measures
+    assert wanted.history[-1].accuracy is not None
+    assert server.result.history[-1].metrics == wanted.history[-1].metrics
 
 
 def test_start_takes_flowers_own_arguments(tmp_path):
@@ -195,11 +195,11 @@ def test_a_bad_reply_is_refused_and_the_round_goes_on_without_it(fault, tmp_path
     bad.tamper = lambda message, reply: tamper(message, reply) if message.metadata.group_id == "2" else reply
     server = strategy(LALR, settings={"rounds": 2, "min_clients": 4})
     server.start(InProcessGrid(everyone))
-    rejected = server.result.metrics[1].rejected
+    rejected = server.result.history[1].rejected
     assert [r.client for r in rejected] == [2]
     assert reason in rejected[0].reason
-    assert server.result.metrics[1].clients == 4
-    assert server.result.metrics[0].rejected == ()
+    assert server.result.history[1].clients == 4
+    assert server.result.history[0].rejected == ()
     assert all(torch.isfinite(v).all() for v in server.result.state["x"].values())
 
 
@@ -223,7 +223,7 @@ class Garbled(InProcessGrid):
 def test_a_reply_that_flower_cannot_put_together_is_refused_and_the_round_goes_on(tmp_path):
     server = strategy(LALR, settings={"rounds": 2})
     server.start(Garbled(nodes(LALR, tmp_path)))
-    for record in server.result.metrics:
+    for record in server.result.history:
         [(client, reason)] = record.rejected
         assert client == 2
         assert reason.startswith("Flower cannot read its reply: KeyError")
@@ -235,9 +235,9 @@ def test_a_metric_that_is_not_a_number_is_dropped_and_the_reply_kept(tmp_path):
     server = strategy(LALR)
     server.start(InProcessGrid(everyone))
     wanted = simulated(LALR)
-    assert [r.clients for r in server.result.metrics] == [POPULATION] * 2
+    assert [r.clients for r in server.result.history] == [POPULATION] * 2
     assert torch.equal(server.result.state["x"]["0.weight"], wanted.state["x"]["0.weight"])
-    assert math.isfinite(server.result.metrics[0].train_loss)
+    assert math.isfinite(server.result.history[0].train_loss)
 
 
 def test_a_second_reply_to_the_same_message_is_refused(tmp_path):
@@ -246,8 +246,8 @@ def test_a_second_reply_to_the_same_message_is_refused(tmp_path):
     server = strategy(LALR)
     server.start(InProcessGrid(everyone))
     assert torch.equal(server.result.state["x"]["0.weight"], simulated(LALR).state["x"]["0.weight"])
-    assert {r.clients for r in server.result.metrics} == {POPULATION}
-    assert [r.rejected for r in server.result.metrics] == [((0, "the client has answered already"),)] * 2
+    assert {r.clients for r in server.result.history} == {POPULATION}
+    assert [r.rejected for r in server.result.history] == [((0, "the client has answered already"),)] * 2
 
 
 def test_a_reply_to_an_older_round_is_ignored(tmp_path):
@@ -293,7 +293,7 @@ def test_missing_nodes_are_counted_and_not_waited_for_twice(tmp_path, caplog):
     grid = InProcessGrid(everyone)
     server = strategy(LALR, settings={"rounds": 1, "min_clients": 4})
     server.start(grid)
-    assert [(r.client, "no connected node serves it" in r.reason) for r in server.result.metrics[0].rejected] == [
+    assert [(r.client, "no connected node serves it" in r.reason) for r in server.result.history[0].rejected] == [
         (1, True)
     ]
     waits = [record for record in caplog.records if "waiting up to" in record.message]
@@ -333,7 +333,7 @@ def test_a_client_whose_settings_differ_is_left_out_with_the_reason(tmp_path):
     everyone[900] = nodes(LALR, tmp_path, settings={"batch_size": 5})[900]
     server = strategy(LALR, settings={"rounds": 1})
     server.start(InProcessGrid(everyone))
-    assert "other settings" in server.result.metrics[0].rejected[0].reason
+    assert "other settings" in server.result.history[0].rejected[0].reason
 
 
 def test_a_resumed_run_ends_in_the_bits_of_one_that_never_stopped(tmp_path):
@@ -396,7 +396,7 @@ def test_what_a_client_keeps_changes_only_when_its_reply_is_accepted(tmp_path):
         observers=[FailsInRoundTwo()],
         **(SETTINGS | {"rounds": 4}),
     )
-    assert [r.clients for r in wanted.metrics] == [5, 4, 5, 5]
+    assert [r.clients for r in wanted.history] == [5, 4, 5, 5]
     assert same(server.result, wanted)
     stored = sorted(path.name for path in (tmp_path / "state").rglob("client-000001/*"))
     assert stored == [f"round-{t:06d}.safetensors" for t in (2, 3, 4)], "older ones can no longer be asked for"
@@ -415,7 +415,7 @@ def test_a_node_that_lost_what_its_client_kept_says_so(tmp_path):
     everyone[900].tamper = lose
     server = strategy(algorithm, settings={"rounds": 2})
     server.start(InProcessGrid(everyone))
-    assert "was told to go on from what it kept after round 1" in server.result.metrics[1].rejected[0].reason
+    assert "was told to go on from what it kept after round 1" in server.result.history[1].rejected[0].reason
 
 
 def test_a_node_without_a_partition_id_says_what_to_do():
@@ -540,7 +540,7 @@ def test_nodes_that_go_away_between_rounds_are_noticed(tmp_path):
     everyone[900].tamper = lambda message, reply: (grid.nodes.pop(872), reply)[1] if 872 in grid.nodes else reply
     server = strategy(LALR)
     server.start(grid)
-    assert [(r.client, r.reason) for r in server.result.metrics[1].rejected] == [(4, "no connected node serves it")]
+    assert [(r.client, r.reason) for r in server.result.history[1].rejected] == [(4, "no connected node serves it")]
 
 
 def clipped(tmp_path, layout):
@@ -555,7 +555,7 @@ def clipped(tmp_path, layout):
 def test_a_packed_message_passes_flowers_modifiers(tmp_path):
     """Clipping scales the change of x, m and v̂ jointly, which keeps v̂ above its broadcast."""
     found = clipped(tmp_path, "packed")
-    assert found.metrics[0].clients == POPULATION
+    assert found.history[0].clients == POPULATION
     start = LALR.init(torch.cat([p.detach().reshape(-1) for p in make_model().parameters()]))
     change = torch.cat([torch.cat([t.reshape(-1) for t in found.state[name].values()]) - start[name] for name in start])
     assert 0 < change.norm() <= 0.01 + 1e-12

@@ -17,10 +17,8 @@ def curve(accuracies: Sequence[float | None], vectors: int = 1, failure: str | N
                 train_loss=1.0,
                 lr=0.1,
                 seconds=2.0,
-                bytes_up=vectors * 1_000_000,
-                bytes_down=vectors * 1_000_000,
-                buffer_bytes_up=250_000,
-                buffer_bytes_down=250_000,
+                bytes_up=vectors * 1_000_000 + 250_000,
+                bytes_down=vectors * 1_000_000 + 250_000,
                 clients=1,
             )
             for i, accuracy in enumerate(accuracies, start=1)

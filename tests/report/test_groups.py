@@ -85,13 +85,13 @@ def test_a_curve_is_the_mean_with_the_range_over_the_seeds() -> None:
 
 def test_measures_of_the_caller_are_curves_and_columns() -> None:
     first = reported()
-    records = [replace(record, measures={"auc": record.round / 4}) for record in first.records]
+    records = [replace(record, metrics={"auc": record.round / 4}) for record in first.records]
     groups = group_runs([replace(first, records=records), reported("algorithm=fedavg")])
     curves, others = map(curves_of, groups)
     assert curves is not None
-    assert curves["y"]["measures/auc"] == {"mean": [0.25, 0.5]}
+    assert curves["y"]["metrics/auc"] == {"mean": [0.25, 0.5]}
     assert others is not None
-    assert "measures/auc" not in others["y"]
+    assert "metrics/auc" not in others["y"]
     table = runs_table(groups)
     column = table.heading.index("auc")
     assert [row[column] for row in table.rows] == ["0.5", "–"]

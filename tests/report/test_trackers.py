@@ -60,7 +60,7 @@ def test_tensorboard_gets_every_number_of_every_round(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     result = run(TensorBoard(tmp_path, {"algorithm": {"lr": 0.1}}))
     for name in ("loss", "train_loss", "bytes_up", "clients", "rejected", "seconds", "timing/train"):
-        wanted = [(record.round, numbers_of(record)[name]) for record in result.metrics]
+        wanted = [(record.round, numbers_of(record)[name]) for record in result.history]
         assert scalars(tmp_path, name) == [(step, pytest.approx(value)) for step, value in wanted]
 
 
@@ -94,7 +94,7 @@ def test_mlflow_gets_settings_numbers_and_the_end(tmp_path: Path, database: str)
     assert logged.data.params["chosen.engine"] == "reference"
     history = client.get_metric_history(logged.info.run_id, "train_loss")
     assert [(metric.step, metric.value) for metric in history] == [
-        (record.round, pytest.approx(record.train_loss)) for record in result.metrics
+        (record.round, pytest.approx(record.train_loss)) for record in result.history
     ]
 
 
@@ -140,7 +140,7 @@ def test_a_server_that_is_lost_ends_the_tracking_and_not_the_run(database: str) 
             self._client = Lost()
 
     with pytest.warns(RuntimeWarning, match="MLflow is lost .gone.; the run goes on"):
-        assert len(run(Losing(uri=database)).metrics) == 3
+        assert len(run(Losing(uri=database)).history) == 3
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
@@ -166,8 +166,8 @@ def test_what_is_not_a_finite_number_is_left_out() -> None:
 
 def test_measures_are_tracked_under_their_names() -> None:
     (record,) = curve([0.5]).records
-    measured = numbers_of(replace(record, measures={"auc": 0.75, "none": math.nan}))
-    assert {name: value for name, value in measured.items() if name.startswith("measures")} == {"measures/auc": 0.75}
+    measured = numbers_of(replace(record, metrics={"auc": 0.75, "none": math.nan}))
+    assert {name: value for name, value in measured.items() if name.startswith("metrics")} == {"metrics/auc": 0.75}
 
 
 def test_the_command_line_tracks_a_run_and_says_what_is_missing(

@@ -85,7 +85,7 @@ JOBS = {
     "recalibrated": lambda engine: job(engine, fl.FedAvg(), buffers="recalibrate"),
     "median": lambda engine: job(engine, reduce={"x": "median", "v_hat": "median"}, clients_per_round=None),
     "own": lambda engine: job(engine, reduce={"x": Halved(), "v_hat": fl.Max()}),
-    "measured": lambda engine: job(engine, measures={"margin": margin}),
+    "measured": lambda engine: job(engine, metrics={"margin": margin}),
     "nan": lambda engine: job(engine, clients=with_nan(), clients_per_round=None),
     "one sample": lambda engine: job(engine, clients=make_clients((7, 12, 6, 10, 1, 23)), clients_per_round=None),
     "two clients": lambda engine: job(engine, clients_per_round=2),
@@ -98,8 +98,8 @@ def outcome(done):
     """What can be compared of a run."""
     result, seen = done
     records = [
-        (r.round, r.loss, r.accuracy, r.train_loss, r.bytes_up, r.clients, r.measures, r.rejected)
-        for r in result.metrics
+        (r.round, r.loss, r.accuracy, r.train_loss, r.bytes_up, r.clients, r.metrics, r.rejected)
+        for r in result.history
     ]
     return {"state": result.state, "buffers": dict(result.model.named_buffers()), "records": records, "seen": seen}
 
@@ -144,7 +144,7 @@ class Halt(fl.Observer):
 
 
 def first_rank_stops(folder: Path) -> int:
-    return len(job("distributed", observers=[Halt()])[0].metrics)
+    return len(job("distributed", observers=[Halt()])[0].history)
 
 
 def first_rank_fails(folder: Path) -> None:

@@ -113,7 +113,7 @@ def test_a_last_sample_alone_is_left_out_of_recalibrated_statistics(engine, size
     def buffers(engine: str, clients: list) -> dict:
         options = {"rounds": 1, "batch_size": 4, "local": fl.Steps(1), "buffers": "recalibrate", "lr_decay": 1.0}
         result = fl.run(model, clients, fl.FedAvg(lr=0.0 + 1e-300), engine=engine, device="cpu", **options)
-        assert result.metrics[0].rejected == ()
+        assert result.history[0].rejected == ()
         return dict(result.model.named_buffers())
 
     mine = buffers(engine, clients)
@@ -245,7 +245,7 @@ def test_of_what_an_algorithm_ends_with_the_table_says_what_goes_up(engine):
     mine = fl.run(model, clients, Heavy(lr=0.1), engine=engine, **options)
     right = fl.run(model, clients, Heavy(lr=0.1), engine="reference", **options)
     assert torch.allclose(mine.state["x"]["weight"], right.state["x"]["weight"], atol=1e-6)
-    assert mine.metrics[0].bytes_up * 2 == mine.metrics[0].bytes_down
+    assert mine.history[0].bytes_up * 2 == mine.history[0].bytes_down
     with pytest.raises(fl.RoundFailed, match=r"a client of Forgetful sends x, but its finish returns no x there"):
         fl.run(model, clients, Forgetful(lr=0.1), engine=engine, **options)
 

@@ -676,7 +676,7 @@ def test_a_million_clients_cost_their_index_arrays_and_a_round_of_fifty():
         fl.models.MLP(8, 4, 3), data, fl.SCAFFOLD(), rounds=3, clients_per_round=50, batch_size=2, engine="stacked"
     )
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    assert [record.clients for record in result.metrics] == [50, 50, 50]
+    assert [record.clients for record in result.history] == [50, 50, 50]
     assert grown < 40 * clients  # a handful of integers a client, far from anything model-sized
 
 

@@ -282,7 +282,7 @@ class Mine(torch.nn.Module):
 torch.manual_seed(0)
 clients = [(torch.randn(6, 4), torch.randint(0, 2, (6,))) for _ in range(3)]
 result = fl.run(Mine(), clients, fl.FedLALR(), rounds=2, engine="workers:1")
-print(result.info.engine, result.metrics[-1].round)
+print(result.info.engine, result.history[-1].round)
 """
 
 

@@ -90,7 +90,7 @@ class GridProgress:
             return work(job.config)
         if job.folder in self._stale:
             return 0.0
-        return work(job.config) * min(1.0, job.rounds_done() / job.config.rounds)
+        return work(job.config) * min(1.0, job.rounds_done() / int(job.config.rounds))
 
     def _watch(self) -> None:
         while not self._stop.wait(_MOMENT):
@@ -122,4 +122,4 @@ def work(config: Config) -> float:
         each = local.epochs * float(samples)
     else:
         each = float((local.steps or local.start or 1) * (config.batch_size or 1))
-    return config.rounds * cohort * each * _COST.get(config.model.name, 1.0)
+    return int(config.rounds) * cohort * each * _COST.get(config.model.name, 1.0)

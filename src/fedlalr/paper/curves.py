@@ -92,13 +92,13 @@ def passes_per_round(config: Config) -> float:
     2.5
     """
     population = config.partition.clients or 1
-    cohort = config.clients_per_round or population
+    cohort: int = config.clients_per_round or population
     if config.local.epochs is not None:
         return cohort * config.local.epochs / population
     if config.local.steps is None or config.batch_size is None:
         return math.nan
     samples = SOURCES[config.data.name].train * (1 - config.data.validation)
-    return cohort * config.local.steps * config.batch_size / samples
+    return cohort * config.local.steps * int(config.batch_size) / samples
 
 
 def write_curves(results: Sequence[PanelCurves], path: Path) -> Path:

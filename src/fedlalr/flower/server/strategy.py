@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from fedlalr.federation.observers import Observer, RunInfo
 from fedlalr.federation.record import Record
 from fedlalr.federation.result import Result
 from fedlalr.federation.round import Outcome, RoundFailed, ServerState
-from fedlalr.federation.session import Problem, Session, initial_state, run_info
+from fedlalr.federation.session import Problem, RepliesRejected, Session, initial_state, run_info
 from fedlalr.federation.trajectory import Trajectory
 from fedlalr.flower.client_data import RemoteClients
 from fedlalr.flower.server.accepted_rounds import Ledger
@@ -123,7 +124,8 @@ class FederatedStrategy(Strategy):
             fresh = with_arrays(fresh, initial_arrays, self.problem.training.layout)
         found = FlowerResult()
         transport = NodesTransport(self, grid, train_config or ConfigRecord())
-        with Session(self.problem, transport, fresh) as session:
+        with warnings.catch_warnings(), Session(self.problem, transport, fresh) as session:
+            warnings.simplefilter("ignore", RepliesRejected)  # the log has them
             check_no_probes(session.observers, transport.asked)
             self._evaluate_with(evaluate_fn, found)
             for record in session.rounds():

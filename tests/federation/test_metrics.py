@@ -30,23 +30,23 @@ def with_test():
 def test_a_measure_is_taken_of_the_whole_test_set_after_every_round(tmp_path):
     clients, test = with_test()
     result = fl.run(
-        make_model(), clients, fl.FedLALR(lr=0.02), **SETTINGS, test=test, measures={"f1": f1}, run_dir=tmp_path
+        make_model(), clients, fl.FedLALR(lr=0.02), **SETTINGS, test=test, metrics={"f1": f1}, run_dir=tmp_path
     )
     model = result.model.to(test[0].dtype).eval()
     with torch.no_grad():
-        assert result.metrics[-1].measures == {"f1": pytest.approx(f1(model(test[0]), test[1]))}
+        assert result.history[-1].metrics == {"f1": pytest.approx(f1(model(test[0]), test[1]))}
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["measures"] for line in lines] == [record.measures for record in result.metrics]
+    assert [json.loads(line)["metrics"] for line in lines] == [record.metrics for record in result.history]
     assert "f1 " in repr(result)
 
 
 def test_a_run_goes_on_with_what_it_measured_before(tmp_path):
     clients, test = with_test()
-    options = {**SETTINGS, "test": test, "measures": {"f1": f1}}
+    options = {**SETTINGS, "test": test, "metrics": {"f1": f1}}
     whole = fl.run(make_model(), clients, fl.FedLALR(), **options)
     fl.run(make_model(), clients, fl.FedLALR(), **{**options, "rounds": 2}, run_dir=tmp_path)
     rest = fl.run(make_model(), clients, fl.FedLALR(), **options, run_dir=tmp_path, resume=True)
-    assert [record.measures for record in rest.metrics] == [record.measures for record in whole.metrics]
+    assert [record.metrics for record in rest.history] == [record.metrics for record in whole.history]
 
 
 def test_batches_are_put_together_in_the_order_of_the_test_set():
@@ -57,7 +57,7 @@ def test_batches_are_put_together_in_the_order_of_the_test_set():
         (inputs, targets),
         nn.functional.cross_entropy,
         batch_size=3,
-        measures={"seen": lambda outputs, wanted: seen.append((outputs.shape, wanted.tolist())) or 0},
+        metrics={"seen": lambda outputs, wanted: seen.append((outputs.shape, wanted.tolist())) or 0},
     )
     assert seen == [((7, 9), list(range(7)))]
 
@@ -72,50 +72,50 @@ def test_what_is_computed_in_bfloat16_is_measured_in_float32():
         **{**SETTINGS, "rounds": 1},
         dtype=torch.bfloat16,
         test=(test[0].float(), test[1]),
-        measures={"kind": lambda outputs, targets: kinds.append(outputs.dtype) or 0},
+        metrics={"kind": lambda outputs, targets: kinds.append(outputs.dtype) or 0},
     )
     assert kinds == [torch.float32]
 
 
 def test_a_measure_that_is_no_number_survives_the_file():
-    record = Record(1, 0.5, None, 0.5, 0.1, 1.0, 1, 1, 0, 0, 2, measures={"auc": math.nan, "f1": 0.25})
-    assert json.loads(record.to_json())["measures"] == {"auc": None, "f1": 0.25}
-    again = Record.from_json(record.to_json()).measures
+    record = Record(1, 0.5, None, 0.5, 0.1, 1.0, 1, 1, 2, metrics={"auc": math.nan, "f1": 0.25})
+    assert json.loads(record.to_json())["metrics"] == {"auc": None, "f1": 0.25}
+    again = Record.from_json(record.to_json()).metrics
     assert math.isnan(again["auc"])
     assert again["f1"] == 0.25
 
 
-def test_records_of_before_have_no_measures():
-    plain = json.loads(Record(1, 0.5, None, 0.5, 0.1, 1.0, 1, 1, 0, 0, 2).to_json())
-    del plain["measures"]
-    assert Record.from_json(json.dumps(plain)).measures == {}
+def test_records_of_before_have_no_metrics():
+    plain = json.loads(Record(1, 0.5, None, 0.5, 0.1, 1.0, 1, 1, 2).to_json())
+    del plain["metrics"]
+    assert Record.from_json(json.dumps(plain)).metrics == {}
 
 
 @pytest.mark.parametrize(
-    ("measures", "error", "message"),
+    ("metrics", "error", "message"),
     [
-        ([f1], TypeError, "measures must be a table of names and functions"),
-        ({1: f1}, TypeError, "a measure's name must be a text that is not empty, not 1"),
-        ({"f1": 0.5}, TypeError, r"the measure 'f1' must be a function of \(outputs, targets\)"),
+        ([f1], TypeError, "metrics must be a dict of names and functions"),
+        ({1: f1}, TypeError, "a metric's name must be a non-empty string, not 1"),
+        ({"f1": 0.5}, TypeError, r"the metric 'f1' must be a function of \(outputs, targets\)"),
         (
             {"all": lambda outputs, targets: outputs},
             ValueError,
-            "the measure 'all' gives no number",
+            "the metric 'all' failed on outputs",
         ),
     ],
 )
-def test_what_is_no_measure_is_refused(measures, error, message):
+def test_what_is_no_metric_is_rejected(metrics, error, message):
     clients, test = with_test()
     with pytest.raises(error, match=message):
-        fl.run(make_model(), clients, fl.FedAvg(), **SETTINGS, test=test, measures=measures)
+        fl.run(make_model(), clients, fl.FedAvg(), **SETTINGS, test=test, metrics=metrics)
 
 
-def test_measures_of_nothing_are_refused():
-    with pytest.raises(ValueError, match=r"measures are taken on the test set; pass test="):
-        fl.run(make_model(), make_clients(), fl.FedAvg(), **SETTINGS, measures={"f1": f1})
+def test_metrics_of_nothing_are_refused():
+    with pytest.raises(ValueError, match=r"metrics are computed on the test set; pass test="):
+        fl.run(make_model(), make_clients(), fl.FedAvg(), **SETTINGS, metrics={"f1": f1})
 
 
-def test_a_model_that_gives_more_than_a_tensor_has_no_measures():
+def test_a_model_that_gives_more_than_a_tensor_has_no_metrics():
     class Pair(nn.Module):
         def __init__(self):
             super().__init__()
@@ -125,5 +125,5 @@ def test_a_model_that_gives_more_than_a_tensor_has_no_measures():
             return self.inner(inputs), inputs
 
     test = torch.randn(5, 4), torch.zeros(5, dtype=torch.long)
-    with pytest.raises(ValueError, match="gives one tensor, and this one gives a tuple"):
-        evaluate(Pair(), test, lambda outputs, targets: outputs[0].mean(), measures={"f1": f1})
+    with pytest.raises(ValueError, match="returns one tensor, not a tuple"):
+        evaluate(Pair(), test, lambda outputs, targets: outputs[0].mean(), metrics={"f1": f1})
