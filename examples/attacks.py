@@ -1,87 +1,105 @@
-"""What hostile clients do to a federation, and what each defence saves.
+"""What hostile clients do to a federation, what each defence saves, and what it costs honest clients.
 
-    python examples/attacks.py                          the whole table (minutes)
+    python examples/attacks.py                          all tables (minutes)
     python examples/attacks.py rounds=10                a quick look
     python examples/attacks.py clients_per_round=30     larger cohorts, in which attackers are less often the majority
 
 Some of the quickstart's hundred clients are attackers. They train honestly and then change what they send, knowing the
-broadcast and working together. Every other part of the run is the library's own: the attack is an engine around the
-engine, so screening, reduction and update see exactly what a real server would.
+broadcast and working together; what they send is so large that a bound is all that limits it. Every other part of the
+run is the library's own: the attack is an engine around the engine, so screening, reduction and update see exactly what
+a real server would. The last table has no attackers: three honest clients of a hundred hold a class nobody else has.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import fedlalr as fl
 from fedlalr import config
 from fedlalr.algorithms.slots import Slots, SlotTable
+from fedlalr.federation.sampling import sample
 from fedlalr.training import ENGINES
 from fedlalr.training.interfaces import Buffers, Engine, Replies, Training, Work
 
-Attack = Callable[[Slots, Slots, int, int], Slots]
-"""From the attackers' honest uploads `[A, P]`, the broadcast, their number and the cohort's to what they send."""
+Named = Mapping[str, Tensor]
+Attack = Callable[[Named, Named, int, int], Named]
+"""From the attackers' honest uploads (slots and buffers, one row each), the broadcast, their number and the cohort's to
+what they send in the place of some of them."""
+
+FAR = 1000.0
+"""How many times too long a change is."""
+RARE = 3
+"""Clients of a hundred with a class of their own."""
 
 
-def inflate(uploads: Slots, broadcast: Slots, attackers: int, cohort: int) -> Slots:
-    """v̂ a hundred times too large: everybody's rate shrinks for good, because the maximum never forgets."""
-    return uploads.replace(v_hat=100 * uploads.v_hat)
+def reverse_x(uploads: Named, broadcast: Named, attackers: int, cohort: int) -> Named:
+    """Far back from where honest training goes."""
+    return {"x": broadcast["x"] - FAR * (uploads["x"] - broadcast["x"]).mean(0)}
 
 
-def deflate(uploads: Slots, broadcast: Slots, attackers: int, cohort: int) -> Slots:
+def flip_sign(uploads: Named, broadcast: Named, attackers: int, cohort: int) -> Named:
+    """The change of x reversed, three times as long: short enough to pass every bound."""
+    return {"x": broadcast["x"] - 3 * (uploads["x"] - broadcast["x"])}
+
+
+def poison_momentum(uploads: Named, broadcast: Named, attackers: int, cohort: int) -> Named:
+    """x as it should be, m reversed and enlarged: the first steps of everybody's next round follow it."""
+    return {"m": -FAR * uploads["m"]}
+
+
+def inflate(uploads: Named, broadcast: Named, attackers: int, cohort: int) -> Named:
+    """v̂ far too large: everybody's rate shrinks for good, because the maximum never forgets."""
+    return {"v_hat": FAR * uploads["v_hat"]}
+
+
+def deflate(uploads: Named, broadcast: Named, attackers: int, cohort: int) -> Named:
     """v̂ so far below the truth that the mean comes back to its floor: m / √v̂ explodes."""
-    floor = 1e-16
-    return uploads.replace(v_hat=broadcast.v_hat - (broadcast.v_hat - floor) * cohort / attackers + 0 * uploads.v_hat)
+    floor, v_hat = 1e-16, broadcast["v_hat"]
+    return {"v_hat": v_hat - (v_hat - floor) * cohort / attackers + 0 * uploads["v_hat"]}
 
 
-def poison_momentum(uploads: Slots, broadcast: Slots, attackers: int, cohort: int) -> Slots:
-    """x as it should be, m turned round and enlarged: the first steps of everybody's next round follow it."""
-    return uploads.replace(m=-30 * uploads.m)
-
-
-def flip_sign(uploads: Slots, broadcast: Slots, attackers: int, cohort: int) -> Slots:
-    """The change of x turned round, three times as long."""
-    return uploads.replace(x=broadcast.x - 3 * (uploads.x - broadcast.x))
-
-
-def scale(uploads: Slots, broadcast: Slots, attackers: int, cohort: int) -> Slots:
-    """The change of x twenty times as long."""
-    return uploads.replace(x=broadcast.x + 20 * (uploads.x - broadcast.x))
+def shift_buffers(uploads: Named, broadcast: Named, attackers: int, cohort: int) -> Named:
+    """Statistics of the normalisation layer far from the truth, x as it should be."""
+    return {name: uploads[name] + FAR for name in uploads if name.endswith(("running_mean", "running_var"))}
 
 
 ATTACKS: dict[str, Attack] = {
+    "x reversed": reverse_x,
+    "x sign flip": flip_sign,
+    "m reversed": poison_momentum,
     "v̂ inflation": inflate,
     "v̂ deflation": deflate,
-    "momentum poison": poison_momentum,
-    "sign flip": flip_sign,
-    "scaling": scale,
+    "buffers": shift_buffers,
 }
 
 
 class AttackedEngine:
-    """An engine some of whose clients send what an attack makes of their replies."""
+    """An engine some of whose clients send what an attack makes of their replies, in every round or in some."""
 
-    def __init__(self, inner: Engine, attack: Attack, attackers: Tensor) -> None:
-        self.inner, self.attack, self.attackers = inner, attack, attackers
+    def __init__(self, inner: Engine, attack: Attack, attackers: Tensor, rounds: Collection[int] | None = None) -> None:
+        self.inner, self.attack, self.attackers, self.rounds = inner, attack, attackers, rounds
         self.name = f"attacked {inner.name}"
 
     def train(self, work: Work) -> Replies:
         replies = self.inner.train(work)
         rows = torch.nonzero(torch.isin(replies.clients, self.attackers)).flatten()
-        if not len(rows):
+        if not len(rows) or (self.rounds is not None and work.round not in self.rounds):
             return replies
-        mine = replies.slots.map(lambda values: values[rows])
-        sent = self.attack(mine, work.broadcast, len(rows), len(replies.clients))
-        slots = {name: values.clone() for name, values in replies.slots.items()}
-        for name, values in slots.items():
-            values[rows] = sent[name]
-        return replace(replies, slots=Slots(**slots))
+        honest = {**replies.slots, **replies.buffers}
+        mine = {name: values[rows] for name, values in honest.items()}
+        sent = self.attack(mine, {**work.broadcast, **work.buffers}, len(rows), len(replies.clients))
+        changed = {name: values.clone() for name, values in honest.items()}
+        for name, values in sent.items():
+            changed[name][rows] = values
+        slots = Slots(**{name: changed[name] for name in replies.slots})
+        return replace(replies, slots=slots, buffers={name: changed[name] for name in replies.buffers})
 
     def recalibrate(self, x: Tensor, buffers: Buffers, clients: Tensor, round: int) -> Buffers:
         return self.inner.recalibrate(x, buffers, clients, round)
@@ -105,11 +123,12 @@ class Defence:
 
     name: str
     algorithm: type[fl.FedLALR] = fl.FedLALR
-    max_norm_ratio: float | None = 1000.0
+    max_norm_ratio: float | None = 10.0
     reduce: object = None
 
-    def on_all(self) -> dict[str, object] | None:
-        return None if self.reduce is None else dict.fromkeys(("x", "m", "v_hat"), self.reduce)
+    def options(self) -> dict[str, object]:
+        how = None if self.reduce is None else dict.fromkeys(("x", "m", "v_hat"), self.reduce)
+        return {"max_norm_ratio": self.max_norm_ratio, "reduce": how}
 
 
 DEFENCES = (
@@ -124,9 +143,10 @@ DEFENCES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: the last accuracy, or the round that failed, and how many replies were refused."""
+    """How a run ended: the last accuracy and the lowest of its second half, or the round that failed."""
 
     accuracy: float | None
+    lowest: float | None
     refused: int
     failed: int | None = None
 
@@ -134,62 +154,139 @@ class Outcome:
         return f"fails at {self.failed}" if self.accuracy is None else f"{self.accuracy:.1%}"
 
 
-def run(attack: Attack | None, share: float, defence: Defence, overrides: Sequence[str] = ()) -> Outcome:
-    """The quickstart with a share of its clients hostile."""
+class Remember(fl.Observer):
+    """Keeps the records of a run that may fail."""
+
+    def __init__(self) -> None:
+        self.records: list[fl.Record] = []
+
+    def on_round(self, record: fl.Record) -> None:
+        self.records.append(record)
+
+
+def run(
+    attack: Attack | None, share: float, defence: Defence, overrides: Sequence[str] = (), timing: str = "always"
+) -> Outcome:
+    """The quickstart, its model with batch normalisation, with a share of its clients hostile.
+
+    Attackers strike always; where they are the majority ("cohorts known"); or in as many rounds, but drawn at random
+    ("cohorts secret").
+    """
     preset = config.load("quickstart", overrides)
     population = config.build_population(preset)
     hyperparameters = {k: tuple(v) if isinstance(v, list) else v for k, v in preset.algorithm.options.items()}
     generator = torch.Generator().manual_seed(preset.seed)
     attackers = torch.randperm(len(population), generator=generator)[: round(share * len(population))]
-    last: list[fl.Record] = []
-
-    class Remember(fl.Observer):
-        def on_round(self, record: fl.Record) -> None:
-            last.append(record)
+    cohort = preset.clients_per_round or len(population)
+    rounds = None
+    if timing != "always":
+        cohorts = [sample(len(population), cohort, preset.seed, t) for t in range(1, preset.rounds + 1)]
+        rounds = {t for t, drawn in enumerate(cohorts, 1) if 2 * torch.isin(drawn, attackers).sum() > cohort}
+        if timing == "cohorts secret":
+            rounds = {t + 1 for t in torch.randperm(preset.rounds, generator=generator)[: len(rounds)].tolist()}
 
     def engine(training: Training) -> Engine:
         honest = ENGINES["stacked"](training)
-        return honest if attack is None else AttackedEngine(honest, attack, attackers)
+        return honest if attack is None else AttackedEngine(honest, attack, attackers, rounds)
 
-    failed = None
-    try:
-        fl.run(
-            config.build_model(preset.model, population, preset.seed),
-            population,
-            defence.algorithm(**hyperparameters),
-            rounds=preset.rounds,
-            clients_per_round=preset.clients_per_round,
-            local=fl.Epochs(preset.local.epochs or 1),
-            batch_size=preset.batch_size,
-            reduce=defence.on_all(),
-            max_norm_ratio=defence.max_norm_ratio,
-            seed=preset.seed,
-            engine=engine,
-            observers=[Remember()],
-        )
-    except fl.RoundFailed:
-        failed = len(last) + 1
-    refused = sum(len(record.rejected) for record in last)
-    return Outcome(None if failed or not last else last[-1].accuracy, refused, failed)
+    torch.manual_seed(preset.seed)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
+    kept, failed = Remember(), None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fl.RepliesRefused)
+        try:
+            fl.run(
+                model,
+                population,
+                defence.algorithm(**hyperparameters),
+                rounds=preset.rounds,
+                clients_per_round=cohort,
+                local=fl.Epochs(preset.local.epochs or 1),
+                batch_size=preset.batch_size,
+                seed=preset.seed,
+                engine=engine,
+                observers=[kept],
+                **defence.options(),
+            )
+        except fl.RoundFailed:
+            failed = len(kept.records) + 1
+    accuracies = [record.accuracy or 0.0 for record in kept.records]
+    refused = sum(len(record.rejected) for record in kept.records)
+    if failed or not accuracies:
+        return Outcome(None, None, refused, failed)
+    return Outcome(accuracies[-1], min(accuracies[len(accuracies) // 2 :]), refused)
 
 
-def table(shares: Sequence[float], overrides: Sequence[str]) -> None:
-    """Print the final accuracy under every attack with every defence, as a Markdown table."""
-    began = time.perf_counter()
-    print(f"| attack | attackers | {' | '.join(defence.name for defence in DEFENCES)} |")
-    print(f"|---|---|{'---|' * len(DEFENCES)}")
-    honest = [str(run(None, 0.0, defence, overrides)) for defence in DEFENCES]
-    print(f"| nobody | 0% | {' | '.join(honest)} |", flush=True)
+def rare_population(seed: int = 0) -> tuple[list[tuple[Tensor, Tensor]], tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """A hundred clients with separable data, the first `RARE` of which alone hold the last of five classes, and test
+    sets of that class and of the others."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = 4 * torch.randn(5, 20, generator=generator)
+
+    def draw(labels: Tensor) -> tuple[Tensor, Tensor]:
+        return centres[labels] + torch.randn(len(labels), 20, generator=generator), labels
+
+    clients = [
+        draw(torch.full((40,), 4) if client < RARE else torch.randint(0, 4, (40,), generator=generator))
+        for client in range(100)
+    ]
+    return clients, draw(torch.full((200,), 4)), draw(torch.randint(0, 4, (200,), generator=generator))
+
+
+def run_rare(defence: Defence, algorithm: fl.FedLALR, rounds: int = 100) -> tuple[float, float, fl.Result]:
+    """Accuracies on the rare class and on the others after a run in which nobody is hostile."""
+    clients, rare, others = rare_population()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 5))
+    result = fl.run(
+        model, clients, algorithm, rounds=rounds, clients_per_round=10, local=fl.Epochs(3), batch_size=10,
+        engine="stacked", **defence.options(),
+    )  # fmt: skip
+    with torch.no_grad():
+        first, second = ((result.model(x).argmax(1) == y).double().mean().item() for x, y in (rare, others))
+    return first, second, result
+
+
+def attack_tables(shares: Sequence[float], overrides: Sequence[str]) -> None:
+    """Print the accuracy under every attack with every defence, as Markdown tables."""
+    print_row("attack", "attackers", *(defence.name for defence in DEFENCES))
+    print_row(*["---"] * (2 + len(DEFENCES)))
+    honest = [run(None, 0.0, defence, overrides) for defence in DEFENCES]
+    print_row("nobody", "0%", *honest)
     for name, attack in ATTACKS.items():
         for share in shares:
-            cells = [str(run(attack, share, defence, overrides)) for defence in DEFENCES]
-            print(f"| {name} | {share:.0%} | {' | '.join(cells)} |", flush=True)
-    print(f"\n{time.perf_counter() - began:.0f} seconds")
+            print_row(name, f"{share:.0%}", *(run(attack, share, defence, overrides) for defence in DEFENCES))
+    print("\nx reversed in a few rounds; the lowest accuracy of the second half:\n")
+    print_row("attackers strike", "attackers", *(defence.name for defence in DEFENCES))
+    print_row(*["---"] * (2 + len(DEFENCES)))
+    print_row("never", "0%", *(f"{outcome.lowest:.1%}" for outcome in honest))
+    for timing in ("cohorts known", "cohorts secret"):
+        for share in shares:
+            outcomes = [run(reverse_x, share, defence, overrides, timing) for defence in DEFENCES]
+            cells = [str(each) if each.lowest is None else f"{each.lowest:.1%}" for each in outcomes]
+            print_row(timing, f"{share:.0%}", *cells)
+
+
+def rare_table() -> None:
+    """Print what each defence leaves of a class that three honest clients of a hundred hold."""
+    print("\nNobody hostile; accuracy on a class that 3 of 100 clients hold / on the others:\n")
+    print_row("rate", *(defence.name for defence in DEFENCES))
+    print_row(*["---"] * (1 + len(DEFENCES)))
+    for lr in (0.03, 0.05, 0.1):
+        runs = [run_rare(defence, defence.algorithm(lr=lr)) for defence in DEFENCES]
+        print_row(f"{lr:g}", *(f"{rare:.0%} / {others:.0%}" for rare, others, _ in runs))
+
+
+def print_row(*cells: object) -> None:
+    print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="changes to the quickstart's settings")
-    parser.add_argument("--shares", type=float, nargs="+", default=[0.1, 0.3], help="shares of hostile clients")
+    parser.add_argument("--shares", type=float, nargs="+", default=[0.02, 0.1, 0.3], help="shares of hostile clients")
     arguments = parser.parse_args()
-    table(arguments.shares, arguments.overrides)
+    began = time.perf_counter()
+    attack_tables(arguments.shares, arguments.overrides)
+    rare_table()
+    print(f"\n{time.perf_counter() - began:.0f} seconds")

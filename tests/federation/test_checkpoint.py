@@ -255,7 +255,7 @@ def test_more_rounds_than_before_are_a_legal_change(tmp_path):
         ({"clients_per_round": 2}, "clients_per_round was 3 and is now 2"),
         ({"weighting": "samples"}, r"weighting was 'uniform' and is now 'samples'"),
         ({"reduce": {"x": "median"}}, r"reduce\.x was 'not set' and is now"),
-        ({"max_norm_ratio": 5.0}, r"max_norm_ratio was 1000\.0 and is now 5\.0"),
+        ({"max_norm_ratio": 5.0}, r"max_norm_ratio was 10\.0 and is now 5\.0"),
         ({"min_clients": 2}, r"min_clients was 1 and is now 2"),
         ({"clients": make_clients(seed=1)}, r"data\.inputs was"),
         ({"clients": make_clients(sizes=(7, 12, 5, 10, 9))}, r"data\.sizes was"),

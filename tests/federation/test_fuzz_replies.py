@@ -14,12 +14,13 @@ import fedlalr as fl
 from conftest import make_clients
 from federation.fuzzing import damaged, fuzz, json_values
 from fedlalr.data.population import as_clients
-from fedlalr.federation import Expected, Rejection, Reply, screen_reply
+from fedlalr.federation import Expected, Rejection, Reply
 from fedlalr.federation.replies.payload import Refused, array_from_npy
 from fedlalr.federation.session import initial_state
 from fedlalr.federation.storage.fingerprint import contract
 from fedlalr.training.interfaces import Training
 from fedlalr.training.layout import Layout
+from inbox_in_memory import screen_reply
 
 MODEL = torch.nn.Linear(3, 2).double()
 TRAINING = Training(

@@ -76,10 +76,15 @@ def test_a_bounded_mean_cuts_a_long_change_to_the_median_length_and_leaves_short
     torch.testing.assert_close(fl.Bounded(1.0).reduce(values, broadcast, share), expected)
 
 
-def test_a_bounded_mean_of_a_cohort_that_stood_still_is_the_mean():
-    broadcast = torch.zeros(2)
-    values = torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [4.0, 0.0]])
-    assert torch.equal(fl.Bounded(1.0).reduce(values, broadcast, even(4)), torch.tensor([1.0, 0.0]))
+def test_a_bounded_mean_holds_where_most_of_the_cohort_stood_still():
+    """The median of the norms is exactly 0 then, as of v̂ late in training: the bound is a share of the broadcast."""
+    broadcast = torch.tensor([30.0, 40.0])
+    values = broadcast.repeat(4, 1)
+    values[3, 0] += 4e16
+    found = fl.Bounded(5.0).reduce(values, broadcast, even(4))
+    torch.testing.assert_close(found, broadcast + torch.tensor([5 * robust.SHARE * 50 / 4, 0.0]))
+    values[3, 0] = 30 + 4.9 * robust.SHARE * 50
+    torch.testing.assert_close(fl.Bounded(5.0).reduce(values, broadcast, even(4)), values.mean(0))
 
 
 @pytest.mark.parametrize("reduction", [fl.Median(), fl.Trimmed(0.2), fl.Bounded(1.0)], ids=repr)
@@ -139,7 +144,8 @@ TABLE = fl.FedLALR().slots
 
 def test_names_tables_and_objects_are_understood():
     given = {"x": "median", "m": {"name": "trimmed", "share": 0.1}, "v_hat": fl.Bounded(3)}
-    assert as_reductions(given, TABLE) == {"x": fl.Median(), "m": fl.Trimmed(0.1), "v_hat": fl.Bounded(3)}
+    slots = {"x": fl.Median(), "m": fl.Trimmed(0.1), "v_hat": fl.Bounded(3)}
+    assert as_reductions(given, TABLE) == slots | {"buffers": fl.Median()}
     assert as_reductions(None, TABLE) == {}
 
 

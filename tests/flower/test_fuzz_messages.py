@@ -15,7 +15,7 @@ import fedlalr as fl
 from conftest import make_clients
 from federation.fuzzing import damaged, fuzz
 from fedlalr.data.population import as_clients
-from fedlalr.federation import Expected, Rejection, screen_reply
+from fedlalr.federation import Expected, Rejection
 from fedlalr.federation.replies.payload import Refused
 from fedlalr.federation.session import initial_state
 from fedlalr.federation.storage.fingerprint import contract
@@ -23,6 +23,7 @@ from fedlalr.flower.wire.arrays import LAYOUTS, encode, to_npy
 from fedlalr.flower.wire.records import NPY, reply_in
 from fedlalr.training.interfaces import Training
 from fedlalr.training.layout import Layout
+from inbox_in_memory import screen_reply
 
 MODEL = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).double()
 TRAINING = Training(

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 import fedlalr as fl
 from fedlalr.algorithms.slots import Slots
-from fedlalr.federation import Bounded, Expected, Inbox, Max, Mean, Median, Reply, Trimmed
+from fedlalr.federation import Bounded, Expected, Max, Mean, Median, Reply, Trimmed
 from fedlalr.federation.replies.reducing import reduce_slots, weights
 from fedlalr.flower.server import inbox as inbox_module
 from fedlalr.flower.server.inbox import SpooledInbox
 from fedlalr.flower.server.spool import Spool
 from fedlalr.training.layout import Layout
+from inbox_in_memory import Inbox
 
 TABLE = fl.FedLALR().slots
 
@@ -61,7 +62,7 @@ def test_a_spooled_reduction_has_the_bits_of_one_in_memory(size, count, at_a_tim
     finally:
         inbox_module.NUMBERS_AT_A_TIME = before
         spooled.dispose()
-    accepted, _ = plain.close(1000.0)
+    accepted = plain.close(1000.0).accepted
     wanted = reduce_slots(accepted.slots, expected.broadcast, share, TABLE, chosen)
     assert all(torch.equal(found[name], wanted[name]) for name in TABLE.up)
     assert torch.equal(closed.buffers["b"], accepted.buffers["b"])
@@ -87,16 +88,26 @@ def test_the_order_of_arrival_does_not_matter(order):
     inbox.dispose()
 
 
-def test_a_change_far_longer_than_the_cohorts_is_refused_when_the_round_closes():
-    expected = make_expected(30)
-    inbox = SpooledInbox(expected)
-    for client in range(4):
-        assert inbox.receive(make_reply(expected, client, scale=1e6 if client == 2 else 1.0)) is None
-    closed = inbox.close(1000.0)
-    assert closed.clients.tolist() == [0, 1, 3]
-    assert closed.replied == 4
-    assert [(r.client, "more than 1000 times" in r.reason) for r in closed.rejected] == [(2, True)]
-    assert len(inbox.close(None).clients) == 4
+def test_changes_far_longer_than_the_cohorts_are_clipped_as_in_memory():
+    expected = make_expected(3000)
+    spooled, plain = SpooledInbox(expected), Inbox(expected)
+    for client in (3, 1, 0, 2):
+        reply = make_reply(expected, client, scale=1e6 if client == 2 else 1.0)
+        reply = replace(reply, buffers={"b": torch.full((2,), 1e30 if client == 2 else 1.0)})
+        assert spooled.receive(reply) is None
+        assert plain.receive(reply) is None
+    closed, wanted = spooled.close(10.0), plain.close(10.0)
+    assert closed.clipped == wanted.clipped == (2,)
+    assert closed.rejected == ()
+    share = torch.full((4,), 0.25)
+    found = spooled.reduce(closed, share, {})
+    reduced = reduce_slots(wanted.accepted.slots, expected.broadcast, share, TABLE)
+    for name in TABLE.up:
+        torch.testing.assert_close(found[name], reduced[name], rtol=1e-6, atol=0)  # norms of one row and of four
+        assert (found[name] - expected.broadcast[name]).norm() < 4 * 3000**0.5
+    assert closed.buffers["b"].tolist() == wanted.accepted.buffers["b"].tolist()
+    assert closed.buffers["b"].amax() == 10.0
+    assert spooled.close(None).clipped == ()
 
 
 def test_what_was_refused_is_counted_with_its_client_and_reason():

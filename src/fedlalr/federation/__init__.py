@@ -3,10 +3,9 @@
 from fedlalr.federation.gradient_norms import GradientNorms
 from fedlalr.federation.observers import Observer, RunInfo, Stop
 from fedlalr.federation.record import Record
-from fedlalr.federation.replies.inbox import Inbox
 from fedlalr.federation.replies.payload import Expected, Reply
 from fedlalr.federation.replies.reductions import Bounded, Max, Mean, Median, Trimmed
-from fedlalr.federation.replies.screening import Rejection, screen, screen_reply
+from fedlalr.federation.replies.screening import Rejection, screen
 from fedlalr.federation.result import Result
 from fedlalr.federation.round import RoundFailed
 from fedlalr.federation.run import run
@@ -20,7 +19,6 @@ __all__ = [
     "CheckpointError",
     "Expected",
     "GradientNorms",
-    "Inbox",
     "Max",
     "Mean",
     "Median",
@@ -38,5 +36,4 @@ __all__ = [
     "Trimmed",
     "run",
     "screen",
-    "screen_reply",
 ]

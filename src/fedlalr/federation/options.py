@@ -71,7 +71,7 @@ class Options(LocalOptions):
     )
     max_norm_ratio: Positive | None = option(
         MAX_NORM_RATIO,
-        "Reject a reply whose change is longer than this many times the cohort's median; None: no such bound.",
+        "Clip a reply's change to this many times the scale of its slot; None: no such bound.",
         scope="server",
     )
     min_clients: Count = option(1, "A round with fewer usable replies fails.", scope="server")

@@ -32,6 +32,10 @@ class Record:
     clients: int
     """Whose replies were reduced."""
     rejected: tuple[Rejection, ...] = ()
+    clipped: tuple[int, ...] = ()
+    """Clients whose change was too long and was shortened."""
+    repeatedly: tuple[int, ...] = ()
+    """Clients that were rejected in this round and in several of their rounds before, without a break."""
     timing: Mapping[str, float] = field(default_factory=dict)
     """Seconds spent in each part of the round."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -53,6 +57,8 @@ class Record:
         """The inverse of `to_json`."""
         plain = json.loads(line)
         plain["rejected"] = tuple(Rejection(**rejection) for rejection in plain["rejected"])
+        for name in ("clipped", "repeatedly"):
+            plain[name] = tuple(plain.get(name, ()))
         for name in ("loss", "train_loss"):
             plain[name] = math.nan if plain[name] is None else plain[name]
         metrics = plain.get("metrics", {})

@@ -48,7 +48,7 @@ class Rules:
     buffers: str = "average"
     min_clients: int = 1
     reduce: Mapping[str, SlotReduction] = field(default_factory=dict)
-    """For each slot that is not reduced as the algorithm says."""
+    """For each slot that is not reduced as the algorithm says, and for the buffers where they are not averaged."""
     max_norm_ratio: float | None = MAX_NORM_RATIO
 
 
@@ -57,6 +57,7 @@ class Outcome:
     """A round that succeeded."""
 
     state: ServerState
+    cohort: Sequence[int]
     replied: int
     accepted: int
     rejected: tuple[Rejection, ...]
@@ -65,6 +66,8 @@ class Outcome:
     timing: dict[str, float]
     measured: int = 0
     """Clients that measured their statistics anew with the new x."""
+    clipped: tuple[int, ...] = ()
+    """Clients whose change was too long and was shortened."""
 
 
 def run_round(
@@ -100,7 +103,7 @@ def run_round(
 
     changes = small_changes(replies, broadcast)
     clock.lap("reduce")
-    accepted, rejected = screen(
+    accepted, rejected, clipped = screen(
         replies,
         broadcast,
         algorithm.slots,
@@ -115,21 +118,24 @@ def run_round(
         raise RoundFailed(told if on_refused is not None else f"{told}. {LOOK_CLOSER}", rejected)
     clock.lap("screen")
 
-    new = _reduce(state, work, accepted, training, rules, None if rejected else changes)
+    new = _reduce(state, work, accepted, training, rules, None if rejected or clipped else changes)
     measures = rules.buffers == "recalibrate" and bool(new.buffers)
     if measures:
         with module_randomness(training, work.round):
             statistics = engine.recalibrate(new.slots.x, new.buffers, accepted.clients, work.round)
-        new = replace(new, buffers=reduce_buffers(statistics, _share(accepted, training, rules)))
+        share = _share(accepted, training, rules)
+        new = replace(new, buffers=reduce_buffers(statistics, share, how=rules.reduce, broadcast=new.buffers))
         floats = {name: buffer for name, buffer in new.buffers.items() if buffer.is_floating_point()}
         changed = {name: buffer.masked_fill(buffer == state.buffers[name], 0.0) for name, buffer in floats.items()}
         check_finite(changed, work.round, "with the statistics that clients measured of the new x")
     clock.lap("reduce")
     return Outcome(
         state=new,
+        cohort=cohort.tolist(),
         replied=len(replies.clients),
         accepted=len(accepted.clients),
         rejected=rejected,
+        clipped=clipped,
         train_loss=float(accepted.losses.double().nanmean()),
         traces=replies.traces,
         timing=clock.laps,
@@ -152,7 +158,7 @@ def _reduce(
         reduced = reduce_slots(
             accepted.slots, work.broadcast, share, algorithm.slots, rules.reduce, accepted.spread, changes
         )
-        buffers = reduce_buffers(accepted.buffers, share, accepted.spread)
+        buffers = reduce_buffers(accepted.buffers, share, accepted.spread, rules.reduce, state.buffers)
     slots = update_slots(state, work, reduced, accepted.steps, share, algorithm)
     kept, theirs = dict(state.kept), accepted.kept.map(accepted.spread.gather)
     for row, client in enumerate(accepted.clients.tolist()):

@@ -27,6 +27,7 @@ from fedlalr.federation.metrics import check_metrics
 from fedlalr.federation.observers import RunInfo, show_round
 from fedlalr.federation.options import Options
 from fedlalr.federation.record import Record
+from fedlalr.federation.replies.screening import SEVERAL, Streaks
 from fedlalr.federation.result import Result, named_state, trained_model
 from fedlalr.federation.round import Outcome, Rules, ServerState
 from fedlalr.federation.storage.fingerprint import facts_of
@@ -148,6 +149,7 @@ class Session:
             every=self.options.checkpoint_every,
         )
         self._fresh = fresh
+        self._streaks, self._named = Streaks(), set[int]()
         self._warned = self.options.debug or not first  # once is enough, and the debugger says more
 
     def __enter__(self) -> Session:
@@ -187,6 +189,9 @@ class Session:
             if record.rejected and not self._warned:
                 warnings.warn(_rejection(record), RepliesRejected, stacklevel=3)
                 self._warned = True
+            for client in set(record.repeatedly) - self._named if self.transport.ranks.is_first else ():
+                warnings.warn(_shut_out(record, client), RepliesRejected, stacklevel=3)
+                self._named.add(client)
             yield record
 
     def result(self) -> Result:
@@ -212,9 +217,9 @@ class Session:
         evaluating = time.perf_counter()
         evaluation = self._evaluate()
         outcome.timing["evaluate"] = time.perf_counter() - evaluating
-        record = make_record(
-            outcome, evaluation, lr, self.problem.cohort_size, self.training, time.perf_counter() - began
-        )
+        repeatedly = self._streaks.update(outcome.cohort, outcome.rejected)
+        seconds = time.perf_counter() - began
+        record = make_record(outcome, evaluation, lr, self.training, repeatedly, seconds)
         for observer in self.observers if outcome.traces else ():
             observer.on_traces(t, lr, outcome.traces)  # first: a round that is saved is not run again
         last = t == self.options.rounds
@@ -261,7 +266,12 @@ def initial_state(training: Training) -> ServerState:
 
 
 def make_record(
-    outcome: Outcome, evaluation: Evaluation | None, lr: float, cohort: int, training: Training, seconds: float
+    outcome: Outcome,
+    evaluation: Evaluation | None,
+    lr: float,
+    training: Training,
+    repeatedly: tuple[int, ...],
+    seconds: float,
 ) -> Record:
     """A round in numbers. Bytes are everything that travels: the table's slots, the module's buffers and, where
     statistics are recalibrated, the new x once more and the statistics a second time."""
@@ -276,9 +286,11 @@ def make_record(
         lr=lr,
         seconds=seconds,
         bytes_up=outcome.replied * len(table.up) * vector + (outcome.replied + outcome.measured) * buffers,
-        bytes_down=cohort * (len(table.down) * vector + buffers) + outcome.measured * (vector + buffers),
+        bytes_down=len(outcome.cohort) * (len(table.down) * vector + buffers) + outcome.measured * (vector + buffers),
         clients=outcome.accepted,
         rejected=outcome.rejected,
+        clipped=outcome.clipped,
+        repeatedly=repeatedly,
         timing=outcome.timing,
         metrics=evaluation.metrics if evaluation else {},
     )
@@ -307,4 +319,12 @@ def _rejection(record: Record) -> str:
     return (
         f"round {record.round} left out the reply of client {client} ({reason}){others}; "
         f"result.history[{record.round - 1}].rejected lists all of that round"
+    )
+
+
+def _shut_out(record: Record, client: int) -> str:
+    reason = dict(record.rejected)[client]
+    return (
+        f"client {client} has been rejected in each of its last {SEVERAL} rounds ({reason}), so the model does not "
+        f"learn from its data; run with debug=True to see what is wrong with it"
     )

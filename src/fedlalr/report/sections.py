@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedlalr.federation import Record
+from fedlalr.federation.replies.screening import SEVERAL
 from fedlalr.report.comparison import MEGABYTE, Curve, compare
 from fedlalr.report.groups import Group, differing, metrics_of
 from fedlalr.report.losses import losses_table
@@ -29,7 +30,7 @@ def runs_table(groups: Sequence[Group]) -> Table:
     """Every run in a row."""
     own = metrics_of(groups)
     quality = ("accuracy", "best", "loss", *own)
-    heading = ("run", "seed", "rounds", *quality, "MB up", "MB down", "seconds", "refused", "state")
+    heading = ("run", "seed", "rounds", *quality, "MB up", "MB down", "seconds", "clipped", "refused", "state")
     rows = tuple(_run_row(group.label, run, own) for group in groups for run in group.runs)
     failures = tuple(f"{group.label}: {run.failure}" for group in groups for run in group.runs if run.failure)
     return Table(heading, rows, failures)
@@ -51,6 +52,7 @@ def _run_row(label: str, run: ReportedRun, own: Sequence[str]) -> tuple[str, ...
         _megabytes(sum(record.bytes_up for record in records)),
         _megabytes(sum(record.bytes_down for record in records)),
         f"{sum(record.seconds for record in records):.1f}",
+        str(sum(len(record.clipped) for record in records)),
         str(len(run.refusals)),
         run.state,
     )
@@ -109,10 +111,14 @@ def shared_table(groups: Sequence[Group]) -> Table:
 
 
 def rejections_table(groups: Sequence[Group]) -> Table | None:
-    """The clients whose replies were refused, those refused most often first; None where there are none."""
+    """The clients whose replies were refused, those refused most often first; None where there are none.
+
+    The notes name those that were refused in several of their rounds running.
+    """
     refused: Counter[tuple[str, str, int]] = Counter()
     rounds: dict[tuple[str, str, int], list[int]] = {}
     reasons: dict[tuple[str, str, int], str] = {}
+    repeatedly: dict[tuple[str, str, int], None] = {}
     for group in groups:
         for run in group.runs:
             for round, (client, reason) in run.refusals:
@@ -120,6 +126,8 @@ def rejections_table(groups: Sequence[Group]) -> Table | None:
                 refused[key] += 1
                 rounds.setdefault(key, []).append(round)
                 reasons[key] = reason
+            for client in (client for record in run.records for client in record.repeatedly):
+                repeatedly[group.label, "–" if run.seed is None else str(run.seed), client] = None
     if not refused:
         return None
     rows = tuple(
@@ -128,6 +136,11 @@ def rejections_table(groups: Sequence[Group]) -> Table | None:
     )
     more = len(refused) - len(rows)
     notes = (f"{more} more clients were refused; metrics.jsonl names all.",) if more else ()
+    if repeatedly:
+        named = ", ".join(f"client {client} of {run} (seed {seed})" for run, seed, client in [*repeatedly][:MOST_ROWS])
+        notes += (
+            f"Refused in {SEVERAL} or more of their rounds running, so the model does not learn from them: {named}.",
+        )
     return Table(("run", "seed", "client", "last reason", "times", "in rounds"), rows, notes)
 
 

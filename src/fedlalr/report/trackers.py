@@ -159,9 +159,9 @@ def numbers_of(record: Record) -> dict[str, float]:
     """Every finite number of a round under its name; the parts of its time under `timing/`, metrics under theirs."""
     plain = record.as_dict()
     timing = {f"timing/{part}": seconds for part, seconds in plain.pop("timing").items()}
-    rejected = len(plain.pop("rejected"))
+    counts = {name: len(plain.pop(name)) for name in ("rejected", "clipped", "repeatedly")}
     metrics = {f"{OWN}{name}": value for name, value in plain.pop("metrics").items()}
-    numbers = {**plain, "rejected": rejected, **timing, **metrics}
+    numbers = {**plain, **counts, **timing, **metrics}
     del numbers["round"]
     return {name: float(value) for name, value in numbers.items() if value is not None and math.isfinite(value)}
 

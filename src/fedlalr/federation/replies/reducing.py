@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots, SlotTable
-from fedlalr.federation.replies.reductions import NUMBERS_IN_CACHE, REDUCTIONS, Max, Mean, SlotReduction, mean_change
+from fedlalr.federation.replies.reductions import (
+    BUFFERS,
+    NUMBERS_IN_CACHE,
+    REDUCTIONS,
+    Max,
+    Mean,
+    SlotReduction,
+    mean_change,
+)
 from fedlalr.training.interfaces import Buffers, Replies, real_numbers
 from fedlalr.training.ranks import WHOLE, Spread
 
@@ -82,17 +90,31 @@ def _own(value: Tensor, upload: Tensor) -> Tensor:
     return value.clone() if shared else value
 
 
-def reduce_buffers(stacked: Buffers, share: Tensor, spread: Spread = WHOLE) -> Buffers:
-    """The mean of floating-point and complex buffers; of whole numbers, which have no mean, the middle one.
+def reduce_buffers(
+    stacked: Buffers,
+    share: Tensor,
+    spread: Spread = WHOLE,
+    how: Mapping[str, SlotReduction] | None = None,
+    broadcast: Mapping[str, Tensor] | None = None,
+) -> Buffers:
+    """Floating-point and complex buffers reduced as `how` says, by default to their mean; of whole numbers, which have
+    no mean, the middle one.
 
     That is what most clients say of a number that never changes, and no single client can move a count far.
     """
     reduced: Buffers = {}
+    chosen, before = (how or {}).get(BUFFERS, Mean()), broadcast or {}
     share = share.double() / share.double().sum()  # as rounded for the slots, they would shift large numbers
     for dtype in dict.fromkeys(values.dtype for values in stacked.values()):  # once for all of a kind
         alike = {name: values for name, values in stacked.items() if values.dtype == dtype}
         flat = torch.cat([values[..., None].flatten(1) for values in alike.values()], 1)
-        row = _middle(spread.gather(flat)) if _is_whole(dtype) else _mean(flat, share, spread)
+        if _is_whole(dtype):
+            row = _middle(spread.gather(flat))
+        elif type(chosen) is Mean:
+            row = _mean(flat, share, spread)
+        else:
+            known = [before.get(name, values.new_zeros(values.shape[1:])).flatten() for name, values in alike.items()]
+            row = _reduce_floats(spread.gather(flat), torch.cat(known), share, chosen)
         shapes = [values.shape[1:] for values in alike.values()]
         parts = torch.split(row, [shape.numel() for shape in shapes])
         reduced |= {name: part.view(shape) for name, part, shape in zip(alike, parts, shapes, strict=True)}
@@ -120,6 +142,18 @@ def _mean_within(values: Tensor, share: Tensor, spread: Spread) -> Tensor:
     least, most = torch.aminmax(values, dim=0) if len(values) else (torch.full_like(mean, torch.inf), _highest(values))
     ends = spread.ranks.max({"least": -least, "most": most})
     return torch.clamp(mean, -ends["least"], ends["most"])
+
+
+def _reduce_floats(values: Tensor, reference: Tensor, share: Tensor, how: SlotReduction) -> Tensor:
+    """A reduction like that of a slot, kept within what the replies span; what all replies agree on is kept as it is,
+    be it infinite."""
+    if values.is_complex():
+        parts = _reduce_floats(real_numbers(values).flatten(1), real_numbers(reference).flatten(), share, how)
+        return torch.view_as_complex(parts.view(-1, 2))
+    least, most = torch.aminmax(values, dim=0)
+    start = torch.nan_to_num(reference, nan=0.0, posinf=0.0, neginf=0.0)
+    reduced = _checked(BUFFERS, how.reduce(values, start, share.to(values.dtype)), values)
+    return torch.where(least == most, least, torch.clamp(reduced, least, most))
 
 
 def _middle(values: Tensor) -> Tensor:

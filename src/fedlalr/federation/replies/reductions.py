@@ -18,8 +18,15 @@ from torch import Tensor
 
 from fedlalr.algorithms.slots import SlotTable
 from fedlalr.common.checks import check_positive
+from fedlalr.training.interfaces import real_numbers
 from fedlalr.training.kernels import cohort
 
+SHARE = 0.02
+"""The part of a slot's broadcast norm that counts as an ordinary change where most clients change less. At ten times
+that, a client that knows what the others do not may change a fifth of the slot in a round, and is heard at once; ten
+times as much would let one hostile client of fifty undo what has been learned."""
+BUFFERS = "buffers"
+"""The name under which `reduce` knows the module's buffers."""
 COORDINATES_AT_A_TIME = 1 << 22
 """Numbers that are sorted at once: bounds the memory of a sort."""
 NUMBERS_IN_CACHE = 1 << 16
@@ -91,7 +98,10 @@ class Trimmed:
 
 @dataclass(frozen=True)
 class Bounded:
-    """The weighted mean of changes whose norm is cut down to at most `ratio` times the cohort's median of that norm."""
+    """The weighted mean of changes, each clipped to at most `ratio` times the slot's scale.
+
+    That is the cohort's median of the norm of the change, or `SHARE` of the broadcast's norm where that is more.
+    """
 
     ratio: float = 1.0
 
@@ -101,9 +111,11 @@ class Bounded:
     def reduce(self, values: Tensor, reference: Tensor | None, share: Tensor) -> Tensor:
         change = values if reference is None else values - reference
         norms = change_norms(change)
-        # A cohort of which most did not move has no scale to go by: then nothing is cut.
-        bound = self.ratio * norms.median()
-        factor = torch.where((norms > bound) & (bound > 0), bound / norms, torch.ones_like(norms)).to(values.dtype)
+        scale = norms.median()
+        if reference is not None:
+            scale = torch.maximum(scale, SHARE * change_norms(reference[None])[0])
+        bound = self.ratio * scale
+        factor = torch.where(norms > bound, bound / norms, torch.ones_like(norms)).to(values.dtype)
         mean = (change * (factor * share)[:, None]).sum(0)
         return mean if reference is None else reference + mean
 
@@ -119,17 +131,23 @@ REDUCTIONS: dict[str, Callable[..., SlotReduction]] = {
 
 
 def as_reductions(given: Mapping[str, Any] | None, table: SlotTable) -> dict[str, SlotReduction]:
-    """What a user asked for, by slot: names, tables such as `{"name": "trimmed", "share": 0.1}`, or objects."""
+    """What a user chose, by slot: names, tables such as `{"name": "trimmed", "share": 0.1}`, or objects.
+
+    Buffers belong to the model, so they are reduced like the first slot (x or its change) unless they are named.
+    """
     if given is None:
         return {}
     if not isinstance(given, Mapping):
         raise TypeError(f"reduce must be a table from slot to reduction, such as {{'x': 'median'}}, not {given!r}")
     for slot in given:
-        if slot not in table.up:
+        if slot not in table.up and slot != BUFFERS:
+            sent = {**table.up, BUFFERS: None}
             raise ValueError(
-                f"reduce names the slot {slot!r}, but the clients send {', '.join(table.up)}.{_hint(slot, table.up)}"
+                f"reduce names the slot {slot!r}, but the clients send {', '.join(sent)}.{_hint(slot, sent)}"
             )
-    return {slot: _as_reduction(slot, how) for slot, how in given.items()}
+    chosen = {slot: _as_reduction(slot, how) for slot, how in given.items()}
+    first = next(iter(table.up), None)
+    return {BUFFERS: chosen[first], **chosen} if first in chosen else chosen
 
 
 def mean_change(values: Tensor, reference: Tensor | None, share: Tensor) -> Tensor:
@@ -183,12 +201,34 @@ def change_norms(values: Tensor, reference: Tensor | None = None, *, rough: bool
     return _joined([norm(change) for change in _row_changes(values, reference)])
 
 
-def norms_and_falls(values: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
+def norms_and_falls(values: Tensor, reference: Tensor | None) -> tuple[Tensor, Tensor]:
     """Rough norms of `change_norms` and which rows are below the reference anywhere, bool `[R]`, in one pass."""
-    if cohort.fits(values, reference):
+    if reference is not None and cohort.fits(values, reference):
         return cohort.changes(values, reference)
     parts = [(_rough_norm(change), change.amin(1) < 0) for change in _row_changes(values, reference)]
     return _joined([norms for norms, _ in parts]), _joined([fell for _, fell in parts])
+
+
+def clip(values: Tensor, reference: Tensor | None, factors: Sequence[float]) -> Tensor:
+    """The rows with their changes multiplied by `factors`; a row whose factor is 1 keeps its bits.
+
+    Numbers that equal the reference stay, as the infinite ones of a mask must. Where a reference is infinite and a row
+    is not, the change is taken from zero.
+    """
+    if values.is_complex():
+        before = None if reference is None else real_numbers(reference)
+        return torch.view_as_complex(clip(real_numbers(values), before, factors))
+    rows = [row for row, factor in enumerate(factors) if factor < 1]
+    if not rows:
+        return values
+    part = values[rows].double()
+    before = torch.zeros_like(part[0]) if reference is None else reference.double()
+    start = torch.nan_to_num(before, nan=0.0, posinf=0.0, neginf=0.0)
+    factor = torch.tensor([factors[row] for row in rows], dtype=torch.float64, device=values.device)
+    shorter = start + factor.view(-1, *[1] * start.dim()) * (part - start)
+    clipped = values.clone()
+    clipped[rows] = torch.where(part == before, part, shorter).to(values.dtype)
+    return clipped
 
 
 def _row_changes(values: Tensor, reference: Tensor | None) -> Iterator[Tensor]:

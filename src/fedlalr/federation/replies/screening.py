@@ -1,19 +1,23 @@
-"""Which replies may be reduced. One place for the simulator and for deployments.
+"""Which replies may be reduced, and how far each may move the server. One place for the simulator and for deployments.
 
-`screen` looks at a whole cohort's replies, stacked; `screen_reply` at one reply as it came in from a remote client, and
-turns it into a stack of one. Both apply the same rules to the numbers. A reply is refused as a whole, with its client
-and the reason, and the server's state never sees it. Where nobody is to be refused, a `glance` mostly says so.
+What no honest client can send (numbers that are not finite, a v̂ below its broadcast) is rejected as a whole, with its
+client and the reason. Every other reply counts, but a change that is too long is clipped: it keeps its direction and
+is shortened to `max_norm_ratio` times the scale of its slot,
 
-The bound on a slot's change is relative to the cohort: a multiple of the median, over the replies, of the norm of the
-change from the broadcast. It is never taken per coordinate, where honest clients differ by orders of magnitude. A slot
-that can only grow (v̂) may stand still for most of the cohort, so its own broadcast norm counts as a scale too.
+    scale = max(median over the replies of ‖change‖, SHARE · ‖broadcast‖).
+
+Clients of an ordinary cohort are far below that, and their replies keep every bit. Norms are of whole slots, never of
+coordinates, in which honest clients differ by orders of magnitude. The share of the broadcast (of x, for a slot that is
+not broadcast) is for clients that still learn after most others have converged: without it, the median would shut them
+out. Buffers have no such share, since nothing is learned through them: one that most clients leave alone stays.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import compress
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import median_low
 from typing import NamedTuple
 
@@ -21,15 +25,18 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots, SlotTable
-from fedlalr.federation.replies.glance import plainly_sound
 from fedlalr.federation.replies.payload import Expected, Refused, Reply, client_of, unpack
 from fedlalr.federation.replies.reducing import small_changes
-from fedlalr.federation.replies.reductions import change_norms, norms_and_falls
+from fedlalr.federation.replies.reductions import SHARE, change_norms, clip, norms_and_falls
 from fedlalr.training.interfaces import Buffers, Replies, real_numbers
 from fedlalr.training.ranks import Spread
 
-MAX_NORM_RATIO = 1000.0
-"""A reply whose change is longer than this many times the cohort's median is refused, where the user says nothing."""
+MAX_NORM_RATIO = 10.0
+"""Honest clients of similar size stay below it (7.1 on the digits, see `benchmarks/norm_ratios.py`), and one hostile
+client of fifty moves a mean by at most a fifth of what an ordinary client changes."""
+
+SEVERAL = 3
+"""A client that is rejected in so many of its rounds running is named."""
 
 VARIANCE, COUNT = "running_var", "num_batches_tracked"
 """What torch's normalisation layers call the variance that they remember, which no average of batches brings below
@@ -38,6 +45,8 @@ zero, and the number of those batches, which can only grow."""
 
 Key = tuple[str, str]
 """What is measured, and of which slot."""
+BUFFER = "buffer "
+"""What a buffer's name is preceded by among the names of slots."""
 
 
 LONGEST_REASON = 1000
@@ -58,6 +67,30 @@ class Rejection(NamedTuple):
         return cls(client, text.encode(errors="backslashreplace").decode())
 
 
+class Streaks:
+    """Counts in how many of its rounds running each client was rejected."""
+
+    def __init__(self) -> None:
+        self._running: Counter[int] = Counter()
+
+    def update(self, cohort: Iterable[int], rejected: Iterable[Rejection]) -> tuple[int, ...]:
+        """The clients of a round's cohort that were rejected in it and in their rounds before, `SEVERAL` in all."""
+        out = {rejection.client for rejection in rejected}
+        for client in cohort:
+            self._running[client] = self._running[client] + 1 if client in out else 0
+        return tuple(sorted(client for client in out if self._running[client] >= SEVERAL))
+
+
+class Screened(NamedTuple):
+    """A cohort's replies after screening."""
+
+    accepted: Replies
+    """What may be reduced, with long changes clipped."""
+    rejected: tuple[Rejection, ...]
+    clipped: tuple[int, ...]
+    """Accepted clients of which a change was clipped. Both in ascending order."""
+
+
 def screen(
     replies: Replies,
     broadcast: Slots,
@@ -66,40 +99,35 @@ def screen(
     buffers: Mapping[str, Tensor] | None = None,
     max_norm_ratio: float | None = MAX_NORM_RATIO,
     changes: Mapping[str, Tensor] | None = None,
-) -> tuple[Replies, tuple[Rejection, ...]]:
-    """The replies that may be reduced, and the refused ones with their reasons, both in client order.
-
-    `changes` are what `small_changes` says, for those who need them, too.
-    """
-    rejected = [Rejection.because(client, reason) for client, reason in replies.failures.items()]
+) -> Screened:
+    """Screen a whole cohort. `changes` are what `small_changes` returns, for callers that need them, too."""
+    buffers = buffers or {}
+    failures = [Rejection.because(client, reason) for client, reason in replies.failures.items()]
+    if not len(replies.clients):
+        return Screened(replies, tuple(sorted(failures)), ())
     changes = small_changes(replies, broadcast) if changes is None else changes
-    if not len(replies.clients) or plainly_sound(replies, broadcast, table, max_norm_ratio, changes):
-        return replies, tuple(sorted(rejected))
-    measured = Measured.of(replies, broadcast, table, buffers or {})
-    reasons = measured.reasons(max_norm_ratio)
-    rejected += [Rejection(int(replies.clients[row]), reason) for row, reason in reasons.items()]
-    if not reasons:
-        return replies, tuple(sorted(rejected))
-    good = torch.tensor(
-        [row for row in range(len(replies.clients)) if row not in reasons], dtype=torch.int64, device="cpu"
-    )
-    return replies.rows(good), tuple(sorted(rejected))
-
-
-def screen_reply(reply: Reply, expected: Expected) -> Replies | Rejection:
-    """One remote reply as a stack of one, or why it is refused. The bound relative to the cohort waits for `screen`."""
-    outcome = measure_reply(reply, expected)
-    return outcome if isinstance(outcome, Rejection) else outcome[0]
+    measured = Measured.of(replies, broadcast, table, buffers, changes)
+    reasons = measured.reasons()
+    ids: list[int] = replies.clients.tolist()
+    rejected = tuple(sorted([*failures, *(Rejection(ids[row], reason) for row, reason in reasons.items())]))
+    factors = measured.factors(max_norm_ratio, broadcast, reasons)
+    good = [row for row in range(len(ids)) if row not in reasons]
+    if reasons:
+        replies = replies.rows(torch.tensor(good, dtype=torch.int64, device="cpu"))
+        factors = {name: [each[row] for row in good] for name, each in factors.items()}
+    if factors:
+        replies = _clipped(replies, factors, broadcast, buffers)
+    return Screened(replies, rejected, clipped_clients(replies.clients, factors))
 
 
 def measure_reply(reply: Reply, expected: Expected) -> tuple[Replies, Measured] | Rejection:
-    """The same with what was measured of it, for those who apply the bound later."""
+    """One remote reply as a stack of one with its measurements, or why it is rejected. Clipping needs the cohort."""
     try:
         replies = unpack(reply, expected)
     except Refused as refusal:
         return Rejection(client_of(reply), str(refusal))
-    measured = Measured.of(replies, expected.broadcast, expected.table, expected.buffers)
-    reasons = measured.reasons(None)
+    measured = Measured.of(replies, expected.broadcast, expected.table, expected.buffers, {})
+    reasons = measured.reasons()
     return Rejection(client_of(reply), reasons[0]) if reasons else (replies, measured)
 
 
@@ -107,29 +135,32 @@ class Measured(NamedTuple):
     """What the rules need to know of a stack of replies, on the host: a list has one entry for each reply."""
 
     finite: dict[str, list[bool]]
-    """Whether every number is finite, of each slot, of the buffers together and of each kept slot."""
+    """Whether every number is finite, of each slot, float buffer and kept slot."""
     fell: dict[str, list[bool]]
     """Whether a slot or count that can only grow is below its broadcast anywhere, or a variance below zero."""
     norms: dict[str, list[float]]
-    """Norm of the change of each slot and of the buffers together."""
-    scales: dict[str, float]
-    """Norm of the broadcast of the slots that grow."""
+    """Norm of the change of each slot and float buffer."""
 
     @classmethod
-    def of(cls, replies: Replies, broadcast: Slots, table: SlotTable, buffers: Mapping[str, Tensor]) -> Measured:
+    def of(
+        cls,
+        replies: Replies,
+        broadcast: Slots,
+        table: SlotTable,
+        buffers: Mapping[str, Tensor],
+        changes: Mapping[str, Tensor],
+    ) -> Measured:
         """Measure on the device; unless something is not finite, one copy to the host is the only synchronisation."""
-        spread, count = replies.spread, len(replies.spread.mine(replies.clients))
-        values = dict(replies.slots.items()) | {f"kept {name}": kept for name, kept in replies.kept.items()}
-        floats = _float_buffers(replies.buffers, buffers)
-        if floats is not None:
-            values["buffers"] = floats
+        spread = replies.spread
+        kept = {f"kept {name}": values for name, values in replies.kept.items()}
+        values = dict(replies.slots.items()) | _float_buffers(replies.buffers, buffers) | kept
         rows: dict[Key, Tensor] = {}
         for name, value in values.items():
+            change, reference = (changes[name], None) if name in changes else (value, broadcast.get(name))
             if name in table.grows:
-                rows["norm", name], rows["fell", name] = norms_and_falls(value, broadcast[name])
-                rows["scale", name] = change_norms(broadcast[name][None]).expand(count)
+                rows["norm", name], rows["fell", name] = norms_and_falls(change, reference)
             else:
-                rows["norm", name] = change_norms(value, broadcast.get(name), rough=True)
+                rows["norm", name] = change_norms(change, reference, rough=True)
         variances = [_rows(values) for name, values in replies.buffers.items() if _own_name(name) == VARIANCE]
         if variances:
             rows["fell", VARIANCE] = torch.cat(variances, 1).amin(1) < 0
@@ -142,34 +173,67 @@ class Measured(NamedTuple):
         return cls(
             finite={name: _finite(norms[name], value, spread) for name, value in values.items()},
             fell={name: [flag > 0 for flag in flags] for (what, name), flags in host.items() if what == "fell"},
-            norms={name: norm for name, norm in norms.items() if not name.startswith("kept ")},
-            scales={name: scales[0] for (what, name), scales in host.items() if what == "scale"},
+            norms={name: norm for name, norm in norms.items() if name not in kept},
         )
 
-    def reasons(self, max_norm_ratio: float | None) -> dict[int, str]:
-        """Why a reply is refused, for each row that is."""
+    def reasons(self) -> dict[int, str]:
+        """Why a reply is rejected, for each row that is."""
         found: dict[int, str] = {}
         for name, finite in self.finite.items():
             for row in _where(not one for one in finite):
-                found.setdefault(row, f"{name} {'are' if name == 'buffers' else 'is'} not finite")
-        usable = [all(flags) for flags in zip(*self.finite.values(), strict=True)]
+                found.setdefault(row, f"{name} is not finite")
         for name, fell in self.fell.items():
             for row in _where(fell):
                 below = "is below zero" if name == VARIANCE else f"fell below the broadcast {name}"
                 found.setdefault(row, f"{name} {below}")
-        if max_norm_ratio is None or not any(usable):
+        return found
+
+    def factors(
+        self, max_norm_ratio: float | None, broadcast: Slots, rejected: Collection[int] = ()
+    ) -> dict[str, list[float]]:
+        """By how much each row's change is shortened, for the slots and buffers of which one is."""
+        found: dict[str, list[float]] = {}
+        if max_norm_ratio is None:
             return found
         for name, norms in self.norms.items():
-            scale = max(median_low(compress(norms, usable)), self.scales.get(name, 0.0))
-            if scale == 0:
-                continue  # a cohort that did not move gives nothing to compare with
-            for row in _where(norm > max_norm_ratio * scale for norm in norms):
-                found.setdefault(
-                    row,
-                    f"the change of {name} has norm {norms[row]:.3g}, more than {max_norm_ratio:g} times "
-                    f"the cohort's {scale:.3g}",
-                )
-        return found
+            usable = [norm for row, norm in enumerate(norms) if row not in rejected] if rejected else norms
+            scale = median_low(usable) if usable else math.inf
+            if max(usable, default=0.0) > max_norm_ratio * scale:  # rarely: the broadcast is not measured otherwise
+                bound = max_norm_ratio * max(scale, _floor(name, broadcast))
+                found[name] = [bound / norm if norm > bound else 1.0 for norm in norms]
+        return {name: each for name, each in found.items() if min(each) < 1}
+
+
+def _floor(name: str, broadcast: Slots) -> float:
+    """The least that counts as the scale of a slot, or of a buffer."""
+    if name.startswith(BUFFER):
+        return 0.0
+    return SHARE * float(change_norms(broadcast.get(name, broadcast.x)[None]))
+
+
+def clipped_clients(clients: Tensor, factors: Mapping[str, Sequence[float]]) -> tuple[int, ...]:
+    """Those of which a change is shortened."""
+    rows = {row for each in factors.values() for row in _where(factor < 1 for factor in each)}
+    return tuple(int(clients[row]) for row in sorted(rows))
+
+
+def clip_buffers(stacked: Buffers, broadcast: Mapping[str, Tensor], factors: Mapping[str, Sequence[float]]) -> Buffers:
+    """Buffers `[R, …]` with the changes that are too long shortened."""
+    return {
+        name: clip(values, broadcast.get(name), factors[BUFFER + name]) if BUFFER + name in factors else values
+        for name, values in stacked.items()
+    }
+
+
+def _clipped(
+    replies: Replies, factors: Mapping[str, list[float]], broadcast: Slots, buffers: Mapping[str, Tensor]
+) -> Replies:
+    mine = {name: each[replies.spread.held] for name, each in factors.items()}
+    slots = {
+        name: clip(values, broadcast.get(name), mine[name]) if name in mine else values
+        for name, values in replies.slots.items()
+    }
+    return replace(replies, slots=Slots(**slots), buffers=clip_buffers(replies.buffers, buffers, mine))
 
 
 def _on_the_host(rows: Mapping[Key, Tensor], spread: Spread) -> dict[Key, list[float]]:
@@ -193,22 +257,25 @@ def _finite(norms: Sequence[float], values: Tensor, spread: Spread) -> list[bool
     return finite
 
 
-def _float_buffers(stacked: Buffers, broadcast: Mapping[str, Tensor]) -> Tensor | None:
-    """The change of all buffers but whole numbers, of every reply side by side, `[R, …]`.
+def _float_buffers(stacked: Buffers, broadcast: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The change of every buffer but whole numbers, `[R, …]`.
 
     One may be infinite from the start and stay so: a mask for ever, a running minimum before its first number.
     """
     real = {name: real_numbers(values) for name, values in stacked.items()}
     floats = {name: values for name, values in real.items() if values.is_floating_point()}
     if not floats:
-        return None
+        return {}
     values = torch.cat([_rows(each) for each in floats.values()], 1)
     before = {name: real_numbers(broadcast[name]) for name in floats if name in broadcast}
     known = torch.cat([before.get(name, each.new_zeros(each.shape[1:])).flatten() for name, each in floats.items()])
     if known.is_cpu and math.isfinite(known.sum().item()):  # a GPU is not waited for
-        return values - known
-    change = values - torch.nan_to_num(known, nan=0.0, posinf=0.0, neginf=0.0)
-    return change.masked_fill_(values == known, 0.0)
+        change = values - known
+    else:
+        change = values - torch.nan_to_num(known, nan=0.0, posinf=0.0, neginf=0.0)
+        change.masked_fill_(values == known, 0.0)
+    parts = torch.split(change, [each.shape[1:].numel() for each in floats.values()], 1)
+    return {BUFFER + name: part for name, part in zip(floats, parts, strict=True)}
 
 
 def _own_name(buffer: str) -> str:

@@ -13,8 +13,8 @@ from torch import Tensor
 from fedlalr.algorithms.slots import Slots
 from fedlalr.federation.replies.payload import Expected, Refused, Reply
 from fedlalr.federation.replies.reducing import reduce_slots
-from fedlalr.federation.replies.reductions import Max, Mean, Median, SlotReduction, Trimmed, pieces
-from fedlalr.federation.replies.screening import Measured, Rejection, measure_reply
+from fedlalr.federation.replies.reductions import Max, Mean, Median, SlotReduction, Trimmed, clip, pieces
+from fedlalr.federation.replies.screening import Measured, Rejection, clip_buffers, clipped_clients, measure_reply
 from fedlalr.flower.server.spool import Spool
 from fedlalr.training.interfaces import Buffers, Replies
 
@@ -37,6 +37,10 @@ class Closed:
     """`[R, …]`."""
     rows: tuple[int, ...]
     """Where their uploads lie in the spool."""
+    factors: Mapping[str, Sequence[float]]
+    """By how much their changes are shortened, for the slots and buffers of which one is."""
+    clipped: tuple[int, ...]
+    """The clients of which one is."""
     rejected: tuple[Rejection, ...]
     replied: int
     """Replies with an upload of the right form."""
@@ -78,23 +82,25 @@ class SpooledInbox:
         return self._rejected[-1]
 
     def close(self, max_norm_ratio: float | None) -> Closed:
-        """Apply the bound that is relative to the cohort, and put the accepted replies in the order of their ids."""
-        reasons = _together(self._measured).reasons(max_norm_ratio) if self._measured else {}
+        """Put the accepted replies in the order of their ids, and see which changes are too long for this cohort."""
         ids = [int(part.clients[0]) for part in self._parts]
-        refused = [Rejection(ids[row], reason) for row, reason in reasons.items()]
-        rows = sorted((row for row in range(len(ids)) if row not in reasons), key=lambda row: ids[row])
+        rows = sorted(range(len(ids)), key=lambda row: ids[row])
         parts = [self._parts[row] for row in rows]
+        measured = [self._measured[row] for row in rows]
+        factors = _together(measured).factors(max_norm_ratio, self.expected.broadcast) if measured else {}
         none = torch.empty(0, dtype=torch.int64)
+        clients = torch.cat([none, *(part.clients for part in parts)])
+        buffers = {name: torch.cat([part.buffers[name] for part in parts]) for name in self.expected.buffers if parts}
         return Closed(
-            clients=torch.cat([none, *(part.clients for part in parts)]),
+            clients=clients,
             samples=torch.cat([none, *(part.samples for part in parts)]),
             steps=torch.cat([none, *(part.steps for part in parts)]),
             losses=torch.cat([none.double(), *(part.losses for part in parts)]),
-            buffers={
-                name: torch.cat([part.buffers[name] for part in parts]) for name in self.expected.buffers if parts
-            },
+            buffers=clip_buffers(buffers, self.expected.buffers, factors),
             rows=tuple(rows),
-            rejected=tuple(sorted([*self._rejected, *refused])),
+            factors=factors,
+            clipped=clipped_clients(clients, factors),
+            rejected=tuple(sorted(self._rejected)),
             replied=len(ids),
         )
 
@@ -105,17 +111,14 @@ class SpooledInbox:
         for name in table.up:
             chosen = {name: how[name]} if name in how else {}
             alone = replace(table, up={name: table.up[name]}, grows=())
-            pieces = [
-                reduce_slots(
-                    Slots(**{name: self._spool.read(name, closed.rows, start, stop).to(broadcast.x.device)}),
-                    broadcast.map(lambda flat, start=start, stop=stop: flat[start:stop]),  # type: ignore[misc]
-                    share,
-                    alone,
-                    chosen,
-                )[name]
-                for start, stop in _pieces(self._spool.size, len(closed.rows), chosen.get(name))
-            ]
-            reduced[name] = torch.cat(pieces)
+            factors = closed.factors.get(name, ())
+            parts = []
+            for start, stop in _pieces(self._spool.size, len(closed.rows), chosen.get(name)):
+                values = self._spool.read(name, closed.rows, start, stop).to(broadcast.x.device)
+                part = broadcast.map(lambda flat, start=start, stop=stop: flat[start:stop])  # type: ignore[misc]
+                uploads = Slots(**{name: clip(values, part.get(name), factors)})
+                parts.append(reduce_slots(uploads, part, share, alone, chosen)[name])
+            reduced[name] = torch.cat(parts)
         return Slots(**reduced)
 
     def dispose(self) -> None:
@@ -137,4 +140,4 @@ def _together(parts: Sequence[Measured]) -> Measured:
         tables: list[dict[str, list[Any]]] = [getattr(part, which) for part in parts]
         return {name: [one for table in tables for one in table[name]] for name in tables[0]}
 
-    return Measured(joined("finite"), joined("fell"), joined("norms"), parts[0].scales)
+    return Measured(joined("finite"), joined("fell"), joined("norms"))

@@ -128,7 +128,7 @@ class FederatedServer:
             share = weights(closed.samples, rules.weighting, training.layout.dtype, training.device)
             with torch.no_grad():
                 reduced = inbox.reduce(closed, share, rules.reduce)
-                buffers = reduce_buffers(closed.buffers, share)
+                buffers = reduce_buffers(closed.buffers, share, how=rules.reduce, broadcast=work.buffers)
             slots = update_slots(self.state, work, reduced, closed.steps, share, training.algorithm)
             clock.lap("reduce")
         finally:
@@ -141,6 +141,8 @@ class FederatedServer:
             replied=closed.replied,
             accepted=count,
             rejected=closed.rejected,
+            clipped=closed.clipped,
+            cohort=opened.cohort,
             train_loss=float(closed.losses.nanmean()),
             traces=(),
             timing=clock.laps,

@@ -23,6 +23,7 @@ from fedlalr.data.population import Population, Samples
 from fedlalr.federation.metrics import Metrics
 from fedlalr.federation.observers import Observer, RunInfo
 from fedlalr.federation.record import Record
+from fedlalr.federation.replies.screening import SEVERAL
 from fedlalr.federation.result import Result
 from fedlalr.federation.round import Outcome, RoundFailed, ServerState
 from fedlalr.federation.session import Problem, RepliesRejected, Session, initial_state, run_info
@@ -279,6 +280,8 @@ def log_round(record: Record, rounds: int) -> None:
     t, accuracy = record.round, "" if record.accuracy is None else f"accuracy {record.accuracy:.1%}, "
     for client, reason in record.rejected:
         log.warning("round %d: the reply of client %d was rejected: %s", t, client, reason)
+    for client in record.repeatedly:
+        log.warning("client %d has been rejected in each of its last %d rounds or more", client, SEVERAL)
     replies = "1 reply" if record.clients == 1 else f"{record.clients} replies"
     log.info(f"round {t}/{rounds}: {accuracy}loss {record.loss:.4f}, {replies}, {record.seconds:.1f} s")
 

@@ -1,4 +1,4 @@
-"""The replies of one round as they come in from remote clients, one by one and in any order."""
+"""Replies of remote clients taken in one by one and kept in memory, to compare what deployments do on disk with."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ import torch
 
 from fedlalr.algorithms.slots import Slots
 from fedlalr.federation.replies.payload import Expected, Reply
-from fedlalr.federation.replies.screening import MAX_NORM_RATIO, Rejection, screen, screen_reply
+from fedlalr.federation.replies.screening import MAX_NORM_RATIO, Rejection, Screened, measure_reply, screen
 from fedlalr.training.interfaces import Replies
+
+
+def screen_reply(reply: Reply, expected: Expected) -> Replies | Rejection:
+    """One remote reply as a stack of one, or why it is rejected."""
+    outcome = measure_reply(reply, expected)
+    return outcome if isinstance(outcome, Rejection) else outcome[0]
 
 
 class Inbox:
@@ -39,14 +45,17 @@ class Inbox:
         """Note that a client raised, went away or was too late."""
         self._rejected.append(Rejection.because(client, reason))
 
-    def close(self, max_norm_ratio: float | None = MAX_NORM_RATIO) -> tuple[Replies, tuple[Rejection, ...]]:
+    def close(self, max_norm_ratio: float | None = MAX_NORM_RATIO) -> Screened:
         """What may be reduced, in the order of the clients' ids whatever the order of arrival, and what was refused."""
         expected = self.expected
-        stacked = stack(self._accepted, expected)
-        accepted, refused = screen(
-            stacked, expected.broadcast, expected.table, buffers=expected.buffers, max_norm_ratio=max_norm_ratio
+        screened = screen(
+            stack(self._accepted, expected),
+            expected.broadcast,
+            expected.table,
+            buffers=expected.buffers,
+            max_norm_ratio=max_norm_ratio,
         )
-        return accepted, tuple(sorted([*self._rejected, *refused]))
+        return screened._replace(rejected=tuple(sorted([*self._rejected, *screened.rejected])))
 
 
 def stack(parts: list[Replies], expected: Expected) -> Replies:

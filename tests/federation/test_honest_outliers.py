@@ -1,0 +1,183 @@
+"""Defences do not shut honest clients out, cover buffers, and stop a single attacker, without a setting."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fedlalr as fl
+from conftest import make_clients, make_model
+from fedlalr.algorithms.slots import Slots, SlotTable
+from fedlalr.federation import screen
+from fedlalr.federation.replies.reductions import SHARE
+from fedlalr.federation.replies.screening import MAX_NORM_RATIO
+from fedlalr.training import ENGINES
+from fedlalr.training.interfaces import Replies
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "attacks.py"
+
+
+@pytest.fixture(scope="module")
+def attacks():
+    spec = importlib.util.spec_from_file_location("attacks", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["attacks"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["attacks"]
+
+
+@pytest.fixture(scope="module")
+def defences(attacks):
+    return {each.name: each for each in attacks.DEFENCES}
+
+
+def test_clients_with_a_rare_class_are_heard_after_the_majority_has_converged(attacks, defences):
+    """Three honest clients of a hundred: their changes are hundreds of times as long as the median."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", fl.RepliesRefused)
+        rare, others, result = attacks.run_rare(defences["default"], fl.FedLALR(lr=0.1), rounds=40)
+    assert rare == 1.0
+    assert others == 1.0
+    clipped = {client for record in result.history for client in record.clipped}
+    assert clipped >= set(range(attacks.RARE))  # it is the share of the broadcast that lets them through
+
+
+def test_an_ordinary_run_keeps_its_bits():
+    common = {"rounds": 3, "local": fl.Steps(3), "batch_size": 4, "engine": "reference"}
+    screened, plain = (
+        fl.run(make_model(), make_clients(), fl.FedLALR(), **common, **options).state
+        for options in ({}, {"max_norm_ratio": None})
+    )
+    for slot, values in screened.items():
+        assert all(torch.equal(value, plain[slot][name]) for name, value in values.items())
+
+
+@pytest.mark.parametrize("attack", ["x reversed", "m reversed", "v̂ inflation", "buffers"])
+def test_one_attacker_of_fifty_is_stopped_by_default(attack, attacks, defences):
+    overrides = ["rounds=12", "partition.clients=50", "clients_per_round=50"]
+    honest = attacks.run(None, 0.0, defences["default"], overrides).accuracy
+    attacked = attacks.run(attacks.ATTACKS[attack], 0.02, defences["default"], overrides).accuracy
+    assert attacked > honest - 0.05
+
+
+@pytest.mark.parametrize("how", [fl.Median(), fl.Trimmed(0.2), fl.Bounded(1.0)], ids=repr)
+def test_a_robust_reduction_of_x_covers_the_buffers(how, attacks):
+    """One of ten sends statistics that are far off. No bound is set: it is the reduction that holds."""
+
+    def statistics(engine, how):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
+        result = fl.run(
+            model, make_clients(sizes=(9,) * 10), fl.FedLALR(), rounds=2, local=fl.Steps(3), batch_size=None,
+            engine=engine, reduce={"x": how, "m": how, "v_hat": how}, max_norm_ratio=None,
+        )  # fmt: skip
+        buffers = result.model[1]
+        return torch.cat([buffers.running_mean, buffers.running_var])
+
+    def attacked(training):
+        return attacks.AttackedEngine(ENGINES["reference"](training), attacks.shift_buffers, torch.tensor([2]))
+
+    honest = statistics("reference", how)
+    assert (statistics(attacked, how) - honest).norm() < honest.norm()
+    assert (statistics(attacked, fl.Mean()) - honest).norm() > 10 * honest.norm()
+
+
+def cohort(count: int = 5, size: int = 8) -> tuple[Replies, Slots, SlotTable]:
+    generator = torch.Generator().manual_seed(0)
+    broadcast = Slots(x=torch.randn(size, generator=generator))
+    ids = torch.arange(count)
+    uploads = Slots(x=broadcast.x + torch.randn(count, size, generator=generator))
+    table = SlotTable(down=("x",), up={"x": "mean"})
+    return Replies(ids, ids + 1, ids + 1, torch.ones(count), uploads, {}, Slots()), broadcast, table
+
+
+@pytest.mark.parametrize("value", [1e30, 1.0, -1e-3])
+def test_a_buffer_that_honest_clients_do_not_change_stays_as_it_is(value):
+    replies, broadcast, table = cohort()
+    before = {"places": torch.arange(4.0), "statistics": torch.zeros(3), "mask": torch.tensor([0.0, -torch.inf])}
+    moved = torch.arange(15.0).view(5, 3) + 1
+    buffers = {"places": before["places"].repeat(5, 1), "statistics": moved, "mask": before["mask"].repeat(5, 1)}
+    buffers["places"][2, 1] += value
+    buffers["mask"][2, 0] += value
+    screened = screen(replace(replies, buffers=buffers), broadcast, table, buffers=before)
+    assert screened.clipped == (2,)
+    assert screened.rejected == ()
+    for name in ("places", "mask"):
+        assert torch.equal(screened.accepted.buffers[name], before[name].repeat(5, 1))
+    assert torch.equal(screened.accepted.buffers["statistics"], moved)
+
+
+def test_a_complex_buffer_is_clipped_like_any_other():
+    replies, broadcast, table = cohort()
+    turns = torch.ones(5, 2, dtype=torch.complex64)
+    turns[4] = 1e6j
+    screened = screen(replace(replies, buffers={"turns": turns}), broadcast, table, buffers={"turns": 0 * turns[0]})
+    assert screened.clipped == (4,)
+    expected = torch.full((2,), MAX_NORM_RATIO * 1j, dtype=torch.complex64)
+    torch.testing.assert_close(screened.accepted.buffers["turns"][4], expected)
+    assert torch.equal(screened.accepted.buffers["turns"][:4], turns[:4])
+
+
+def test_a_slot_that_is_not_broadcast_is_compared_with_x():
+    """A change of x that is sent as such, when most clients have nothing more to learn."""
+    replies, broadcast, _ = cohort()
+    table = SlotTable(down=("x",), up={"delta": "mean"})
+    delta = torch.zeros(5, 8)
+    delta[0, 0] = 1000.0
+    screened = screen(replace(replies, slots=Slots(delta=delta)), broadcast, table)
+    assert screened.clipped == (0,)
+    allowed = MAX_NORM_RATIO * SHARE * broadcast.x.norm()
+    torch.testing.assert_close(screened.accepted.slots.delta[0].norm(), allowed)
+
+
+def test_replies_are_clipped_by_what_the_accepted_ones_say():
+    """Rejected replies have no part in the median."""
+    replies, broadcast, table = cohort(count=5)
+    x = replies.slots.x.clone()
+    x[:2] = torch.nan
+    x[2] = broadcast.x + 1e9
+    screened = screen(replace(replies, slots=Slots(x=x)), broadcast, table)
+    assert [rejection.client for rejection in screened.rejected] == [0, 1]
+    assert screened.clipped == (2,)
+    assert screened.accepted.clients.tolist() == [2, 3, 4]
+    assert torch.equal(screened.accepted.slots.x[1:], x[3:])
+
+
+def test_a_client_that_is_rejected_in_several_rounds_running_is_named(tmp_path):
+    from fedlalr.report.groups import group_runs
+    from fedlalr.report.runs import read_run
+    from fedlalr.report.sections import rejections_table
+
+    clients = make_clients()
+    clients[2] = (torch.full_like(clients[2][0], torch.nan), clients[2][1])
+    common = {"local": fl.Steps(2), "batch_size": 4, "engine": "reference"}
+    with pytest.warns(fl.RepliesRefused) as told:
+        result = fl.run(make_model(), clients, fl.FedLALR(), rounds=5, run_dir=tmp_path, **common)
+    named = [
+        str(warning.message)
+        for warning in told
+        if "client 2 has been rejected in each of its last 3" in str(warning.message)
+    ]
+    assert len(named) == 1
+    assert [record.repeatedly for record in result.history] == [(), (), (2,), (2,), (2,)]
+    table = rejections_table(group_runs([read_run(tmp_path)]))
+    assert table is not None
+    assert any("3 or more of their rounds running" in note and "client 2 " in note for note in table.notes)
+
+
+def test_a_client_that_is_accepted_in_between_is_not_named():
+    from fedlalr.federation.replies.screening import Rejection, Streaks
+
+    streaks, bad = Streaks(), [Rejection(1, "x is not finite")]
+    assert [streaks.update([0, 1], bad) for _ in range(2)] == [(), ()]
+    assert streaks.update([0, 2], []) == ()  # it was not drawn
+    assert streaks.update([0, 1], []) == ()
+    assert [streaks.update([1, 2], bad) for _ in range(3)] == [(), (), (1,)]
