@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedlalr.config import load, with_method
-from fedlalr.federation.trajectory import V_HAT_SQUARED, Point
+from fedlalr.federation.trajectory import V_HAT_SQUARED, TrajectoryPoint
 from fedlalr.paper.curves import Array, Curves, PanelCurves, stack
-from fedlalr.paper.plans import METHODS, Beside, Line, Panel
+from fedlalr.paper.plans import METHODS, Beside, FigureLine, Panel
 from fedlalr.report.tables import name_of
 
 ROUNDS = 40
@@ -35,7 +35,7 @@ def curves(
     loss: Sequence[Sequence[float] | Array] | None = None,
     seeds: Sequence[int] | None = None,
     failures: Sequence[str | None] | None = None,
-    trajectories: Sequence[Sequence[Point]] = (),
+    trajectories: Sequence[Sequence[TrajectoryPoint]] = (),
     passes: float = math.nan,
     label: str = "a curve",
 ) -> Curves:
@@ -64,9 +64,9 @@ def panel(
 ) -> PanelCurves:
     """A panel of these lines; where it has several methods, it was meant to have all six."""
     if "fedlalr" in lines and len(lines) > 1:
-        planned = [Line(method, name_of(method), with_method(CONFIG, method)) for method in METHODS]
+        planned = [FigureLine(method, name_of(method), with_method(CONFIG, method)) for method in METHODS]
     else:
-        planned = [Line(key, key, CONFIG) for key in lines]
+        planned = [FigureLine(key, key, CONFIG) for key in lines]
     planned += [one.line(CONFIG) for one in beside]
     return PanelCurves(Panel(f"{group}-{short}", title, tuple(planned), group, short), lines)
 
@@ -77,10 +77,12 @@ def six(**changes: Array | Curves) -> dict[str, Curves]:
     return lines | {name: one if isinstance(one, Curves) else curves(one) for name, one in changes.items()}
 
 
-def moments(first: Mapping[int, float], pace: Mapping[int, float], rounds: Sequence[int] = (1, 3)) -> list[Point]:
+def moments(
+    first: Mapping[int, float], pace: Mapping[int, float], rounds: Sequence[int] = (1, 3)
+) -> list[TrajectoryPoint]:
     """‖v̂‖² that grows evenly over five local steps, for every client."""
     return [
-        Point(t, client, k, {V_HAT_SQUARED: first[client] + pace[client] * (k - 1)})
+        TrajectoryPoint(t, client, k, {V_HAT_SQUARED: first[client] + pace[client] * (k - 1)})
         for t in rounds
         for client in first
         for k in range(1, 6)

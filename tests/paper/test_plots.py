@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from fedlalr.federation.trajectory import QUANTILES, V_HAT_SQUARED, Point, rate_name
+from fedlalr.federation.trajectory import QUANTILES, V_HAT_SQUARED, TrajectoryPoint, rate_name
 from fedlalr.paper.line_drawing import METHOD_LOOKS, method_looks
 from fedlalr.paper.plans import INTERVALS, METHODS, Beside
 from fedlalr.paper.plots import (
@@ -30,7 +30,7 @@ def foot(figure):
 def points():
     rates = {rate_name(quantile): 1 + quantile for quantile in QUANTILES}
     return [
-        Point(t, client, k, {V_HAT_SQUARED: k * (1 + client), **rates})
+        TrajectoryPoint(t, client, k, {V_HAT_SQUARED: k * (1 + client), **rates})
         for t in (1, 8, 16, 23)
         for client in (0, 1)
         for k in (1, 2, 3)

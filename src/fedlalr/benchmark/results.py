@@ -13,10 +13,10 @@ from typing import Any
 
 from fedlalr import __version__
 from fedlalr.algorithms import ALGORITHMS
-from fedlalr.benchmark.racing import Outcome
+from fedlalr.benchmark.racing import RaceResult
 from fedlalr.training.machine import hardware, usable_cores
 
-Races = Mapping[str, Sequence[Outcome]]
+Races = Mapping[str, Sequence[RaceResult]]
 """The outcomes by job; the first contestant of each is what the others are compared with."""
 
 _OURS, _OTHERS = "#0072B2", "#BBBBBB"
@@ -51,7 +51,7 @@ def method_table(races: Races) -> str:
     return "\n".join(["| job | engine | method | × FedAvg |", "|---|---|---|---|", *rows]) if rows else ""
 
 
-def _cell(outcome: Outcome | None, base: Outcome) -> str:
+def _cell(outcome: RaceResult | None, base: RaceResult) -> str:
     if outcome is None:
         return "–"
     if outcome is base:

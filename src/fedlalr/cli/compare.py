@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedlalr.cli.compare_plan import Part, in_words, refuse_others, replacing
+from fedlalr.cli.compare_plan import PlannedComparison, in_words, refuse_others, replacing
 from fedlalr.cli.compare_table import show
 from fedlalr.cli.errors import FAILED, told_how_to_go_on
 from fedlalr.cli.options import (
@@ -105,7 +105,7 @@ def compare(
     console = progress_console(as_json)
     silent = quiet or (as_json and not console.is_terminal)
     parts = [
-        Part(variation, config, names, root / variation.label)
+        PlannedComparison(variation, config, names, root / variation.label)
         for variation, config, names in zip(variations, configs, named, strict=True)
     ]
     refuse_others(parts, seeds, grid_seeds if grid else None)
@@ -181,7 +181,7 @@ class Shown:
         run_shown(jobs, self.workers, self.root, self.console, self.silent)
 
 
-def tune(part: Part, seeds: int, shown: Shown) -> tuple[Config, list[Choice]]:
+def tune(part: PlannedComparison, seeds: int, shown: Shown) -> tuple[Config, list[Choice]]:
     """The configuration with every method's rates set to the best of its grid."""
     from fedlalr.config.grid import choose, score
     from fedlalr.config.loading import check
@@ -203,7 +203,7 @@ def tune(part: Part, seeds: int, shown: Shown) -> tuple[Config, list[Choice]]:
 
 
 def run_all(
-    part: Part, config: Config, seeds: int, target: float | None, shown: Shown
+    part: PlannedComparison, config: Config, seeds: int, target: float | None, shown: Shown
 ) -> tuple[Comparison, list[Path]]:
     """Every method with every seed, compared and drawn."""
     from fedlalr.report import compare as compare_runs
@@ -238,7 +238,7 @@ def run_shown(jobs: Sequence[Job], workers: int, root: Path, console: Console, s
 class Compared:
     """One comparison with the files it left."""
 
-    part: Part
+    part: PlannedComparison
     comparison: Comparison
     choices: Sequence[Choice]
     pictures: Sequence[Path]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedlalr.cli.grid_progress import GridProgress
     from fedlalr.config.jobs import Job
     from fedlalr.paper.figures import Drawn
-    from fedlalr.paper.plans import Plan, Request
+    from fedlalr.paper.plans import FigurePlan, Request
 
 
 class FigureName(StrEnum):
@@ -207,7 +207,7 @@ class Making:
         if "speedup" in names:
             yield self._speedup()
 
-    def _jobs(self, plan: Plan | None) -> list[Job]:
+    def _jobs(self, plan: FigurePlan | None) -> list[Job]:
         return [] if plan is None else plan.jobs(self.runs, self.seeds, self.methods)
 
     def _run(self, jobs: Sequence[Job], progress: GridProgress) -> None:

@@ -55,7 +55,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RoundOutcome:
     """A round that succeeded."""
 
     state: ServerState
@@ -78,7 +78,7 @@ def play_round(
     rules: Rules,
     probe: Probe | None = None,
     on_refused: Callable[[Work, Sequence[Rejection]], None] | None = None,
-) -> Outcome:
+) -> RoundOutcome:
     """One round with the given cohort. The state passed in is never changed; on `RoundFailed` it still stands.
 
     `on_refused` is told of refused replies before anything comes of them.
@@ -127,7 +127,7 @@ def play_round(
         changed = {name: buffer.masked_fill(buffer == state.buffers[name], 0.0) for name, buffer in floats.items()}
         check_finite(changed, work.round, "with the statistics that clients measured of the new x")
     clock.lap("reduce")
-    return Outcome(
+    return RoundOutcome(
         state=new,
         replied=len(replies.clients),
         accepted=len(accepted.clients),

@@ -25,7 +25,7 @@ from fedlalr.federation.options import Options
 from fedlalr.federation.record import Record
 from fedlalr.federation.replies.reductions import SlotReduction
 from fedlalr.federation.replies.screening import MAX_NORM_RATIO
-from fedlalr.federation.round import Outcome, ServerState, module_randomness, play_round
+from fedlalr.federation.round import RoundOutcome, ServerState, module_randomness, play_round
 from fedlalr.federation.sampling import sample
 from fedlalr.federation.storage.fingerprint import facts_of
 from fedlalr.federation.storage.journal import Journal
@@ -349,7 +349,7 @@ def evaluate_state(
 
 
 def make_record(
-    outcome: Outcome, evaluation: Evaluation | None, lr: float, cohort: int, training: Training, seconds: float
+    outcome: RoundOutcome, evaluation: Evaluation | None, lr: float, cohort: int, training: Training, seconds: float
 ) -> Record:
     """A round in numbers. Bytes are those of the table's slots, and apart from them what the module's buffers cost:
     where statistics are measured anew, the new x once more and the statistics a second time."""

@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from fedlalr.paper.curves import Array, Curves, PanelCurves
-from fedlalr.paper.plans import METHODS, Line
+from fedlalr.paper.plans import METHODS, FigureLine
 from fedlalr.paper.style import WIDTH, add_notes
 from fedlalr.report.line_styles import COLOURS, LINE_STYLES
 
@@ -77,7 +77,7 @@ def told_apart(results: Sequence[PanelCurves]) -> list[str]:
     return [f"Other settings: {'; '.join(labels)}."]
 
 
-def _beside(result: PanelCurves) -> list[Line]:
+def _beside(result: PanelCurves) -> list[FigureLine]:
     return [line for line in result.panel.lines if line.key not in METHODS]
 
 

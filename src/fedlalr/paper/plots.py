@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
-from fedlalr.federation.trajectory import QUANTILES, V_HAT_SQUARED, Point, rate_name
+from fedlalr.federation.trajectory import QUANTILES, V_HAT_SQUARED, TrajectoryPoint, rate_name
 from fedlalr.paper.curves import PanelCurves
 from fedlalr.paper.line_drawing import (
     Look,
@@ -226,13 +226,13 @@ def _cohorts_panel(axes: Axes, group: str, results: Sequence[PanelCurves]) -> No
     axes.legend(loc="lower right", frameon=False, fontsize=6.5, handlelength=1.8)
 
 
-def _norms(axes: Axes, points: Sequence[Point], look: Look) -> None:
+def _norms(axes: Axes, points: Sequence[TrajectoryPoint], look: Look) -> None:
     axes.plot([point.step for point in points], [point.values[V_HAT_SQUARED] for point in points], **look)
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
     axes.yaxis.get_offset_text().set_fontsize(6)
 
 
-def _rates(axes: Axes, points: Sequence[Point], look: Look) -> None:
+def _rates(axes: Axes, points: Sequence[TrajectoryPoint], look: Look) -> None:
     steps = [point.step for point in points]
     low, median, high = (
         [point.values[rate_name(quantile)] for point in points] for quantile in (QUANTILES[0], 0.5, QUANTILES[-1])
