@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from fedlalr.algorithms.registry import PAPER_METHODS
 from fedlalr.config import load, with_method
 from fedlalr.federation.trajectory import V_HAT_SQUARED, TrajectoryPoint
 from fedlalr.paper.curves import Array, Curves, PanelCurves, stack
-from fedlalr.paper.plans import METHODS, Beside, FigureLine, Panel
+from fedlalr.paper.plans import Beside, FigureLine, Panel
 from fedlalr.report.tables import name_of
 
 ROUNDS = 40
@@ -64,7 +65,7 @@ def panel(
 ) -> PanelCurves:
     """A panel of these lines; where it has several methods, it was meant to have all six."""
     if "fedlalr" in lines and len(lines) > 1:
-        planned = [FigureLine(method, name_of(method), with_method(CONFIG, method)) for method in METHODS]
+        planned = [FigureLine(method, name_of(method), with_method(CONFIG, method)) for method in PAPER_METHODS]
     else:
         planned = [FigureLine(key, key, CONFIG) for key in lines]
     planned += [one.line(CONFIG) for one in beside]
@@ -73,7 +74,7 @@ def panel(
 
 def six(**changes: Array | Curves) -> dict[str, Curves]:
     """All six methods rising alike, FedLALR first and fastest, with some of them changed."""
-    lines = {method: curves(rising(0.60 - 0.01 * i, half=5 + i)) for i, method in enumerate(METHODS)}
+    lines = {method: curves(rising(0.60 - 0.01 * i, half=5 + i)) for i, method in enumerate(PAPER_METHODS)}
     return lines | {name: one if isinstance(one, Curves) else curves(one) for name, one in changes.items()}
 
 

@@ -24,6 +24,7 @@ from fedlalr.cli.options import (
     split_arguments,
 )
 from fedlalr.cli.variations import parse_variations
+from fedlalr.common.files import as_file_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from fedlalr.config.grid import Choice
     from fedlalr.config.jobs import Job
     from fedlalr.report import Comparison
-
-PAPER = ("fedlalr", "fedavg", "fedadam", "fedamsv1", "fedamsv2", "lafedopt")
 
 
 def compare(
@@ -105,7 +104,7 @@ def compare(
     console = progress_console(as_json)
     silent = quiet or (as_json and not console.is_terminal)
     parts = [
-        PlannedComparison(variation, config, names, root / variation.label)
+        PlannedComparison(variation, config, names, root / as_file_name(variation.label))
         for variation, config, names in zip(variations, configs, named, strict=True)
     ]
     refuse_others(parts, seeds, grid_seeds if grid else None)
@@ -145,11 +144,14 @@ def refuse_algorithm(overrides: Sequence[str]) -> None:
 
 def check_methods(given: str | None, config: Config) -> list[str]:
     """The methods to compare; FedLALR first, as the order of colours."""
-    from fedlalr.algorithms.registry import ALGORITHMS
+    from fedlalr.algorithms.registry import ALGORITHMS, PAPER_METHODS
+    from fedlalr.common.suggestions import hint
     from fedlalr.config import ConfigError
-    from fedlalr.config.errors import hint, listed
+    from fedlalr.config.errors import listed
 
-    names = list(config.methods) or list(PAPER) if given is None else [name.strip() for name in given.split(",")]
+    names = (
+        list(config.methods) or list(PAPER_METHODS) if given is None else [name.strip() for name in given.split(",")]
+    )
     if "" in names:
         raise ConfigError(f"--methods {given!r} leaves a name out; write them with commas, such as fedlalr,fedavg")
     for name in names:

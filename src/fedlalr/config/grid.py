@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlalr.algorithms import registry
+from fedlalr.common.files import as_file_name
 from fedlalr.config.errors import ConfigError
 from fedlalr.config.jobs import Job
 from fedlalr.config.loading import check, with_method
@@ -93,7 +94,7 @@ def score(accuracies: Sequence[Sequence[float | None]], rounds: int) -> float:
 
 
 def _trial(config: Config, method: str, settings: Settings, seeds: int, folder: Path) -> GridPoint:
-    name = ",".join(f"{option}={value:g}" for option, value in settings.items())
+    name = as_file_name(",".join(f"{option}={value:g}" for option, value in settings.items()))
     held_out: Mapping[str, Any] = {"validation": config.data.validation or VALIDATION}
     jobs = []
     for seed in range(config.seed + FIRST_SEED, config.seed + FIRST_SEED + seeds):

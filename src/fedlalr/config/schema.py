@@ -15,7 +15,8 @@ from torch import nn
 
 from fedlalr import models
 from fedlalr.algorithms import registry
-from fedlalr.config.errors import hint, listed
+from fedlalr.common.suggestions import hint
+from fedlalr.config.errors import listed
 from fedlalr.data.sources import SOURCES
 from fedlalr.federation.replies.screening import MAX_NORM_RATIO
 from fedlalr.training.engines.registry import ENGINES, check_engine

@@ -15,12 +15,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fedlalr.algorithms.slots import Algorithm
-from fedlalr.common.checks import check_choice, check_not_negative, check_positive
+from fedlalr.common.checks import check_choice, check_count, check_not_negative, check_positive
 from fedlalr.data.population import Clients
 from fedlalr.federation.replies.reductions import SlotReduction, as_reductions
 from fedlalr.federation.replies.screening import MAX_NORM_RATIO
 from fedlalr.federation.round import Rules
-from fedlalr.federation.validation import check_count
 from fedlalr.training import Epochs, Interval, Training
 from fedlalr.training.interfaces import Loss
 from fedlalr.training.layout import Layout

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from fedlalr.algorithms.slots import Algorithm, Slots
+from fedlalr.common.checks import check_count
 from fedlalr.data.input_errors import check_rows
 from fedlalr.data.population import Population, Samples
 from fedlalr.federation.evaluation import is_class_target
@@ -38,12 +39,6 @@ def check_observers(observers: object) -> None:
             )
         if not isinstance(observer, Observer):
             raise TypeError(f"an observer must be an instance of a subclass of fl.Observer, not {observer!r}")
-
-
-def check_count(name: str, value: object, also: str = "") -> None:
-    """Refuse anything but a whole number from 1 on."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1{also}, not {value!r}")
 
 
 def check_cohort(clients_per_round: int | None, population: int, min_clients: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from fedlalr.algorithms.slots import Algorithm
+from fedlalr.common.suggestions import hint
 from fedlalr.data.population import Clients
 from fedlalr.federation.options import Options
 from fedlalr.training import Training
@@ -28,9 +28,8 @@ class Settings(Options):
         allowed = [field.name for field in fields(cls)]
         for name in given or {}:
             if name not in allowed:
-                near = difflib.get_close_matches(str(name), allowed, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
-                raise TypeError(f"there is no setting {name!r} on Flower; choose from {', '.join(allowed)}.{hint}")
+                choices = f"{', '.join(allowed)}.{hint(name, allowed)}"
+                raise TypeError(f"there is no setting {name!r} on Flower; choose from {choices}")
         return cls(**(given or {}))
 
     def check_exchange(self) -> None:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedlalr.algorithms.registry import PAPER_METHODS
+from fedlalr.common.files import as_file_name
 from fedlalr.config import Config, ConfigError, with_method
 from fedlalr.config.jobs import Job
 from fedlalr.config.loading import check
 from fedlalr.paper.settings import STAND_IN, TITLES, Scale, Setting, find_setting
 from fedlalr.report.tables import name_of
 
-METHODS = ("fedlalr", "fedavg", "fedadam", "fedamsv1", "fedamsv2", "lafedopt")
-"""The paper's six."""
 CIFAR = ("cifar10", "cifar100")
 HOW_RUN = ("device", "engine", "checkpoint_every")
 """Where a run is computed and how often it is saved, which is no part of what it is about."""
@@ -38,7 +38,9 @@ class FigureLine:
     def job(self, folder: Path, seed: int) -> Job:
         """The run of one seed, counted from the configuration's own."""
         number = self.config.seed + seed
-        return Job(check({**self.config.model_dump(), "seed": number}), folder / self.key / f"seed-{number}")
+        return Job(
+            check({**self.config.model_dump(), "seed": number}), folder / as_file_name(self.key) / f"seed-{number}"
+        )
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Panel:
     @property
     def compares(self) -> bool:
         """Whether it has all methods, and not FedLALR alone."""
-        return set(METHODS) <= {line.key for line in self.lines}
+        return set(PAPER_METHODS) <= {line.key for line in self.lines}
 
     @property
     def cohort(self) -> int:
@@ -94,7 +96,7 @@ class FigurePlan:
     panels: tuple[Panel, ...]
     notes: tuple[str, ...] = ()
 
-    def jobs(self, folder: Path, seeds: int, methods: Collection[str] = METHODS) -> list[Job]:
+    def jobs(self, folder: Path, seeds: int, methods: Collection[str] = PAPER_METHODS) -> list[Job]:
         """Every run once, seed by seed, so that a grid that is broken off has whole seeds."""
         every = (
             line.job(folder / panel.key, seed)
@@ -231,7 +233,7 @@ def key_of(override: str) -> str:
 
 def _six(request: Request, setting: Setting, short: str) -> Panel:
     """All methods as printed, and what is to be shown beside them."""
-    lines = [method_line(setting.config, method) for method in METHODS]
+    lines = [method_line(setting.config, method) for method in PAPER_METHODS]
     return panel_of(setting, short, [*lines, *(one.line(setting.config) for one in request.beside)])
 
 

@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
+from fedlalr.algorithms.registry import PAPER_METHODS
+from fedlalr.common.colours import COLOURS
 from fedlalr.federation.trajectory import QUANTILES, V_HAT_SQUARED, TrajectoryPoint, rate_name
 from fedlalr.paper.curves import PanelCurves
 from fedlalr.paper.line_drawing import (
@@ -31,9 +33,9 @@ from fedlalr.paper.line_drawing import (
     two_parts,
     with_notes,
 )
-from fedlalr.paper.plans import INTERVALS, METHODS
+from fedlalr.paper.plans import INTERVALS
 from fedlalr.paper.style import add_notes
-from fedlalr.report.line_styles import COLOURS, LINE_STYLES
+from fedlalr.report.line_styles import LINE_STYLES
 
 INTERVAL_LOOKS: Mapping[str, Look] = {
     key: {"color": COLOURS[i], "linestyle": LINE_STYLES[i], "linewidth": 1.3} for i, key in enumerate(INTERVALS)
@@ -216,7 +218,7 @@ def _cohorts_panel(axes: Axes, group: str, results: Sequence[PanelCurves]) -> No
         curves = result.lines.get("fedlalr")
         if curves is None:
             continue
-        colour = COLOURS[(0, *range(len(METHODS), len(COLOURS)))[i % 3]]  # FedLALR's, and those of no method
+        colour = COLOURS[(0, *range(len(PAPER_METHODS), len(COLOURS)))[i % 3]]  # FedLALR's, and those of no method
         look = {"color": colour, "linestyle": LINE_STYLES[i], "linewidth": 1.2}
         x = curves.passes * np.arange(1, curves.rounds + 1)
         draw_curve(axes, curves, curves.accuracy, look, x)

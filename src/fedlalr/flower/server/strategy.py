@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor, nn
 
 from fedlalr.algorithms.slots import Algorithm
-from fedlalr.common.checks import check_choice, check_positive
+from fedlalr.common.checks import check_choice, check_count, check_positive
 from fedlalr.data.population import Population, Samples
 from fedlalr.federation.metrics import Measures, check_measures
 from fedlalr.federation.observers import Observer, RunInfo, show_round
@@ -36,7 +36,7 @@ from fedlalr.federation.run import (
 from fedlalr.federation.storage.fingerprint import facts_of
 from fedlalr.federation.storage.journal import Journal
 from fedlalr.federation.trajectory import Trajectory
-from fedlalr.federation.validation import check_cohort, check_count, check_observers, check_rounds, check_test
+from fedlalr.federation.validation import check_cohort, check_observers, check_rounds, check_test
 from fedlalr.flower.client_data import RemoteClients
 from fedlalr.flower.server.accepted_rounds import Ledger
 from fedlalr.flower.server.rounds import Rounds, check_no_probes
