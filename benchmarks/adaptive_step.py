@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots
 from fedlalr.benchmark import JOBS
-from fedlalr.benchmark.jobs import Job
+from fedlalr.benchmark.jobs import BenchmarkJob
 from fedlalr.training.fused_steps import AMSGradStep
 from profile_job import prepare
 
@@ -31,7 +31,7 @@ def root_and_division(client: Slots, root: Tensor) -> None:
     client.x.addcdiv_(client.m, root, value=-LR)
 
 
-def steps(job: Job, parameters: int) -> dict[str, Callable[[], None]]:
+def steps(job: BenchmarkJob, parameters: int) -> dict[str, Callable[[], None]]:
     """All AMSGrad steps of a round: of the cohort together, or of one client after another, each within the cache."""
     amsgrad = AMSGradStep((0.9, 0.995))
     x, m, gradient = (torch.randn(job.cohort, parameters) for _ in range(3))

@@ -150,7 +150,7 @@ def test_settings_can_vary_and_every_combination_is_compared() -> None:
     written = json.loads(Path("here/compare.json").read_text())["variations"]
     assert [one["methods"] for one in written] == [one["methods"] for one in printed]
     assert Path("here/table.md").read_text().count("| FedAvg |") == 2
-    assert Path("here/partition.alpha=10,partition=dirichlet/fedlalr/seed-0/metrics.jsonl").is_file()
+    assert Path("here/partition.alpha-10-partition-dirichlet/fedlalr/seed-0/metrics.jsonl").is_file()
 
 
 def test_the_plan_comes_first_and_every_block_names_its_variation() -> None:
@@ -161,9 +161,9 @@ def test_the_plan_comes_first_and_every_block_names_its_variation() -> None:
         "20 runs: for each of 2 variations 2 methods × 2 settings × 1 seed to tune, then 2 methods × 3 seeds"
     )
     assert lines[1] == "variation 1 of 2: partition.alpha=0.1"
-    assert lines[2].startswith("1/4  partition.alpha=0.1/grid/fedlalr/lr=0.001/seed-1000: accuracy")
+    assert lines[2].startswith("1/4  partition.alpha-0.1/grid/fedlalr/lr-0.001/seed-1000: accuracy")
     assert "variation 2 of 2: partition.alpha=10" in lines
-    assert "quickstart (partition.alpha=10): 3 seeds" in Path("here/partition.alpha=10/accuracy.svg").read_text()
+    assert "quickstart (partition.alpha=10): 3 seeds" in Path("here/partition.alpha-10/accuracy.svg").read_text()
 
 
 def test_the_heading_names_changed_settings_of_the_methods_compared() -> None:

@@ -257,7 +257,7 @@ def test_where_runs_are_computed_is_checked_at_once_and_not_in_the_name_of_the_f
         assert result.exit_code == 2, result.output
         assert "device" in result.stderr
         assert not Path("here").exists()
-    assert folder_name("paper", ["device=cuda", "dtype=bfloat16", "engine=stacked"]) == "paper,dtype=bfloat16"
+    assert folder_name("paper", ["device=cuda", "dtype=bfloat16", "engine=stacked"]) == "paper-dtype-bfloat16"
     plain = json.loads(reproduce("heterogeneity", "device=cpu", "engine=reference", "--json").stdout)
     assert plain["run_dir"] == "here/smoke"
 

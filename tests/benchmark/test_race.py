@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 import fedlalr as fl
-from fedlalr.benchmark import GPU_JOBS, JOBS, Contestant, Outcome, race, turns
+from fedlalr.benchmark import GPU_JOBS, JOBS, Contestant, RaceResult, race, turns
 from fedlalr.benchmark.plain import plain_round
 from fedlalr.benchmark.results import as_dict, method_table, plot_races, report, table
 from fedlalr.cli import app
@@ -77,9 +77,9 @@ def test_the_plain_loop_and_this_library_do_the_same_job(name):
         assert not torch.equal(value, start[parameter])
 
 
-def outcomes() -> list[Outcome]:
-    base = Outcome("plain loop", (2.0, 4.0, 6.0), 1.5, 100 * 10**6, (2.0, 4.0, 6.0))
-    return [base, Outcome("fedlalr, auto", (1.0, 1.0, 3.0), 2.5, 200 * 10**6, (2.0, 2.0, 6.0))]
+def outcomes() -> list[RaceResult]:
+    base = RaceResult("plain loop", (2.0, 4.0, 6.0), 1.5, 100 * 10**6, (2.0, 4.0, 6.0))
+    return [base, RaceResult("fedlalr, auto", (1.0, 1.0, 3.0), 2.5, 200 * 10**6, (2.0, 2.0, 6.0))]
 
 
 def test_a_ratio_is_the_median_over_rounds_that_followed_each_other():
@@ -103,7 +103,7 @@ def test_the_table_has_a_row_for_each_and_a_dash_where_one_did_not_run(tmp_path:
 
 
 def test_a_method_is_compared_with_fedavg_on_the_same_engine():
-    adaptive = Outcome("fedlalr, auto, fedlalr", (1.0, 2.0, 6.0), 2.5, 200 * 10**6, (2.0, 4.0, 6.0))
+    adaptive = RaceResult("fedlalr, auto, fedlalr", (1.0, 2.0, 6.0), 2.5, 200 * 10**6, (2.0, 4.0, 6.0))
     assert method_table({"cnn": [*outcomes(), adaptive]}).splitlines()[2:] == [
         "| cnn | fedlalr, auto | fedlalr | 2.00 (1.20) |"
     ]

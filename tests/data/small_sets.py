@@ -9,7 +9,7 @@ import tarfile
 import numpy as np
 
 from fedlalr.data.fetch import Fact
-from fedlalr.data.sources.cifar import Cifar, Part
+from fedlalr.data.sources.cifar import Cifar, LabelledImages
 from fedlalr.data.sources.cifar_facts import CIFAR10
 from fedlalr.data.sources.idx import FILES, IdxSet
 from fedlalr.data.sources.rawdata import Images
@@ -29,11 +29,11 @@ def small_idx() -> tuple[IdxSet, dict[str, bytes]]:
     return IdxSet(Images("mnist", (1, 28, 28), (2,) * 10, (1,) * 10), facts), files
 
 
-def small_cifar() -> tuple[Cifar, list[Part], bytes]:
+def small_cifar() -> tuple[Cifar, list[LabelledImages], bytes]:
     """CIFAR-10 with four images a file, and its binary archive, which here takes the place of the python one."""
     rng = np.random.default_rng(0)
     labels = [*np.split(np.arange(20, dtype=np.uint8) % 10, 5), np.arange(10, dtype=np.uint8)]
-    parts = [Part(rng.integers(0, 256, (len(part), 3, 32, 32), dtype=np.uint8), part) for part in labels]
+    parts = [LabelledImages(rng.integers(0, 256, (len(part), 3, 32, 32), dtype=np.uint8), part) for part in labels]
     layout = CIFAR10.layouts[1]
     packed = io.BytesIO()
     facts: dict[str, Fact] = {}

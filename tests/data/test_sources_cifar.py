@@ -15,7 +15,7 @@ from PIL import Image
 
 from fedlalr.data.fetch import DataCorrupt, DataNotFound, Fact
 from fedlalr.data.sources import cifar
-from fedlalr.data.sources.cifar import Cifar, Part
+from fedlalr.data.sources.cifar import Cifar, LabelledImages
 from fedlalr.data.sources.cifar_facts import CIFAR10, CIFAR100
 from fedlalr.data.sources.rawdata import Images
 from fedlalr.data.sources.registry import cifar_source
@@ -57,18 +57,20 @@ def small(data: Cifar, rows_per_class: int = 2) -> Cifar:
     )
 
 
-def parts_of(data: Cifar) -> list[Part]:
+def parts_of(data: Cifar) -> list[LabelledImages]:
     """Random images, with every class as often as the data set says, cut into files."""
     rng = np.random.default_rng(0)
     labels = rng.permutation(np.repeat(np.arange(data.images.classes), data.images.train_counts)).astype(np.uint8)
     parts = [*np.split(labels, len(data.layouts[0].train)), rng.permutation(data.images.classes).astype(np.uint8)]
     return [
-        Part(rng.integers(0, 256, (len(p), 3, 32, 32), dtype=np.uint8), p, p // 5 if data.coarse_classes else None)
+        LabelledImages(
+            rng.integers(0, 256, (len(p), 3, 32, 32), dtype=np.uint8), p, p // 5 if data.coarse_classes else None
+        )
         for p in parts
     ]
 
 
-def pickled(part: Part) -> bytes:
+def pickled(part: LabelledImages) -> bytes:
     rows: dict[str, Any] = {"batch_label": "a batch", "data": part.images.reshape(len(part.labels), -1)}
     if part.coarse is None:
         rows["labels"] = part.labels.tolist()
@@ -77,7 +79,7 @@ def pickled(part: Part) -> bytes:
     return python2(rows)
 
 
-def write(folder: Path, data: Cifar, parts: list[Part], layout: int) -> Path:
+def write(folder: Path, data: Cifar, parts: list[LabelledImages], layout: int) -> Path:
     """The files of one of the two formats (0: python, 1: binary), unpacked."""
     form = data.layouts[layout]
     place = folder / form.folder
@@ -234,7 +236,7 @@ def test_pickles_that_are_not_cifar_are_refused_by_name() -> None:
             cifar.read_python(python2(content), "a file", 0)
 
 
-def sheets(parts: list[Part], names: list[str]) -> dict[str, bytes]:
+def sheets(parts: list[LabelledImages], names: list[str]) -> dict[str, bytes]:
     """The files of the npm package."""
     contents: dict[str, bytes] = {}
     for name, part in zip(names, parts, strict=True):

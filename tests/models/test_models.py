@@ -238,13 +238,13 @@ def test_batch_norm_under_vmap_refuses_buffers_that_are_not_stacked():
     [
         (lambda: ConvMixer(kernel=4), "kernel must be odd"),
         (lambda: ConvMixer(norm="layer"), "norm must be 'batch' or 'group', not 'layer'"),
-        (lambda: ConvMixer(depth=0), "depth must be a whole number above 0, not 0"),
+        (lambda: ConvMixer(depth=0), "depth must be a whole number of at least 1, not 0"),
         (lambda: CharLSTM(hidden=-1), "hidden must be a whole number"),
         (lambda: CNN(size=3), "at least 4 pixels"),
         (lambda: CNN(classes=2.5), "classes must be a whole number"),
         (lambda: DenseCNN(size=5), "at least 6 pixels"),
-        (lambda: MLP(10, (5, 0), 2), "hidden must be a whole number above 0, not 0"),
-        (lambda: MLP(10, "big", 2), "hidden must be a whole number above 0, not 'big'"),
+        (lambda: MLP(10, (5, 0), 2), "hidden must be a whole number of at least 1, not 0"),
+        (lambda: MLP(10, "big", 2), "hidden must be a whole number of at least 1, not 'big'"),
         (lambda: Logistic(0), "inputs must be a whole number"),
     ],
 )

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from fedlalr.algorithms.registry import PAPER_METHODS
 from fedlalr.config import load, with_method
-from fedlalr.federation.trajectory import V_HAT_SQUARED, Point
+from fedlalr.federation.trajectory import V_HAT_SQUARED, TrajectoryPoint
 from fedlalr.paper.curves import Array, Curves, PanelCurves, stack
-from fedlalr.paper.plans import METHODS, Beside, Line, Panel
+from fedlalr.paper.plans import Beside, FigureLine, Panel
 from fedlalr.report.tables import name_of
 
 ROUNDS = 40
@@ -35,7 +36,7 @@ def curves(
     loss: Sequence[Sequence[float] | Array] | None = None,
     seeds: Sequence[int] | None = None,
     failures: Sequence[str | None] | None = None,
-    trajectories: Sequence[Sequence[Point]] = (),
+    trajectories: Sequence[Sequence[TrajectoryPoint]] = (),
     passes: float = math.nan,
     label: str = "a curve",
 ) -> Curves:
@@ -64,23 +65,25 @@ def panel(
 ) -> PanelCurves:
     """A panel of these lines; where it has several methods, it was meant to have all six."""
     if "fedlalr" in lines and len(lines) > 1:
-        planned = [Line(method, name_of(method), with_method(CONFIG, method)) for method in METHODS]
+        planned = [FigureLine(method, name_of(method), with_method(CONFIG, method)) for method in PAPER_METHODS]
     else:
-        planned = [Line(key, key, CONFIG) for key in lines]
+        planned = [FigureLine(key, key, CONFIG) for key in lines]
     planned += [one.line(CONFIG) for one in beside]
     return PanelCurves(Panel(f"{group}-{short}", title, tuple(planned), group, short), lines)
 
 
 def six(**changes: Array | Curves) -> dict[str, Curves]:
     """All six methods rising alike, FedLALR first and fastest, with some of them changed."""
-    lines = {method: curves(rising(0.60 - 0.01 * i, half=5 + i)) for i, method in enumerate(METHODS)}
+    lines = {method: curves(rising(0.60 - 0.01 * i, half=5 + i)) for i, method in enumerate(PAPER_METHODS)}
     return lines | {name: one if isinstance(one, Curves) else curves(one) for name, one in changes.items()}
 
 
-def moments(first: Mapping[int, float], pace: Mapping[int, float], rounds: Sequence[int] = (1, 3)) -> list[Point]:
+def moments(
+    first: Mapping[int, float], pace: Mapping[int, float], rounds: Sequence[int] = (1, 3)
+) -> list[TrajectoryPoint]:
     """‖v̂‖² that grows evenly over five local steps, for every client."""
     return [
-        Point(t, client, k, {V_HAT_SQUARED: first[client] + pace[client] * (k - 1)})
+        TrajectoryPoint(t, client, k, {V_HAT_SQUARED: first[client] + pace[client] * (k - 1)})
         for t in rounds
         for client in first
         for k in range(1, 6)

@@ -7,8 +7,7 @@ from fedlalr.paper.claims import above_all, cifar_claims, interval_claims, scala
 from fedlalr.paper.claims_measured import heterogeneity_claims, speedup_claims, trajectory_claims
 from fedlalr.paper.curve_measures import final_accuracy
 from fedlalr.paper.plans import Beside
-from fedlalr.paper.speedup_results import Point as Measured
-from fedlalr.paper.speedup_results import Speedup
+from fedlalr.paper.speedup_results import Speedup, SpeedupPoint
 from paper.synthetic_curves import ROUNDS, curves, moments, panel, rising, six, with_drop
 
 
@@ -298,7 +297,7 @@ def test_without_a_trajectory_claim_6_is_not_measured():
 
 def measured(slope_N, slope_T=-0.5, variant="Algorithm 1", clients=(1, 2, 4, 8)):
     return [
-        Measured(variant, N, 1, 1, steps, 0.1, False, 0, (N**slope_N * steps**slope_T,))
+        SpeedupPoint(variant, N, 1, 1, steps, 0.1, False, 0, (N**slope_N * steps**slope_T,))
         for steps in (2**12, 2**13, 2**14)
         for N in clients
     ]

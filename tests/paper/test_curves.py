@@ -9,7 +9,7 @@ from fedlalr.config import execute, load
 from fedlalr.federation import RoundFailed
 from fedlalr.federation.trajectory import V_HAT_SQUARED
 from fedlalr.paper.curves import collect, over, passes_per_round, write_curves, write_trajectories
-from fedlalr.paper.plans import Line, Panel, Plan
+from fedlalr.paper.plans import FigureLine, FigurePlan, Panel
 
 SMALL = ("rounds=3", "partition.clients=12", "clients_per_round=2", "local.steps=2", "engine=reference")
 
@@ -19,7 +19,7 @@ def small(*overrides):
 
 
 def plan(*lines):
-    return Plan("cifar", (Panel("digits", "digits", lines, "digits"),))
+    return FigurePlan("cifar", (Panel("digits", "digits", lines, "digits"),))
 
 
 def collected(grid, seeds):
@@ -27,7 +27,7 @@ def collected(grid, seeds):
     return collect(the_plan, [job for job in the_plan.jobs(folder, seeds) if over(job)], folder, seeds)
 
 
-def run(line: Line, folder: Path, seed: int = 0) -> None:
+def run(line: FigureLine, folder: Path, seed: int = 0) -> None:
     job = line.job(folder / "digits", seed)
     execute(job.config, job.folder)
 
@@ -37,9 +37,9 @@ def grid(tmp_path_factory):
     """FedLALR with two seeds, FedAvg that diverges, FedAdam not run."""
     folder = tmp_path_factory.mktemp("runs")
     lines = (
-        Line("fedlalr", "FedLALR", small("trajectory={clients: [0, 1], rounds: [1, 3]}")),
-        Line("fedavg", "FedAvg", small("algorithm=fedavg", "algorithm.lr=1e30")),
-        Line("fedadam", "FedAdam", small("algorithm=fedadam")),
+        FigureLine("fedlalr", "FedLALR", small("trajectory={clients: [0, 1], rounds: [1, 3]}")),
+        FigureLine("fedavg", "FedAvg", small("algorithm=fedavg", "algorithm.lr=1e30")),
+        FigureLine("fedadam", "FedAdam", small("algorithm=fedadam")),
     )
     run(lines[0], folder)
     run(lines[0], folder, seed=1)
@@ -71,11 +71,11 @@ def test_a_run_on_another_device_or_engine_is_the_same_run(grid):
     for change, same in (("engine=stacked", True), ("device=cuda", True), ("weight_decay=0.1", False)):
         other = small("trajectory={clients: [0, 1], rounds: [1, 3]}", change) if "engine" not in change else None
         config = other or load("quickstart", [*SMALL[:-1], "trajectory={clients: [0, 1], rounds: [1, 3]}", change])
-        assert over(Line("fedlalr", "FedLALR", config).job(folder / "digits", 0)) is same
+        assert over(FigureLine("fedlalr", "FedLALR", config).job(folder / "digits", 0)) is same
 
 
 def test_a_run_under_way_is_not_over(tmp_path):
-    line = Line("fedlalr", "FedLALR", small())
+    line = FigureLine("fedlalr", "FedLALR", small())
     assert not over(line.job(tmp_path / "digits", 0))
 
 

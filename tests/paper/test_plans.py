@@ -2,9 +2,10 @@ from pathlib import Path
 
 import pytest
 
+from fedlalr.algorithms.registry import PAPER_METHODS
 from fedlalr.config import ConfigError, load
 from fedlalr.paper.figure_options import check_beside
-from fedlalr.paper.plans import METHODS, PLANS, Beside, Request, described
+from fedlalr.paper.plans import PLANS, Beside, Request, described
 from fedlalr.paper.settings import find_setting
 
 EVERYTHING = frozenset({"digits", "cifar10", "cifar100", "shakespeare"})
@@ -34,7 +35,7 @@ def test_on_the_papers_scale_a_run_is_the_preset_itself():
     assert {(job.config.data.name, job.config.partition.alpha) for job in jobs("cifar")} == {
         (data, alpha) for data in ("cifar10", "cifar100") for alpha in (0.6, 0.3)
     }
-    assert {job.config.algorithm.name for job in jobs("cifar")} == set(METHODS)
+    assert {job.config.algorithm.name for job in jobs("cifar")} == set(PAPER_METHODS)
 
 
 def test_the_papers_setting_of_cifar10_is_as_printed():
@@ -174,7 +175,7 @@ def test_a_method_with_other_settings_is_run_beside_the_one_as_printed():
     tuned = Beside("fedadam", (("server_lr", 0.1), ("lr", 0.03)))
     panel = PLANS["cifar"](Request("paper", EVERYTHING, beside=(tuned,))).panels[0]
     assert panel.compares
-    assert [line.key for line in panel.lines] == [*METHODS, "fedadam+server_lr=0.1,lr=0.03"]
+    assert [line.key for line in panel.lines] == [*PAPER_METHODS, "fedadam+server_lr=0.1,lr=0.03"]
     printed, beside = panel.lines[2].config.algorithm.options, panel.lines[6].config.algorithm.options
     assert (printed["server_lr"], printed["lr"]) == (1.0, 0.1)
     assert beside == {**printed, "server_lr": 0.1, "lr": 0.03}

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from fedlalr.federation.trajectory import QUANTILES, V_HAT_SQUARED, Point, rate_name
+from fedlalr.algorithms.registry import PAPER_METHODS
+from fedlalr.federation.trajectory import QUANTILES, V_HAT_SQUARED, TrajectoryPoint, rate_name
 from fedlalr.paper.line_drawing import METHOD_LOOKS, method_looks
-from fedlalr.paper.plans import INTERVALS, METHODS, Beside
+from fedlalr.paper.plans import INTERVALS, Beside
 from fedlalr.paper.plots import (
     accuracy_figure,
     interval_figure,
@@ -30,7 +31,7 @@ def foot(figure):
 def points():
     rates = {rate_name(quantile): 1 + quantile for quantile in QUANTILES}
     return [
-        Point(t, client, k, {V_HAT_SQUARED: k * (1 + client), **rates})
+        TrajectoryPoint(t, client, k, {V_HAT_SQUARED: k * (1 + client), **rates})
         for t in (1, 8, 16, 23)
         for client in (0, 1)
         for k in (1, 2, 3)
@@ -40,8 +41,8 @@ def points():
 def test_every_method_is_a_line_of_its_own_colour_and_style():
     figure = accuracy_figure([panel(six())], [])
     drawn = lines_of(figure.axes[0])
-    assert len(drawn) == len(METHODS)
-    assert len({(look["color"], str(look["linestyle"])) for look in METHOD_LOOKS.values()}) == len(METHODS)
+    assert len(drawn) == len(PAPER_METHODS)
+    assert len({(look["color"], str(look["linestyle"])) for look in METHOD_LOOKS.values()}) == len(PAPER_METHODS)
     mine = drawn[METHOD_LOOKS["fedlalr"]["color"].upper()]
     assert mine.get_ydata() == pytest.approx(rising(0.60))
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [
@@ -107,10 +108,10 @@ def test_several_settings_of_a_method_are_told_apart():
     looks = {
         key: (look["color"], str(look["linestyle"]), look["linewidth"]) for key, look in method_looks(result).items()
     }
-    assert len(set(looks.values())) == len(METHODS) + 4
+    assert len(set(looks.values())) == len(PAPER_METHODS) + 4
     figure = accuracy_figure([result], [])
     assert len([axes for axes in figure.axes if axes.get_visible()]) == 1
-    assert len(figure.legends[0].get_texts()) == len(METHODS) + 4
+    assert len(figure.legends[0].get_texts()) == len(PAPER_METHODS) + 4
 
 
 def test_shakespeare_has_accuracy_above_loss_for_both_settings():
@@ -120,7 +121,7 @@ def test_shakespeare_has_accuracy_above_loss_for_both_settings():
 
 
 def test_many_methods_with_other_settings_have_panels_of_their_own():
-    tuned = [Beside(method, (("lr", 0.1),)) for method in METHODS]
+    tuned = [Beside(method, (("lr", 0.1),)) for method in PAPER_METHODS]
     lines = six() | {one.key: curves(rising(0.3 + 0.1 * i)) for i, one in enumerate(tuned)}
     both = [panel(lines, "roles", "non-IID", beside=tuned), panel(lines, "pooled", "IID", beside=tuned)]
     figure = shakespeare_figure(both, [])
@@ -131,7 +132,7 @@ def test_many_methods_with_other_settings_have_panels_of_their_own():
     assert all(printed[colour].get_linestyle() == others[colour].get_linestyle() for colour in printed)
     assert others[METHOD_LOOKS["lafedopt"]["color"].upper()].get_ydata() == pytest.approx(rising(0.8))
     assert figure.legends[0].get_texts()[0].get_text() == "FedLALR"
-    assert len(figure.legends[0].get_texts()) == len(METHODS)
+    assert len(figure.legends[0].get_texts()) == len(PAPER_METHODS)
     assert "Other settings: FedLALR lr 0.1; FedAvg lr 0.1" in foot(figure)
     figure = accuracy_figure(both[:1], [])
     assert [axes.get_title() for axes in figure.axes] == ["roles", "non-IID, other settings"]

@@ -10,7 +10,7 @@ from fedlalr import FedLALR, LogInterval
 from fedlalr.config import ConfigError
 from fedlalr.paper.figures import Drawn, write_provenance
 from fedlalr.paper.speedup import SCALES, VARIANTS, Scale, Variant, mean_squared_gradients, measure
-from fedlalr.paper.speedup_results import Point, Speedup, fit
+from fedlalr.paper.speedup_results import Speedup, SpeedupPoint, fit
 from fedlalr.paper.synthetic import Synthetic
 
 TINY = Scale(steps=(64, 2048), clients=(1, 2, 4), repeats=2)
@@ -18,7 +18,7 @@ TINY = Scale(steps=(64, 2048), clients=(1, 2, 4), repeats=2)
 
 def point(N, steps, values=(1.0,), **changes):
     given = {"variant": "a", "rounds": 1, "last_interval": 1, "alpha": 0.1, "cap_binds": False, "seed": 0}
-    return Point(N=N, steps=steps, values=values, **{**given, **changes})
+    return SpeedupPoint(N=N, steps=steps, values=values, **{**given, **changes})
 
 
 @pytest.mark.parametrize("momentum", ["average", "restart"])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import fedlalr as fl
 from fedlalr.algorithms import ALGORITHMS, Algorithm
 from fedlalr.data.population import as_clients
-from fedlalr.federation.round import Outcome, Rules, ServerState, run_round
+from fedlalr.federation.round import RoundOutcome, Rules, ServerState, run_round
 from fedlalr.federation.sampling import sample
 from fedlalr.federation.session import initial_state
 from fedlalr.training import ENGINES, Engine, Epochs, Training
@@ -84,7 +84,7 @@ def started(name: str, training: Training) -> Iterator[tuple[Engine, Training]]:
         engine.close()
 
 
-def federate(name: str, training: Training, rounds: int = 3, cohort: int = 4, **rules: object) -> list[Outcome]:
+def federate(name: str, training: Training, rounds: int = 3, cohort: int = 4, **rules: object) -> list[RoundOutcome]:
     with started(name, training) as (engine, private):
         state, outcomes = initial_state(private), []
         for t in range(1, rounds + 1):
@@ -114,7 +114,7 @@ def assert_same_state(given: ServerState, wanted: ServerState) -> None:
     assert max(worst.values()) <= TOLERANCE, worst
 
 
-def assert_same_outcomes(given: list[Outcome], wanted: list[Outcome]) -> None:
+def assert_same_outcomes(given: list[RoundOutcome], wanted: list[RoundOutcome]) -> None:
     for mine, right in zip(given, wanted, strict=True):
         assert_same_state(mine.state, right.state)
         assert mine.train_loss == pytest.approx(right.train_loss, rel=TOLERANCE)

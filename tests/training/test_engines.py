@@ -15,7 +15,7 @@ from torch import nn
 
 import fedlalr as fl
 from fedlalr.data.population import DatasetClients
-from fedlalr.federation.round import Outcome, Rules, run_round
+from fedlalr.federation.round import RoundOutcome, Rules, run_round
 from fedlalr.federation.session import initial_state
 from fedlalr.training import ENGINES, LogInterval, Steps
 from fedlalr.training.layout import Layout
@@ -29,7 +29,7 @@ engines = pytest.mark.parametrize("engine", [*OTHERS, "distributed:stacked"])
 
 
 @cache
-def reference(model: str, algorithm: str) -> list[Outcome]:
+def reference(model: str, algorithm: str) -> list[RoundOutcome]:
     return federate("reference", make_training(model, algorithm))
 
 

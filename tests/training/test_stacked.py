@@ -43,7 +43,7 @@ from fedlalr.training.stacked.linear import LinearGradient, linear_chain
 from fedlalr.training.stacked.masked_loss import masked_loss
 from fedlalr.training.stacked.masked_norm import MaskedBatchNorm, masked
 from fedlalr.training.stacked.patch_convolution import PatchConvolution
-from fedlalr.training.stacked.trial import CannotStack, Trial, choose_gradient
+from fedlalr.training.stacked.trial import CannotStack, StackingTrial, choose_gradient
 from fedlalr.training.stacked.vmap import VmapForward
 from training.jobs import MODELS, assert_same_outcomes, federate, make_training, started
 
@@ -270,7 +270,7 @@ def test_clients_that_only_a_large_stack_cannot_train_are_trained_in_smaller_one
 
 def test_a_stacked_form_that_gives_no_numbers_where_autograd_does_is_not_taken():
     training, nan = make_training("perceptron"), float("nan")
-    trial = Trial(training)
+    trial = StackingTrial(training)
     right = choose_gradient(training)
 
     def spoilt(x, buffers, batch):

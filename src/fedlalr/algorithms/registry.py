@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -27,6 +26,7 @@ from fedlalr.algorithms.scaffold import SCAFFOLD
 from fedlalr.algorithms.sharedamsgrad import SharedAMSGrad
 from fedlalr.algorithms.slots import Algorithm
 from fedlalr.algorithms.slowmo import SlowMo
+from fedlalr.common.suggestions import hint
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "fedlalr": FedLALR,
@@ -51,6 +51,8 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "deltasgd": DeltaSGD,
 }
 """Command-line name → what makes the algorithm; `fedamsv1` and `fedamsv2` are one class with its option fixed."""
+PAPER_METHODS = ("fedlalr", "fedavg", "fedadam", "fedamsv1", "fedamsv2", "lafedopt")
+"""The six methods that the FedLALR paper compares."""
 
 
 def create(name: str, /, **hyperparameters: object) -> Algorithm:
@@ -79,6 +81,4 @@ def options(name: str) -> dict[str, object]:
 
 def _unknown(what: str, given: str, choices: Iterable[str]) -> str:
     choices = list(choices)
-    nearest = difflib.get_close_matches(given.lower(), choices, n=1)
-    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    return f"{what} {given!r}; choose one of {', '.join(choices)}.{hint}"
+    return f"{what} {given!r}; choose one of {', '.join(choices)}.{hint(given, choices)}"

@@ -10,14 +10,14 @@ import sys
 
 import torch
 
-from fedlalr.benchmark.jobs import GPU_JOBS, JOBS, Job
+from fedlalr.benchmark.jobs import GPU_JOBS, JOBS, BenchmarkJob
 from fedlalr.benchmark.plain import plain_round, sample
 from fedlalr.benchmark.turns import Turns
 
 _FOR_EVER = 10**9
 
 
-def run_plain(job: Job, device: str) -> None:
+def run_plain(job: BenchmarkJob, device: str) -> None:
     """The plain loop."""
     turns, generator = Turns(), random.Random(0)
     model = job.model().to(device)
@@ -29,7 +29,7 @@ def run_plain(job: Job, device: str) -> None:
         turns.lap()
 
 
-def run_ours(job: Job, device: str, engine: str, method: str) -> None:
+def run_ours(job: BenchmarkJob, device: str, engine: str, method: str) -> None:
     """This library."""
     import fedlalr as fl
     from fedlalr.algorithms import registry

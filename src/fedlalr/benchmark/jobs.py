@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Job:
+class BenchmarkJob:
     """Federated averaging with plain SGD on one network."""
 
     name: str
@@ -125,10 +125,12 @@ _IMAGE, _COLOURED = (1, 28, 28), (3, 32, 32)
 JOBS = {
     job.name: job
     for job in (
-        Job("cnn", "two convolutions", cnn, _IMAGE, 10),
-        Job("lstm", "two LSTM layers", CharacterLSTM, (80,), 80, 80, samples=100, cohort=10, batch=100, epochs=1),
-        Job("logistic", "logistic regression", logistic, _IMAGE, 10, batch=10),
-        Job("perceptron", "784-64-10 perceptron", perceptron, _IMAGE, 10, batch=10),
+        BenchmarkJob("cnn", "two convolutions", cnn, _IMAGE, 10),
+        BenchmarkJob(
+            "lstm", "two LSTM layers", CharacterLSTM, (80,), 80, 80, samples=100, cohort=10, batch=100, epochs=1
+        ),
+        BenchmarkJob("logistic", "logistic regression", logistic, _IMAGE, 10, batch=10),
+        BenchmarkJob("perceptron", "784-64-10 perceptron", perceptron, _IMAGE, 10, batch=10),
     )
 }
 """Jobs by name."""
@@ -136,15 +138,15 @@ JOBS = {
 GPU_JOBS = {
     job.name: job
     for job in (
-        Job(
+        BenchmarkJob(
             "convmixer", "the paper's ConvMixer", convmixer, _COLOURED, 10,
             samples=500, cohort=50, epochs=1, compute="bfloat16",
         ),
-        Job(
+        BenchmarkJob(
             "charlstm", "the paper's LSTM", char_lstm, (80,), 80, 80,
             samples=500, cohort=10, batch=100, epochs=1, compute="bfloat16",
         ),
-        Job(
+        BenchmarkJob(
             "densecnn", "pfl's CIFAR-10 benchmark", dense_cnn, _COLOURED, 10,
             clients=1000, samples=50, cohort=50, batch=10, epochs=1,
         ),

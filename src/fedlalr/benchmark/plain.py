@@ -8,10 +8,12 @@ import random
 import torch
 from torch import Tensor, nn
 
-from fedlalr.benchmark.jobs import Job
+from fedlalr.benchmark.jobs import BenchmarkJob
 
 
-def plain_round(job: Job, model: nn.Module, clients: list[tuple[Tensor, Tensor]], cohort: list[int]) -> nn.Module:
+def plain_round(
+    job: BenchmarkJob, model: nn.Module, clients: list[tuple[Tensor, Tensor]], cohort: list[int]
+) -> nn.Module:
     """One round of federated averaging: copy, train, average the state dicts."""
     states = []
     for client in cohort:
@@ -34,6 +36,6 @@ def plain_round(job: Job, model: nn.Module, clients: list[tuple[Tensor, Tensor]]
     return model
 
 
-def sample(job: Job, generator: random.Random) -> list[int]:
+def sample(job: BenchmarkJob, generator: random.Random) -> list[int]:
     """The clients of a round."""
     return sorted(generator.sample(range(job.clients), job.cohort))

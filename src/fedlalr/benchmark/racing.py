@@ -31,7 +31,7 @@ class Contestant:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RaceResult:
     """How a contestant did."""
 
     name: str
@@ -48,11 +48,11 @@ class Outcome:
     def median(self) -> float:
         return statistics.median(self.seconds)
 
-    def ratio(self, base: Outcome) -> float:
+    def ratio(self, base: RaceResult) -> float:
         """Time relative to another one: the median of the ratios of rounds that followed each other."""
         return statistics.median(mine / theirs for mine, theirs in zip(self.seconds, base.seconds, strict=True))
 
-    def processor_ratio(self, base: Outcome) -> float | None:
+    def processor_ratio(self, base: RaceResult) -> float | None:
         """Processor time relative to another one, over all rounds; None where the system does not tell."""
         spent = sum(base.processor)
         return sum(self.processor) / spent if spent else None
@@ -79,7 +79,7 @@ def race(
     rounds: int = 5,
     warm_up: int = 2,
     on_round: Callable[[str, int, float], None] | None = None,
-) -> list[Outcome]:
+) -> list[RaceResult]:
     """Let each do `rounds` rounds after some that do not count, taking turns; `on_round` sees every time."""
     with ExitStack() as stack:
         runners = [stack.enter_context(_Runner(contestant)) for contestant in contestants]
@@ -128,9 +128,9 @@ class _Runner:
         self.seconds.append(self.turn())
         self.processor.append(_processor_time(self.process.pid) - before)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RaceResult:
         memory = _peak_memory(self.process.pid)
-        return Outcome(self.contestant.name, tuple(self.seconds), self.startup, memory, tuple(self.processor))
+        return RaceResult(self.contestant.name, tuple(self.seconds), self.startup, memory, tuple(self.processor))
 
     def _answer(self) -> str:
         assert self.process.stdout is not None

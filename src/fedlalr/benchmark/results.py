@@ -13,13 +13,12 @@ from typing import Any
 
 from fedlalr import __version__
 from fedlalr.algorithms import ALGORITHMS
-from fedlalr.benchmark.racing import Outcome
+from fedlalr.benchmark.racing import RaceResult
+from fedlalr.common.colours import COLOURS, GREY
 from fedlalr.training.machine import hardware, usable_cores
 
-Races = Mapping[str, Sequence[Outcome]]
+Races = Mapping[str, Sequence[RaceResult]]
 """The outcomes by job; the first contestant of each is what the others are compared with."""
-
-_OURS, _OTHERS = "#0072B2", "#BBBBBB"
 
 
 def table(races: Races) -> str:
@@ -51,7 +50,7 @@ def method_table(races: Races) -> str:
     return "\n".join(["| job | engine | method | × FedAvg |", "|---|---|---|---|", *rows]) if rows else ""
 
 
-def _cell(outcome: Outcome | None, base: Outcome) -> str:
+def _cell(outcome: RaceResult | None, base: RaceResult) -> str:
     if outcome is None:
         return "–"
     if outcome is base:
@@ -110,7 +109,7 @@ def plot_races(races: Races, file: Path) -> None:
     for panel, (job, outcomes) in zip(panels[0], races.items(), strict=True):
         names = [outcome.name for outcome in outcomes]
         ratios = [outcome.ratio(outcomes[0]) for outcome in outcomes]
-        colours = [_OURS if name.startswith("fedlalr") else _OTHERS for name in names]
+        colours = [COLOURS[1] if name.startswith("fedlalr") else GREY for name in names]
         bars = panel.barh(names, ratios, color=colours)
         panel.bar_label(bars, fmt="%.2f", padding=3)
         panel.axvline(1, color="#555555", linewidth=0.8, linestyle=":")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedlalr.cli.compare_plan import Part, in_words, refuse_others, replacing
+from fedlalr.cli.compare_plan import PlannedComparison, in_words, refuse_others, replacing
 from fedlalr.cli.compare_table import show
 from fedlalr.cli.errors import FAILED, told_how_to_go_on
 from fedlalr.cli.options import (
@@ -24,6 +24,7 @@ from fedlalr.cli.options import (
     split_arguments,
 )
 from fedlalr.cli.variations import parse_variations
+from fedlalr.common.files import as_file_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from fedlalr.config.grid import Choice
     from fedlalr.config.jobs import Job
     from fedlalr.report import Comparison
-
-PAPER = ("fedlalr", "fedavg", "fedadam", "fedamsv1", "fedamsv2", "lafedopt")
 
 
 def compare(
@@ -105,7 +104,7 @@ def compare(
     console = progress_console(as_json)
     silent = quiet or (as_json and not console.is_terminal)
     parts = [
-        Part(variation, config, names, root / variation.label)
+        PlannedComparison(variation, config, names, root / as_file_name(variation.label))
         for variation, config, names in zip(variations, configs, named, strict=True)
     ]
     refuse_others(parts, seeds, grid_seeds if grid else None)
@@ -145,11 +144,14 @@ def refuse_algorithm(overrides: Sequence[str]) -> None:
 
 def check_methods(given: str | None, config: Config) -> list[str]:
     """The methods to compare; FedLALR first, as the order of colours."""
-    from fedlalr.algorithms.registry import ALGORITHMS
+    from fedlalr.algorithms.registry import ALGORITHMS, PAPER_METHODS
+    from fedlalr.common.suggestions import hint
     from fedlalr.config import ConfigError
-    from fedlalr.config.errors import hint, listed
+    from fedlalr.config.errors import listed
 
-    names = list(config.methods) or list(PAPER) if given is None else [name.strip() for name in given.split(",")]
+    names = (
+        list(config.methods) or list(PAPER_METHODS) if given is None else [name.strip() for name in given.split(",")]
+    )
     if "" in names:
         raise ConfigError(f"--methods {given!r} leaves a name out; write them with commas, such as fedlalr,fedavg")
     for name in names:
@@ -181,7 +183,7 @@ class Shown:
         run_shown(jobs, self.workers, self.root, self.console, self.silent)
 
 
-def tune(part: Part, seeds: int, shown: Shown) -> tuple[Config, list[Choice]]:
+def tune(part: PlannedComparison, seeds: int, shown: Shown) -> tuple[Config, list[Choice]]:
     """The configuration with every method's rates set to the best of its grid."""
     from fedlalr.config.grid import choose, score
     from fedlalr.config.loading import check
@@ -203,7 +205,7 @@ def tune(part: Part, seeds: int, shown: Shown) -> tuple[Config, list[Choice]]:
 
 
 def run_all(
-    part: Part, config: Config, seeds: int, target: float | None, shown: Shown
+    part: PlannedComparison, config: Config, seeds: int, target: float | None, shown: Shown
 ) -> tuple[Comparison, list[Path]]:
     """Every method with every seed, compared and drawn."""
     from fedlalr.report import compare as compare_runs
@@ -238,7 +240,7 @@ def run_shown(jobs: Sequence[Job], workers: int, root: Path, console: Console, s
 class Compared:
     """One comparison with the files it left."""
 
-    part: Part
+    part: PlannedComparison
     comparison: Comparison
     choices: Sequence[Choice]
     pictures: Sequence[Path]

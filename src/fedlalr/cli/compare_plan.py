@@ -11,7 +11,7 @@ from fedlalr.cli.variations import Variation
 
 if TYPE_CHECKING:
     from fedlalr.config import Config
-    from fedlalr.config.grid import Trial
+    from fedlalr.config.grid import GridPoint
     from fedlalr.config.jobs import Job
 
 MOST_NAMED = 5
@@ -19,7 +19,7 @@ MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
-class Part:
+class PlannedComparison:
     """The comparison of one variation."""
 
     variation: Variation
@@ -50,13 +50,13 @@ class Part:
             for name in self.names
         }
 
-    def tuning(self, seeds: int) -> list[Trial]:
+    def tuning(self, seeds: int) -> list[GridPoint]:
         from fedlalr.config.grid import trials
 
         return trials(self.config, self.names, seeds, self.grid_folder)
 
 
-def in_words(parts: Sequence[Part], seeds: int, grid_seeds: int | None) -> str:
+def in_words(parts: Sequence[PlannedComparison], seeds: int, grid_seeds: int | None) -> str:
     """How many runs there will be, and what they are made of."""
     methods, total = len(parts[0].names), sum(len(part.names) * seeds for part in parts)
     factors = f"{_counted(methods, 'method')} × {_counted(seeds, 'seed')}"
@@ -69,7 +69,7 @@ def in_words(parts: Sequence[Part], seeds: int, grid_seeds: int | None) -> str:
     return f"{_counted(total, 'run')}: {each}{factors}"
 
 
-def refuse_others(parts: Sequence[Part], seeds: int, grid_seeds: int | None) -> None:
+def refuse_others(parts: Sequence[PlannedComparison], seeds: int, grid_seeds: int | None) -> None:
     """Refuse folders with runs of other settings, which would be lost.
 
     What the grid chooses is known only later; what an earlier tuning chose may be replaced.

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from fedlalr.cli.compare_plan import Part
+    from fedlalr.cli.compare_plan import PlannedComparison
     from fedlalr.config.grid import Choice
     from fedlalr.report import Comparison
     from fedlalr.report.tables import Table
 
 
-def show(part: Part, comparison: Comparison, choices: Sequence[Choice], pictures: Sequence[Path]) -> None:
+def show(part: PlannedComparison, comparison: Comparison, choices: Sequence[Choice], pictures: Sequence[Path]) -> None:
     from fedlalr.cli.progress import standard_output
     from fedlalr.report.rerun_command import description_of
     from fedlalr.report.tables import comparison_table

@@ -130,8 +130,9 @@ def show(
 
 
 def check_name(name: str) -> None:
+    from fedlalr.common.suggestions import hint
     from fedlalr.config import ConfigError
-    from fedlalr.config.errors import hint, listed
+    from fedlalr.config.errors import listed
     from fedlalr.data.sources import SOURCES
 
     if name not in SOURCES:

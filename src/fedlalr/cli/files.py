@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 FIGURES = (".png", ".svg", ".pdf")
 """How the name of a figure may end."""
-
-
-def as_file_name(text: str) -> str:
-    """A text as part of a file's name, whatever is in it.
-
-    >>> as_file_name("paper,lr=0.1"), as_file_name("../../away")
-    ('paper,lr=0.1', '.._.._away')
-    """
-    return re.sub(r"[^\w.,=+-]+", "_", text)
 
 
 def check_figure(path: Path, option: str) -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedlalr.cli.errors import FAILED, NO_DATA, told_how_to_go_on
-from fedlalr.cli.files import as_file_name
 from fedlalr.cli.options import MOST_SEEDS, Json, Quiet, at_home, check_device, progress_console
+from fedlalr.common.files import as_file_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedlalr.cli.grid_progress import GridProgress
     from fedlalr.config.jobs import Job
     from fedlalr.paper.figures import Drawn
-    from fedlalr.paper.plans import Plan, Request
+    from fedlalr.paper.plans import FigurePlan, Request
 
 
 class FigureName(StrEnum):
@@ -207,7 +207,7 @@ class Making:
         if "speedup" in names:
             yield self._speedup()
 
-    def _jobs(self, plan: Plan | None) -> list[Job]:
+    def _jobs(self, plan: FigurePlan | None) -> list[Job]:
         return [] if plan is None else plan.jobs(self.runs, self.seeds, self.methods)
 
     def _run(self, jobs: Sequence[Job], progress: GridProgress) -> None:
@@ -263,14 +263,14 @@ def folder_name(scale: str, overrides: Sequence[str]) -> str:
     Where runs are computed and how often they are saved is no part of it.
 
     >>> folder_name("paper", ["buffers=recalibrate", "engine=stacked", "checkpoint_every=10"])
-    'paper,buffers=recalibrate'
+    'paper-buffers-recalibrate'
     """
     from fedlalr.paper.plans import HOW_RUN, key_of
 
     about = sorted(text for text in overrides if key_of(text) not in HOW_RUN)
-    name = as_file_name(",".join([scale, *about]))
+    name = as_file_name("-".join([scale, *about]))
     if len(name) > LONGEST_NAME:
-        name = f"{scale},{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+        name = f"{scale}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
     return name
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedlalr.cli.errors import InterruptTold, complain
-from fedlalr.cli.files import as_file_name, writing
+from fedlalr.cli.files import writing
 from fedlalr.cli.options import (
     Arguments,
     Debug,
@@ -26,6 +26,7 @@ from fedlalr.cli.options import (
     split_arguments,
 )
 from fedlalr.cli.tracking import Track, tracked
+from fedlalr.common.files import as_file_name
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -17,7 +17,7 @@ class Variation:
 
     @property
     def label(self) -> str:
-        """What it is called in titles, and its folder; empty where nothing varies."""
+        """Its name in titles; empty if nothing varies."""
         return ",".join(
             f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in self.settings.items()
         ).replace("/", "_")

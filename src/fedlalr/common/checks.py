@@ -70,6 +70,12 @@ def squared(eps: float, params: Tensor) -> Tensor:
     return torch.full_like(params, eps * eps)
 
 
+def check_sizes(owner: str, **sizes: int) -> None:
+    """Reject sizes of a network, named `owner` in the message, that are not whole numbers of at least 1."""
+    for name, size in sizes.items():
+        check_count(f"{owner}: {name}", size)
+
+
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Refuse a value that is not one of the choices."""
     if value not in choices:

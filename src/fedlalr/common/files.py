@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 
@@ -33,3 +34,12 @@ def sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def as_file_name(text: str) -> str:
+    """A text as one part of a path, whatever is in it.
+
+    >>> as_file_name("paper,lr=0.1"), as_file_name("../../away")
+    ('paper-lr-0.1', '.._.._away')
+    """
+    return re.sub(r"[^\w.+-]+", "_", re.sub(r"[,=]", "-", text))

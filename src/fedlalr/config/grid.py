@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlalr.algorithms import registry
+from fedlalr.common.files import as_file_name
 from fedlalr.config.errors import ConfigError
 from fedlalr.config.jobs import Job
 from fedlalr.config.loading import check, with_method
@@ -26,7 +27,7 @@ _THREE = _HALF_DECADES[3:6]
 
 
 @dataclass(frozen=True)
-class Trial:
+class GridPoint:
     """One setting of a method's rates, to be run once for every tuning seed."""
 
     method: str
@@ -56,7 +57,7 @@ def points(config: Config, method: str) -> list[Settings]:
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
-def trials(config: Config, methods: Sequence[str], seeds: int, folder: Path) -> list[Trial]:
+def trials(config: Config, methods: Sequence[str], seeds: int, folder: Path) -> list[GridPoint]:
     """Every tuning run. Methods must have the same number of settings each, or the comparison would not be fair."""
     each = {method: points(config, method) for method in methods}
     counts = {method: len(settings) for method, settings in each.items()}
@@ -92,8 +93,8 @@ def score(accuracies: Sequence[Sequence[float | None]], rounds: int) -> float:
     return sum(finals) / len(finals)
 
 
-def _trial(config: Config, method: str, settings: Settings, seeds: int, folder: Path) -> Trial:
-    name = ",".join(f"{option}={value:g}" for option, value in settings.items())
+def _trial(config: Config, method: str, settings: Settings, seeds: int, folder: Path) -> GridPoint:
+    name = as_file_name(",".join(f"{option}={value:g}" for option, value in settings.items()))
     held_out: Mapping[str, Any] = {"validation": config.data.validation or VALIDATION}
     jobs = []
     for seed in range(config.seed + FIRST_SEED, config.seed + FIRST_SEED + seeds):
@@ -102,7 +103,7 @@ def _trial(config: Config, method: str, settings: Settings, seeds: int, folder: 
         tree["data"] |= held_out
         tree["algorithm"] |= settings
         jobs.append(Job(check(tree), folder / method / name / f"seed-{seed}"))
-    return Trial(method, settings, tuple(jobs))
+    return GridPoint(method, settings, tuple(jobs))
 
 
 def _around(config: Config, method: str) -> dict[str, list[float]]:

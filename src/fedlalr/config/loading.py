@@ -11,8 +11,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from fedlalr.algorithms import registry
+from fedlalr.common.suggestions import hint
 from fedlalr.config import yaml_file
-from fedlalr.config.errors import ConfigError, hint, listed
+from fedlalr.config.errors import ConfigError, listed
 from fedlalr.config.overrides import Tree, expand, merge, parse_overrides
 from fedlalr.config.schema import Config, Named
 

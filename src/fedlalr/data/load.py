@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlalr.common.suggestions import nearest
 from fedlalr.data.partition import Partition, partition
 from fedlalr.data.population import Population, Samples
 from fedlalr.data.random import bits, key
@@ -83,9 +83,9 @@ def _refuse_misspelt(options: Mapping[str, object]) -> None:
     """Refuse what is almost the name of an option of `load` or of a partition; the data set judges the rest."""
     named = [option for option in inspect.signature(load).parameters if option != "options"]
     for option in options:
-        near = difflib.get_close_matches(option, [*named, *_PARTITION_OPTIONS], n=1, cutoff=0.75)
+        near = nearest(option, [*named, *_PARTITION_OPTIONS], cutoff=0.75)
         if near:
-            raise TypeError(f"there is no option {option!r}; did you mean {near[0]!r}?")
+            raise TypeError(f"there is no option {option!r}; did you mean {near!r}?")
 
 
 def _hold_out(count: int, share: float, seed: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

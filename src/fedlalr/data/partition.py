@@ -10,7 +10,6 @@ index arrays, whatever the number of clients. The rules themselves are in `schem
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
 from collections.abc import Iterable, Sequence
@@ -20,6 +19,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedlalr.common.suggestions import nearest
 from fedlalr.data import schemes
 
 Indices = NDArray[np.int64]
@@ -216,8 +216,8 @@ def _missing(values: NDArray[Any]) -> Sequence[int]:
 def _check_scheme(scheme: object) -> None:
     if scheme in SCHEMES:
         return
-    near = difflib.get_close_matches(str(scheme).lower().replace("_", "-"), SCHEMES, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
+    near = nearest(str(scheme).replace("_", "-"), SCHEMES)
+    hint = f"; did you mean {near!r}?" if near else "."
     raise ValueError(f"there is no partition scheme {scheme!r}{hint} The schemes are {', '.join(map(repr, SCHEMES))}.")
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from fedlalr.common.suggestions import nearest
 from fedlalr.training.interfaces import Probe, Trace
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ class Observer:
         """Refuse a method that is almost one of these, for nobody would ever call it."""
         super().__init_subclass__(**options)
         for name in vars(cls):
-            near = difflib.get_close_matches(name, _CALLED, n=1, cutoff=0.8) if name.startswith("on_") else []
+            near = nearest(name, _CALLED, cutoff=0.8) if name.startswith("on_") else None
             if near and name not in _CALLED:
-                raise TypeError(f"{cls.__name__}.{name} would never be called; did you mean {near[0]}?")
+                raise TypeError(f"{cls.__name__}.{name} would never be called; did you mean {near}?")
 
     def on_start(self, info: RunInfo) -> None:
         """Before the first round."""

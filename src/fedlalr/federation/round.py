@@ -53,7 +53,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RoundOutcome:
     """A round that succeeded."""
 
     state: ServerState
@@ -79,7 +79,7 @@ def run_round(
     rules: Rules,
     probe: Probe | None = None,
     on_refused: Callable[[Work, Sequence[Rejection]], None] | None = None,
-) -> Outcome:
+) -> RoundOutcome:
     """One round with the given cohort. The state passed in is never changed; on `RoundFailed` it still stands.
 
     `on_refused` is told of refused replies before anything comes of them.
@@ -129,7 +129,7 @@ def run_round(
         changed = {name: buffer.masked_fill(buffer == state.buffers[name], 0.0) for name, buffer in floats.items()}
         check_finite(changed, work.round, "with the statistics that clients measured of the new x")
     clock.lap("reduce")
-    return Outcome(
+    return RoundOutcome(
         state=new,
         cohort=cohort.tolist(),
         replied=len(replies.clients),

@@ -14,7 +14,7 @@ from fedlalr.federation.debug import Debugger
 from fedlalr.federation.observers import Observer, RunInfo
 from fedlalr.federation.options import Options, documented
 from fedlalr.federation.result import Result
-from fedlalr.federation.round import Outcome, ServerState, run_round
+from fedlalr.federation.round import RoundOutcome, ServerState, run_round
 from fedlalr.federation.sampling import sample
 from fedlalr.federation.session import Problem, Session, run_info
 from fedlalr.training import Engine, create_engine
@@ -71,7 +71,7 @@ class Simulation:
             self.problem, state, chosen.name, reason, tuple(starting_slots(training.algorithm, state.slots))
         )
 
-    def run_round(self, state: ServerState, lr: float) -> Outcome:
+    def run_round(self, state: ServerState, lr: float) -> RoundOutcome:
         """Sample the cohort by (seed, round) and train it with the engine."""
         assert self._chosen is not None
         training, t = self.problem.training, state.round + 1

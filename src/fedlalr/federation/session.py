@@ -29,7 +29,7 @@ from fedlalr.federation.options import Options
 from fedlalr.federation.record import Record
 from fedlalr.federation.replies.screening import SEVERAL, Streaks
 from fedlalr.federation.result import Result, named_state, trained_model
-from fedlalr.federation.round import Outcome, Rules, ServerState
+from fedlalr.federation.round import RoundOutcome, Rules, ServerState
 from fedlalr.federation.storage.fingerprint import facts_of
 from fedlalr.federation.storage.journal import Journal
 from fedlalr.federation.validation import (
@@ -118,7 +118,7 @@ class Transport(Protocol):
         """Get ready for the first round. `choices` are those a resumed run was started with; a new run fills them."""
         ...
 
-    def run_round(self, state: ServerState, lr: float) -> Outcome:
+    def run_round(self, state: ServerState, lr: float) -> RoundOutcome:
         """Sample a cohort, train it, reduce its replies. `RoundFailed` leaves the state as it was."""
         ...
 
@@ -266,7 +266,7 @@ def initial_state(training: Training) -> ServerState:
 
 
 def make_record(
-    outcome: Outcome,
+    outcome: RoundOutcome,
     evaluation: Evaluation | None,
     lr: float,
     training: Training,

@@ -37,7 +37,7 @@ def rate_name(quantile: float) -> str:
     return f"α/√v̂, {100 * quantile:g} %"
 
 
-class Point(NamedTuple):
+class TrajectoryPoint(NamedTuple):
     """What was measured of one client after one local step."""
 
     round: int
@@ -81,7 +81,7 @@ class Trajectory(Observer):
                 f"not clients {list(clients)} and rounds {rounds if rounds is None else list(rounds)}"
             )
         self.path = Path(path) if path is not None else None
-        self.points: list[Point] = []
+        self.points: list[TrajectoryPoint] = []
 
     def on_start(self, info: RunInfo) -> None:
         """Refuse what cannot be followed; keep what was recorded of rounds that a resumed run does not play again."""
@@ -112,7 +112,7 @@ class Trajectory(Observer):
     def on_traces(self, round: int, lr: float, traces: Sequence[Trace]) -> None:
         if not self._wants(round):  # another observer's probe
             return
-        new = [Point(round, trace.client, trace.step, trace.values) for trace in traces]
+        new = [TrajectoryPoint(round, trace.client, trace.step, trace.values) for trace in traces]
         self.points += new
         if self.path is not None:
             with explained(f"the trajectory {self.path} cannot be written"), self.path.open("ab") as file:
@@ -120,7 +120,7 @@ class Trajectory(Observer):
                 file.flush()
                 os.fsync(file.fileno())  # the checkpoint of this round may be on the disk before this file otherwise
 
-    def _recorded(self, path: Path) -> list[Point]:
+    def _recorded(self, path: Path) -> list[TrajectoryPoint]:
         try:
             return read_trajectory(path)
         except (OSError, ValueError) as error:
@@ -130,16 +130,16 @@ class Trajectory(Observer):
         return self.rounds is None or round in self.rounds
 
 
-def read_trajectory(path: str | Path) -> list[Point]:
+def read_trajectory(path: str | Path) -> list[TrajectoryPoint]:
     """The points of a file; none where there is no file. A last line that was not written to its end is left out."""
     if not Path(path).is_file():
         return []
     lines = Path(path).read_bytes().split(b"\n")[:-1]  # before they are decoded: the end may be half a character
     try:
-        return [Point(**json.loads(line)) for line in lines]
+        return [TrajectoryPoint(**json.loads(line)) for line in lines]
     except (ValueError, TypeError) as error:
         raise ValueError(f"the trajectory {path} is damaged: {error}") from error
 
 
-def _lines(points: Iterable[Point]) -> str:
+def _lines(points: Iterable[TrajectoryPoint]) -> str:
     return "".join(json.dumps(point._asdict(), ensure_ascii=False) + "\n" for point in points)

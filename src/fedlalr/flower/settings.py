@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from fedlalr.common.suggestions import hint
 from fedlalr.federation.options import Options
 
 OWN_ARGUMENTS = ("test", "metrics", "observers")
@@ -28,9 +28,8 @@ def read_settings(given: Mapping[str, Any] | None, **own: Any) -> Options:
     allowed = settings_names()
     for name in given or {}:
         if name not in allowed:
-            near = difflib.get_close_matches(str(name), allowed, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"there is no setting {name!r} on Flower; choose from {', '.join(allowed)}.{hint}")
+            choices = f"{', '.join(allowed)}.{hint(name, allowed)}"
+            raise TypeError(f"there is no setting {name!r} on Flower; choose from {choices}")
     options = Options(**(given or {}), **own)
     if options.buffers == "recalibrate":
         raise ValueError(

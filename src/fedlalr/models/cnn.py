@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fedlalr.models.sizes import check_sizes
+from fedlalr.common.checks import check_sizes
 
 
 class CNN(nn.Module):

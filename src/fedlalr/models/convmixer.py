@@ -20,7 +20,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from fedlalr.models.sizes import check_sizes
+from fedlalr.common.checks import check_sizes
 
 Norm = Literal["batch", "group"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from fedlalr.models.sizes import check_sizes
+from fedlalr.common.checks import check_sizes
 
 
 class Logistic(nn.Module):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedlalr.models.sizes import check_sizes
+from fedlalr.common.checks import check_sizes
 
 
 class CharLSTM(nn.Module):

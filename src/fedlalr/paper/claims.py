@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedlalr.algorithms.registry import PAPER_METHODS
 from fedlalr.paper.curve_measures import (
     EQUIVALENT,
     MARKED_DROP,
@@ -19,12 +20,12 @@ from fedlalr.paper.curve_measures import (
     roughness,
 )
 from fedlalr.paper.curves import Curves, PanelCurves
-from fedlalr.paper.plans import INTERVALS, METHODS
+from fedlalr.paper.plans import INTERVALS
 from fedlalr.paper.verdicts import Check, Claim
 from fedlalr.report.tables import name_of
 
-OTHERS = METHODS[1:]
-_NAMES = {**INTERVALS, **{method: name_of(method) for method in METHODS}}
+OTHERS = PAPER_METHODS[1:]
+_NAMES = {**INTERVALS, **{method: name_of(method) for method in PAPER_METHODS}}
 
 
 def cifar_claims(results: Sequence[PanelCurves]) -> list[Claim]:
@@ -115,7 +116,7 @@ def above_all(
 def _above_those_beside(result: PanelCurves, measure: Measure, word: str) -> list[Check]:
     """The same against other methods with other settings than the paper's, where some were asked for: of FedLALR as
     printed, and with other settings of its own."""
-    beside = [line for line in result.panel.lines if line.key not in METHODS]
+    beside = [line for line in result.panel.lines if line.key not in PAPER_METHODS]
     others = [line.key for line in beside if line.config.algorithm.name in OTHERS]
     mine = ["fedlalr", *(line.key for line in beside if line.key not in others)]
     return [above_all(result, measure, key, others, word) for key in mine] if others else []
@@ -208,7 +209,7 @@ def _slightly_above(result: PanelCurves, measure: Measure, key: str, other: str,
 def _above_most(result: PanelCurves, key: str, measure: Measure, word: str, lower: bool = False) -> Check:
     """Whether a curve is among the first (or last) half: above (or below) at least three of the five others."""
     statement = f"{_NAMES[key]}: {word} {'below' if lower else 'above'} at least three of the five others"
-    gaps = _gaps(result, measure, key, [method for method in METHODS if method != key])
+    gaps = _gaps(result, measure, key, [method for method in PAPER_METHODS if method != key])
     if isinstance(gaps, str):
         return Check(statement, result.panel.title, gaps, None)
     count = sum((-one.mean if lower else one.mean) > 0 for one in gaps.values())

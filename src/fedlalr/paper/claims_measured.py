@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedlalr.federation.trajectory import V_HAT_SQUARED, Point
+from fedlalr.federation.trajectory import V_HAT_SQUARED, TrajectoryPoint
 from fedlalr.paper.curves import PanelCurves
 from fedlalr.paper.speedup_results import Speedup
 from fedlalr.paper.verdicts import Check, Claim
@@ -43,7 +43,7 @@ def trajectory_claims(results: Sequence[PanelCurves]) -> list[Claim]:
     return [Claim(6, tuple(checks) or nothing)]
 
 
-def growth(points: Sequence[Point]) -> dict[int, dict[int, tuple[float, float, float]]]:
+def growth(points: Sequence[TrajectoryPoint]) -> dict[int, dict[int, tuple[float, float, float]]]:
     """For every round and client: ‖v̂‖² after the first local step, after the last, and the pace between them."""
     rounds: dict[int, dict[int, tuple[float, float, float]]] = {}
     for t, client in dict.fromkeys((point.round, point.client) for point in points):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlalr.paper.curves import Array, Curves, PanelCurves
-from fedlalr.report.statistics import Interval, paired_difference
+from fedlalr.report.statistics import ConfidenceInterval, paired_difference
 
 Measure = Callable[[Curves], Array]
 """One number for each seed."""
@@ -107,7 +107,7 @@ class Gap:
 
     first: float
     second: float
-    interval: Interval
+    interval: ConfidenceInterval
     seeds: tuple[int, ...]
     positive: int
     """Seeds in which the difference is above zero."""
@@ -130,7 +130,7 @@ def gap(measure: Measure, first: Curves, second: Curves) -> Gap | None:
         interval = (
             paired_difference(mine.tolist(), theirs.tolist())
             if np.isfinite(mine).all() and np.isfinite(theirs).all()
-            else Interval(float(mine.mean() - theirs.mean()), None, None)
+            else ConfidenceInterval(float(mine.mean() - theirs.mean()), None, None)
         )
     positive, negative = int(np.sum(difference > 0)), int(np.sum(difference < 0))
     return Gap(float(mine.mean()), float(theirs.mean()), interval, seeds, positive, negative)

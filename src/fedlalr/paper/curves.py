@@ -16,8 +16,8 @@ from fedlalr.config import Config
 from fedlalr.config.jobs import Job, ended
 from fedlalr.data.sources import SOURCES
 from fedlalr.federation import Record
-from fedlalr.federation.trajectory import TRAJECTORY_FILE, Point, read_trajectory
-from fedlalr.paper.plans import HOW_RUN, Line, Panel, Plan
+from fedlalr.federation.trajectory import TRAJECTORY_FILE, TrajectoryPoint, read_trajectory
+from fedlalr.paper.plans import HOW_RUN, FigureLine, FigurePlan, Panel
 
 Array = NDArray[np.float64]
 
@@ -38,7 +38,7 @@ class Curves:
     """Why a run broke off, for each seed."""
     passes: float = math.nan
     """Passes over the training data that a round makes."""
-    trajectories: tuple[tuple[Point, ...], ...] = ()
+    trajectories: tuple[tuple[TrajectoryPoint, ...], ...] = ()
     """What was recorded of the local steps, for each seed."""
 
     @property
@@ -54,7 +54,7 @@ class PanelCurves:
     lines: Mapping[str, Curves]
 
 
-def collect(plan: Plan, jobs: Collection[Job], folder: Path, seeds: int) -> list[PanelCurves]:
+def collect(plan: FigurePlan, jobs: Collection[Job], folder: Path, seeds: int) -> list[PanelCurves]:
     """The curves of a plan, from those of its jobs that are over."""
     ready = {job.folder for job in jobs}
     results = []
@@ -142,7 +142,7 @@ def write_trajectories(results: Sequence[PanelCurves], path: Path) -> Path:
     return path
 
 
-def _curves(line: Line, jobs: Sequence[Job]) -> Curves:
+def _curves(line: FigureLine, jobs: Sequence[Job]) -> Curves:
     records = [job.directory.records() for job in jobs]
     rounds = line.config.rounds
     return Curves(

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
+from fedlalr.algorithms.registry import PAPER_METHODS
+from fedlalr.common.suggestions import hint
 from fedlalr.config import ConfigError
-from fedlalr.config.errors import hint, listed
+from fedlalr.config.errors import listed
 from fedlalr.config.overrides import parse_overrides
 from fedlalr.config.schema import check_method
-from fedlalr.paper.plans import HOW_RUN, METHODS, Beside, key_of
+from fedlalr.paper.plans import HOW_RUN, Beside, key_of
 
 _DEALT = ("data.name", "partition.scheme", "partition.alpha")
 SETS: Mapping[str, tuple[str, ...]] = {
@@ -69,10 +71,12 @@ def takes(figure: str, key: str) -> bool:
 
 def check_methods(given: str | None, figures: Sequence[str]) -> Sequence[str]:
     """The methods to run; a single figure must have runs of all that are named."""
-    names = [name.strip() for name in given.split(",")] if given else list(METHODS)
+    names = [name.strip() for name in given.split(",")] if given else list(PAPER_METHODS)
     for name in names:
-        if name not in METHODS:
-            raise ConfigError(f"the paper has no method {name!r}; choose from {listed(METHODS)}.{hint(name, METHODS)}")
+        if name not in PAPER_METHODS:
+            raise ConfigError(
+                f"the paper has no method {name!r}; choose from {listed(PAPER_METHODS)}.{hint(name, PAPER_METHODS)}"
+            )
     if given and len(figures) == 1:
         (figure,) = figures
         if figure in FEDLALR_ALONE and set(names) != {"fedlalr"}:

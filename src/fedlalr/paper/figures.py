@@ -19,7 +19,7 @@ from fedlalr.paper import claims, claims_measured, heterogeneity, plots, speedup
 from fedlalr.paper.curve_measures import Numbers, summary
 from fedlalr.paper.curves import PanelCurves, collect, over, write_curves, write_trajectories
 from fedlalr.paper.open_choices import choices, variants
-from fedlalr.paper.plans import PLANS, Plan, Request
+from fedlalr.paper.plans import PLANS, FigurePlan, Request
 from fedlalr.paper.speedup_results import Speedup
 from fedlalr.paper.style import save
 from fedlalr.paper.verdicts import Claim
@@ -30,7 +30,7 @@ FIGURES = (
 )  # fmt: skip
 """In the order in which `all` makes them."""
 
-_PLAN: dict[str, Callable[[Request], Plan]] = {**PLANS, "choices": choices, "variants": variants}
+_PLAN: dict[str, Callable[[Request], FigurePlan]] = {**PLANS, "choices": choices, "variants": variants}
 _DRAW: dict[str, Callable[[Sequence[PanelCurves], Sequence[str]], Figure]] = {
     "cifar": plots.accuracy_figure,
     "shakespeare": plots.shakespeare_figure,
@@ -66,12 +66,12 @@ class Drawn:
     """What it took this time to measure a figure that trains nothing."""
 
 
-def plan_of(figure: str, request: Request) -> Plan | None:
+def plan_of(figure: str, request: Request) -> FigurePlan | None:
     """The runs of a figure; None for those that train nothing."""
     return _PLAN[figure](request) if figure in _PLAN else None
 
 
-def draw_runs(plan: Plan, folder: Path, runs: Path, seeds: int) -> Drawn:
+def draw_runs(plan: FigurePlan, folder: Path, runs: Path, seeds: int) -> Drawn:
     """Draw and judge what is there of a figure's runs. Without any there is no picture."""
     ready = [job for job in plan.jobs(runs, seeds) if over(job)]
     results = collect(plan, ready, runs, seeds)

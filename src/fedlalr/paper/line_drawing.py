@@ -17,10 +17,12 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
+from fedlalr.algorithms.registry import PAPER_METHODS
+from fedlalr.common.colours import COLOURS
 from fedlalr.paper.curves import Array, Curves, PanelCurves
-from fedlalr.paper.plans import METHODS, Line
+from fedlalr.paper.plans import FigureLine
 from fedlalr.paper.style import WIDTH, add_notes
-from fedlalr.report.line_styles import COLOURS, LINE_STYLES
+from fedlalr.report.line_styles import LINE_STYLES
 
 Look = Mapping[str, Any]
 METHOD_LOOKS: Mapping[str, Look] = {
@@ -30,7 +32,7 @@ METHOD_LOOKS: Mapping[str, Look] = {
         "linewidth": 1.6 if i == 0 else 1.1,
         "zorder": 4 if i == 0 else 3,
     }
-    for i, method in enumerate(METHODS)
+    for i, method in enumerate(PAPER_METHODS)
 }
 BESIDE_STYLES = (LINE_STYLES[0], LINE_STYLES[7], LINE_STYLES[6])
 """Of a method that is there twice and more."""
@@ -39,7 +41,7 @@ BESIDE_STYLES = (LINE_STYLES[0], LINE_STYLES[7], LINE_STYLES[6])
 def method_looks(result: PanelCurves) -> dict[str, Look]:
     """Methods as printed, and those beside them: in the colour of their method, thin and solid if it is there too."""
     looks = {**METHOD_LOOKS}
-    there = Counter(line.key for line in result.panel.lines if line.key in METHODS)
+    there = Counter(line.key for line in result.panel.lines if line.key in PAPER_METHODS)
     for line in _beside(result):
         method = line.config.algorithm.name
         if method in METHOD_LOOKS:
@@ -61,7 +63,7 @@ def layers(results: Sequence[PanelCurves]) -> list[list[PanelCurves]]:
     if all(len(names) <= 2 for names in methods) or any(len(set(names)) < len(names) for names in methods):
         return [list(results)]
     return [
-        [_only(result, set(METHODS), result.panel.title) for result in results],
+        [_only(result, set(PAPER_METHODS), result.panel.title) for result in results],
         [
             _only(result, {line.key for line in _beside(result)}, f"{result.panel.short}, other settings")
             for result in results
@@ -77,8 +79,8 @@ def told_apart(results: Sequence[PanelCurves]) -> list[str]:
     return [f"Other settings: {'; '.join(labels)}."]
 
 
-def _beside(result: PanelCurves) -> list[Line]:
-    return [line for line in result.panel.lines if line.key not in METHODS]
+def _beside(result: PanelCurves) -> list[FigureLine]:
+    return [line for line in result.panel.lines if line.key not in PAPER_METHODS]
 
 
 def _only(result: PanelCurves, keys: set[str], title: str) -> PanelCurves:
@@ -161,7 +163,7 @@ def methods_legend(figure: Figure | SubFigure, results: Sequence[PanelCurves]) -
     """The methods that were run, or all where none was."""
     looks = {key: look for result in results for key, look in method_looks(result).items()}
     labels = {line.key: line.label for result in results for line in result.panel.lines}
-    ran = [key for key in looks if any(key in result.lines for result in results)] or list(METHODS)
+    ran = [key for key in looks if any(key in result.lines for result in results)] or list(PAPER_METHODS)
     legend(figure, {key: looks[key] for key in ran}, [labels[key] for key in ran])
 
 

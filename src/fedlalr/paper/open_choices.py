@@ -9,9 +9,9 @@ from fedlalr.paper.plans import (
     INTERVALS,
     LOCAL,
     Beside,
-    Line,
+    FigureLine,
+    FigurePlan,
     Panel,
-    Plan,
     Request,
     described,
     method_line,
@@ -30,15 +30,15 @@ VARIANTS = {
 """What the variants change of `average, mean`."""
 
 
-def choices(request: Request) -> Plan:
+def choices(request: Request) -> FigurePlan:
     """One panel for each choice: statistics and kind of normalisation, clipping, the unit of K_t, and weights."""
     # epochs of clients with many images would take longer than everything else
     settings, notes = request.settings(("cifar10",), small=("partition.clients=200", "rounds=12"))
     panels = [panel for setting in settings for panel in _panels(with_alpha(setting, 0.6))]
-    return Plan("choices", tuple(panels), (*request.scope, *described(settings, "local", "norm"), *notes))
+    return FigurePlan("choices", tuple(panels), (*request.scope, *described(settings, "local", "norm"), *notes))
 
 
-def variants(request: Request) -> Plan:
+def variants(request: Request) -> FigurePlan:
     """Momentum averaged or restarted, second moments by their mean or by their maximum."""
     settings, notes = request.settings(("cifar10",))
     panels = []
@@ -49,7 +49,7 @@ def variants(request: Request) -> Plan:
         panels.append(
             panel_of(setting, "momentum, second moment", [_line(setting, AS_IT_IS, "average, mean"), *others])
         )
-    return Plan("variants", tuple(panels), (*request.scope, *described(settings), *notes))
+    return FigurePlan("variants", tuple(panels), (*request.scope, *described(settings), *notes))
 
 
 def _panels(setting: Setting) -> list[Panel]:
@@ -102,5 +102,5 @@ def _panels(setting: Setting) -> list[Panel]:
     ]
 
 
-def _line(setting: Setting, key: str, label: str, **changes: Any) -> Line:
-    return Line(key, label, method_line(setting.changed(**changes), "fedlalr").config)
+def _line(setting: Setting, key: str, label: str, **changes: Any) -> FigureLine:
+    return FigureLine(key, label, method_line(setting.changed(**changes), "fedlalr").config)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedlalr.algorithms.registry import PAPER_METHODS
+from fedlalr.common.files import as_file_name
 from fedlalr.config import Config, ConfigError, with_method
 from fedlalr.config.jobs import Job
 from fedlalr.config.loading import check
 from fedlalr.paper.settings import STAND_IN, TITLES, Scale, Setting, find_setting
 from fedlalr.report.tables import name_of
 
-METHODS = ("fedlalr", "fedavg", "fedadam", "fedamsv1", "fedamsv2", "lafedopt")
-"""The paper's six."""
 CIFAR = ("cifar10", "cifar100")
 HOW_RUN = ("device", "engine", "checkpoint_every")
 """Where a run is computed and how often it is saved, which is no part of what it is about."""
@@ -28,7 +28,7 @@ LOCAL: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Line:
+class FigureLine:
     """A curve: one configuration, run for every seed."""
 
     key: str
@@ -38,7 +38,9 @@ class Line:
     def job(self, folder: Path, seed: int) -> Job:
         """The run of one seed, counted from the configuration's own."""
         number = self.config.seed + seed
-        return Job(check({**self.config.model_dump(), "seed": number}), folder / self.key / f"seed-{number}")
+        return Job(
+            check({**self.config.model_dump(), "seed": number}), folder / as_file_name(self.key) / f"seed-{number}"
+        )
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Panel:
 
     key: str
     title: str
-    lines: tuple[Line, ...]
+    lines: tuple[FigureLine, ...]
     group: str
     """Panels of one group are about the same data."""
     short: str = ""
@@ -56,7 +58,7 @@ class Panel:
     @property
     def compares(self) -> bool:
         """Whether it has all methods, and not FedLALR alone."""
-        return set(METHODS) <= {line.key for line in self.lines}
+        return set(PAPER_METHODS) <= {line.key for line in self.lines}
 
     @property
     def cohort(self) -> int:
@@ -79,22 +81,22 @@ class Beside:
     def label(self) -> str:
         return f"{name_of(self.method)}, {', '.join(f'{name} {value}' for name, value in self.settings)}"
 
-    def line(self, config: Config) -> Line:
+    def line(self, config: Config) -> FigureLine:
         """Its curve on a problem."""
         tree = with_method(config, self.method).model_dump()
         tree["algorithm"] |= dict(self.settings)
-        return Line(self.key, self.label, check(tree))
+        return FigureLine(self.key, self.label, check(tree))
 
 
 @dataclass(frozen=True)
-class Plan:
+class FigurePlan:
     """All runs of a figure, and what a reader must know of them."""
 
     figure: str
     panels: tuple[Panel, ...]
     notes: tuple[str, ...] = ()
 
-    def jobs(self, folder: Path, seeds: int, methods: Collection[str] = METHODS) -> list[Job]:
+    def jobs(self, folder: Path, seeds: int, methods: Collection[str] = PAPER_METHODS) -> list[Job]:
         """Every run once, seed by seed, so that a grid that is broken off has whole seeds."""
         every = (
             line.job(folder / panel.key, seed)
@@ -155,7 +157,7 @@ class Request:
         return list(found.values()), notes
 
 
-def cifar(request: Request) -> Plan:
+def cifar(request: Request) -> FigurePlan:
     """Six methods at two degrees of heterogeneity."""
     settings, notes = request.settings(CIFAR)
     panels = [
@@ -163,10 +165,10 @@ def cifar(request: Request) -> Plan:
         for setting in settings
         for alpha in (0.6, 0.3)
     ]
-    return Plan("cifar", tuple(panels), (*request.scope, *described(settings), *notes))
+    return FigurePlan("cifar", tuple(panels), (*request.scope, *described(settings), *notes))
 
 
-def shakespeare(request: Request) -> Plan:
+def shakespeare(request: Request) -> FigurePlan:
     """Six methods on speaking roles, and on the same windows pooled and dealt evenly."""
     settings, notes = request.settings(["shakespeare"])
     panels = []
@@ -174,10 +176,10 @@ def shakespeare(request: Request) -> Plan:
         panels.append(_six(request, setting, "non-IID"))
         pooled = Setting(setting.data, setting.changed(partition={"scheme": "iid"}))
         panels.append(_six(request, pooled, "IID"))
-    return Plan("shakespeare", tuple(panels), (*request.scope, *described(settings), *notes))
+    return FigurePlan("shakespeare", tuple(panels), (*request.scope, *described(settings), *notes))
 
 
-def scalability(request: Request) -> Plan:
+def scalability(request: Request) -> FigurePlan:
     """Six methods with half and with one and a half times the usual cohort; FedLALR with the usual one, too."""
     settings, notes = request.settings(CIFAR)
     panels = []
@@ -191,28 +193,28 @@ def scalability(request: Request) -> Plan:
         panels.append(panel_of(setting, f"{usual} clients", [method_line(setting.config, "fedlalr")]))
     passes = "The largest cohort passes 1.2 times as often over the data as the others, as in the paper (300 and 250)."
     sizes = described(settings, "cohort", "rounds")
-    return Plan("scalability", tuple(panels), (*request.scope, *sizes, passes, *notes))
+    return FigurePlan("scalability", tuple(panels), (*request.scope, *sizes, passes, *notes))
 
 
-def interval(request: Request) -> Plan:
+def interval(request: Request) -> FigurePlan:
     """FedLALR with a fixed and with two growing numbers of local steps."""
     settings, notes = request.settings(CIFAR)
     panels = []
     for setting in (with_alpha(setting, 0.6) for setting in settings):
-        lines = [Line(key, label, setting.changed(local=LOCAL[key])) for key, label in INTERVALS.items()]
+        lines = [FigureLine(key, label, setting.changed(local=LOCAL[key])) for key, label in INTERVALS.items()]
         panels.append(panel_of(setting, "Dirichlet 0.6", lines))
-    return Plan("interval", tuple(panels), (*request.scope, *described(settings, "local"), *notes))
+    return FigurePlan("interval", tuple(panels), (*request.scope, *described(settings, "local"), *notes))
 
 
-def trajectory(request: Request) -> Plan:
+def trajectory(request: Request) -> FigurePlan:
     """FedLALR with two clients followed in four rounds."""
     settings, notes = request.settings(CIFAR[:1], small=("clients_per_round=4", "local.steps=20"))
     panels = []
     for setting in (with_alpha(setting, 0.6) for setting in settings):
         rounds = sorted({1 + 3 * part * setting.config.rounds // 10 for part in range(4)})
         config = setting.changed(trajectory={"clients": [0, 1], "rounds": rounds})
-        panels.append(panel_of(setting, "Dirichlet 0.6", [Line("fedlalr-trajectory", "FedLALR", config)]))
-    return Plan("trajectory", tuple(panels), (*request.scope, *described(settings, "test"), *notes))
+        panels.append(panel_of(setting, "Dirichlet 0.6", [FigureLine("fedlalr-trajectory", "FedLALR", config)]))
+    return FigurePlan("trajectory", tuple(panels), (*request.scope, *described(settings, "test"), *notes))
 
 
 PLANS = {
@@ -231,15 +233,15 @@ def key_of(override: str) -> str:
 
 def _six(request: Request, setting: Setting, short: str) -> Panel:
     """All methods as printed, and what is to be shown beside them."""
-    lines = [method_line(setting.config, method) for method in METHODS]
+    lines = [method_line(setting.config, method) for method in PAPER_METHODS]
     return panel_of(setting, short, [*lines, *(one.line(setting.config) for one in request.beside)])
 
 
-def method_line(config: Config, method: str) -> Line:
-    return Line(method, name_of(method), with_method(config, method))
+def method_line(config: Config, method: str) -> FigureLine:
+    return FigureLine(method, name_of(method), with_method(config, method))
 
 
-def panel_of(setting: Setting, short: str, lines: Sequence[Line]) -> Panel:
+def panel_of(setting: Setting, short: str, lines: Sequence[FigureLine]) -> Panel:
     partition, cohort = setting.config.partition, setting.config.clients_per_round
     alpha = f"{partition.alpha:g}" if partition.scheme.startswith("dirichlet") else ""
     population = _population(setting.config)

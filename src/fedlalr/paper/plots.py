@@ -11,7 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
-from fedlalr.federation.trajectory import QUANTILES, V_HAT_SQUARED, Point, rate_name
+from fedlalr.algorithms.registry import PAPER_METHODS
+from fedlalr.common.colours import COLOURS
+from fedlalr.federation.trajectory import QUANTILES, V_HAT_SQUARED, TrajectoryPoint, rate_name
 from fedlalr.paper.curves import PanelCurves
 from fedlalr.paper.line_drawing import (
     Look,
@@ -31,9 +33,9 @@ from fedlalr.paper.line_drawing import (
     two_parts,
     with_notes,
 )
-from fedlalr.paper.plans import INTERVALS, METHODS
+from fedlalr.paper.plans import INTERVALS
 from fedlalr.paper.style import add_notes
-from fedlalr.report.line_styles import COLOURS, LINE_STYLES
+from fedlalr.report.line_styles import LINE_STYLES
 
 INTERVAL_LOOKS: Mapping[str, Look] = {
     key: {"color": COLOURS[i], "linestyle": LINE_STYLES[i], "linewidth": 1.3} for i, key in enumerate(INTERVALS)
@@ -216,7 +218,7 @@ def _cohorts_panel(axes: Axes, group: str, results: Sequence[PanelCurves]) -> No
         curves = result.lines.get("fedlalr")
         if curves is None:
             continue
-        colour = COLOURS[(0, *range(len(METHODS), len(COLOURS)))[i % 3]]  # FedLALR's, and those of no method
+        colour = COLOURS[(0, *range(len(PAPER_METHODS), len(COLOURS)))[i % 3]]  # FedLALR's, and those of no method
         look = {"color": colour, "linestyle": LINE_STYLES[i], "linewidth": 1.2}
         x = curves.passes * np.arange(1, curves.rounds + 1)
         draw_curve(axes, curves, curves.accuracy, look, x)
@@ -226,13 +228,13 @@ def _cohorts_panel(axes: Axes, group: str, results: Sequence[PanelCurves]) -> No
     axes.legend(loc="lower right", frameon=False, fontsize=6.5, handlelength=1.8)
 
 
-def _norms(axes: Axes, points: Sequence[Point], look: Look) -> None:
+def _norms(axes: Axes, points: Sequence[TrajectoryPoint], look: Look) -> None:
     axes.plot([point.step for point in points], [point.values[V_HAT_SQUARED] for point in points], **look)
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
     axes.yaxis.get_offset_text().set_fontsize(6)
 
 
-def _rates(axes: Axes, points: Sequence[Point], look: Look) -> None:
+def _rates(axes: Axes, points: Sequence[TrajectoryPoint], look: Look) -> None:
     steps = [point.step for point in points]
     low, median, high = (
         [point.values[rate_name(quantile)] for point in points] for quantile in (QUANTILES[0], 0.5, QUANTILES[-1])

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedlalr.algorithms import Context, FedLALR, Slots
-from fedlalr.paper.speedup_results import Point, Speedup
+from fedlalr.paper.speedup_results import Speedup, SpeedupPoint
 from fedlalr.paper.synthetic import Synthetic
 from fedlalr.theory import adaptive_step_size, log_intervals
 
@@ -93,7 +93,7 @@ def measure(
     With a folder, each finished run is written to its `speedup.csv` at once, and those found there are not run again.
     """
     known = Speedup.read(folder) if folder else Speedup(())
-    points: list[Point] = []
+    points: list[SpeedupPoint] = []
     for variant in variants:
         for steps in scale.steps:
             intervals = variant.intervals(steps, scale.K)
@@ -108,7 +108,7 @@ def measure(
 
 def _found(
     known: Speedup, variant: Variant, scale: Scale, intervals: NDArray[np.int64], seed: int
-) -> tuple[Point, ...]:
+) -> tuple[SpeedupPoint, ...]:
     """The points of this very run among the known ones, or nothing."""
     same = tuple(
         point
@@ -121,7 +121,7 @@ def _found(
 
 def _run(
     variant: Variant, scale: Scale, intervals: NDArray[np.int64], seed: int, advance: Callable[[int], None]
-) -> tuple[Point, ...]:
+) -> tuple[SpeedupPoint, ...]:
     """One run of all numbers of clients side by side, with the same noise for every variant."""
     sizes = [adaptive_step_size(N=N, intervals=intervals, eps=EPS, L=1.0) for N in scale.clients]
     algorithm = FedLALR(betas=BETAS, eps=EPS, momentum=variant.momentum, second_moment=variant.second_moment)
@@ -130,7 +130,7 @@ def _run(
     with _one_thread():
         values = mean_squared_gradients(algorithm, scale.clients, rates, intervals, scale.repeats, generator, advance)
     return tuple(
-        Point(
+        SpeedupPoint(
             variant=variant.name,
             N=N,
             rounds=len(intervals),

@@ -11,11 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
-from fedlalr.paper.speedup_results import REGIME, Point, Speedup
+from fedlalr.common.colours import COLOURS
+from fedlalr.paper.speedup_results import REGIME, Speedup, SpeedupPoint
 from fedlalr.paper.style import WIDTH, add_notes, save
 
-# Okabe and Ito's palette, told apart with any colour vision; markers tell apart what colours do not.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
 MARKERS = ("o", "s", "^", "D", "v")
 CLAIM: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 0.9}
 
@@ -111,10 +110,12 @@ def _gain(axes: Axes, result: Speedup) -> None:
 def _styles(result: Speedup, variant: str) -> dict[int, tuple[str, str]]:
     """A colour and a marker for each length of run."""
     lengths: Sequence[int] = sorted({point.steps for point in result.of(variant)})
-    return dict(zip(lengths, zip(COLOURS, MARKERS, strict=True), strict=False))
+    return dict(zip(lengths, zip(COLOURS, MARKERS, strict=False), strict=False))
 
 
-def _mark(axes: Axes, point: Point, x: float, y: float, repeats: Sequence[float], colour: str, marker: str) -> None:
+def _mark(
+    axes: Axes, point: SpeedupPoint, x: float, y: float, repeats: Sequence[float], colour: str, marker: str
+) -> None:
     face = colour if point.in_regime else "white"
     axes.vlines(x, min(repeats), max(repeats), color=colour, linewidth=0.7)
     axes.plot(x, y, marker=marker, markersize=3.5, markeredgewidth=0.7, color=colour, markerfacecolor=face)

@@ -21,7 +21,7 @@ REGIME = 8
 
 
 @dataclass(frozen=True)
-class Point:
+class SpeedupPoint:
     """N clients in one run: the mean of ‖∇f(x̄)‖² over its local steps, in every repeat."""
 
     variant: str
@@ -63,17 +63,17 @@ class Fit:
 class Speedup:
     """All points of a measurement."""
 
-    points: tuple[Point, ...]
+    points: tuple[SpeedupPoint, ...]
 
     @property
     def variants(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(point.variant for point in self.points))
 
-    def of(self, variant: str) -> tuple[Point, ...]:
+    def of(self, variant: str) -> tuple[SpeedupPoint, ...]:
         """The points of one variant."""
         return tuple(point for point in self.points if point.variant == variant)
 
-    def longest(self, variant: str) -> tuple[Point, ...]:
+    def longest(self, variant: str) -> tuple[SpeedupPoint, ...]:
         """The points of a variant's longest run, one for every N."""
         steps = max(point.steps for point in self.of(variant))
         return tuple(point for point in self.of(variant) if point.steps == steps)
@@ -116,7 +116,7 @@ class Speedup:
             raise ConfigError(f"{path} is damaged ({error}); move it away, and it is measured anew") from error
 
 
-def fit(points: Sequence[Point], against: str) -> Fit:
+def fit(points: Sequence[SpeedupPoint], against: str) -> Fit:
     """Fit a line through the logarithms of the means against those of N·K·T."""
     if len(points) < 3:
         raise ValueError(f"a slope with a confidence interval needs at least 3 points, not {len(points)}")
@@ -132,15 +132,15 @@ def fit(points: Sequence[Point], against: str) -> Fit:
     return Fit(points[0].variant, against, len(points), float(slope), float(slope) - half, float(slope) + half, spread)
 
 
-def _lines(point: Point) -> list[dict[str, object]]:
+def _lines(point: SpeedupPoint) -> list[dict[str, object]]:
     shared = {name: value for name, value in asdict(point).items() if name != "values"}
     shared |= {"N_steps": point.N * point.steps, "in_regime": point.in_regime}
     return [{**shared, "repeat": repeat, "mean_squared_gradient": value} for repeat, value in enumerate(point.values)]
 
 
-def _point(lines: list[dict[str, str]]) -> Point:
+def _point(lines: list[dict[str, str]]) -> SpeedupPoint:
     first = lines[0]
-    return Point(
+    return SpeedupPoint(
         variant=first["variant"],
         N=int(first["N"]),
         rounds=int(first["rounds"]),

@@ -9,13 +9,13 @@ from itertools import accumulate
 from typing import Any
 
 from fedlalr.federation import Record
-from fedlalr.report.statistics import Interval, Spread, paired_difference, spread
+from fedlalr.report.statistics import ConfidenceInterval, MeanAndDeviation, paired_difference, spread
 
 MEGABYTE = 1_000_000
 
 
 @dataclass(frozen=True)
-class Outcome:
+class MethodOutcome:
     """One method over all seeds. Lists are in the order of the seeds; a run that broke off has no final accuracy."""
 
     method: str
@@ -28,15 +28,15 @@ class Outcome:
     """Sent until then, up and down, buffers included, by all clients together."""
     seconds_to_target: tuple[float | None, ...]
     """Until the end of that round."""
-    megabytes: Spread
+    megabytes: MeanAndDeviation
     """Sent over the whole run."""
-    seconds: Spread
+    seconds: MeanAndDeviation
     failures: tuple[str | None, ...]
-    to_best: Interval | None
+    to_best: ConfidenceInterval | None
     """Paired difference of the final accuracy to the best method's; None for the best itself and where a run failed."""
 
     @property
-    def final(self) -> Spread | None:
+    def final(self) -> MeanAndDeviation | None:
         """Over the seeds that got through."""
         through = [final for final in self.finals if final is not None]
         return spread(through) if through else None
@@ -58,12 +58,12 @@ class Outcome:
 class Comparison:
     """All methods, the best first."""
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[MethodOutcome, ...]
     target: float
     seeds: int
 
     @property
-    def best(self) -> Outcome:
+    def best(self) -> MethodOutcome:
         return self.outcomes[0]
 
     def as_dict(self) -> dict[str, Any]:
@@ -139,10 +139,10 @@ def default_target(runs: Mapping[str, Sequence[Curve]]) -> float:
 
 
 def _outcome(
-    method: str, settings: Mapping[str, Any], curves: Sequence[Curve], target: float, to_best: Interval | None
-) -> Outcome:
+    method: str, settings: Mapping[str, Any], curves: Sequence[Curve], target: float, to_best: ConfidenceInterval | None
+) -> MethodOutcome:
     firsts = [(curve, curve.first_at(target)) for curve in curves]
-    return Outcome(
+    return MethodOutcome(
         method=method,
         settings=settings,
         finals=tuple(curve.final for curve in curves),
@@ -156,7 +156,7 @@ def _outcome(
     )
 
 
-def _difference(finals: Mapping[str, Sequence[float | None]], method: str, best: str) -> Interval | None:
+def _difference(finals: Mapping[str, Sequence[float | None]], method: str, best: str) -> ConfidenceInterval | None:
     mine = [final for final in finals[method] if final is not None]
     theirs = [final for final in finals[best] if final is not None]
     if method == best or len(mine) != len(finals[method]) or len(theirs) != len(finals[best]):

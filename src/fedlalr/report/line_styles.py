@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
+from fedlalr.common.colours import COLOURS
 from fedlalr.report.tables import NAMES
 
-# Near Okabe and Ito's palette, with enough contrast to white for thin lines; `page.css` has the same.
-COLOURS = ("#d55e00", "#0072b2", "#009e73", "#c0679a", "#c98500", "#3a9ad9", "#1b1b1f", "#8c8c00")
 DASHES: tuple[tuple[float, ...], ...] = (
     (),
     (3.5, 1.5),

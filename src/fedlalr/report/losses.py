@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fedlalr.report.comparison import Curve
 from fedlalr.report.groups import Group
-from fedlalr.report.statistics import Interval, paired_difference, spread
+from fedlalr.report.statistics import ConfidenceInterval, paired_difference, spread
 from fedlalr.report.tables import Table, in_words
 
 
@@ -30,11 +30,11 @@ def _mean(finals: Sequence[float]) -> float:
     return mean if math.isfinite(mean) else math.inf
 
 
-def _difference(mine: Sequence[float], best: Sequence[float]) -> Interval | None:
+def _difference(mine: Sequence[float], best: Sequence[float]) -> ConfidenceInterval | None:
     return paired_difference(mine, best) if all(map(math.isfinite, (*mine, *best))) else None
 
 
-def _row(group: Group, finals: Sequence[float], to_best: Interval | None) -> tuple[str, ...]:
+def _row(group: Group, finals: Sequence[float], to_best: ConfidenceInterval | None) -> tuple[str, ...]:
     curves = [Curve(run.records) for run in group.runs]
     megabytes = spread([(curve.megabytes() or [0.0])[-1] for curve in curves]).mean
     seconds = spread([(curve.seconds() or [0.0])[-1] for curve in curves]).mean
@@ -43,7 +43,7 @@ def _row(group: Group, finals: Sequence[float], to_best: Interval | None) -> tup
     return (group.label, shown, in_words(to_best, lambda loss: f"{loss:+.3g}"), f"{megabytes:.3g}", f"{seconds:.3g}")
 
 
-def _notes(order: Sequence[Group], differences: Sequence[Interval | None]) -> list[str]:
+def _notes(order: Sequence[Group], differences: Sequence[ConfidenceInterval | None]) -> list[str]:
     seeds = len(order[0].runs)
     records = [record for group in order for run in group.runs for record in run.records]
     notes = []

@@ -13,7 +13,7 @@ from fedlalr.config.loading import CONFIG_FILE
 from fedlalr.federation import Record, Rejection
 from fedlalr.federation.storage.checkpoint import CheckpointError, read_description
 from fedlalr.federation.storage.journal import CHECKPOINTS, METRICS_FILE
-from fedlalr.federation.trajectory import TRAJECTORY_FILE, Point, read_trajectory
+from fedlalr.federation.trajectory import TRAJECTORY_FILE, TrajectoryPoint, read_trajectory
 
 TUNING = "grid"
 """The folder of a comparison that holds its tuning runs; they are not reported."""
@@ -35,7 +35,7 @@ class ReportedRun:
     versions: Mapping[str, str] = field(default_factory=dict)
     choices: Mapping[str, Any] = field(default_factory=dict)
     """What was left to the library, such as the engine."""
-    trajectory: Sequence[Point] = ()
+    trajectory: Sequence[TrajectoryPoint] = ()
 
     @property
     def seed(self) -> int | None:

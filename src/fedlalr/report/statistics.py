@@ -10,14 +10,14 @@ ROUNDING = 1e-12
 """Deviations below this share of the values come from their last bits."""
 
 
-class Spread(NamedTuple):
+class MeanAndDeviation(NamedTuple):
     """A mean and the sample standard deviation around it; None where there is one value."""
 
     mean: float
     deviation: float | None
 
 
-class Interval(NamedTuple):
+class ConfidenceInterval(NamedTuple):
     """A mean with its confidence interval; the ends are None where there is one value, or values without spread."""
 
     mean: float
@@ -29,19 +29,19 @@ class Interval(NamedTuple):
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
-def spread(values: Sequence[float]) -> Spread:
+def spread(values: Sequence[float]) -> MeanAndDeviation:
     """
     >>> spread([1.0, 3.0])
-    Spread(mean=2.0, deviation=1.4142135623730951)
+    MeanAndDeviation(mean=2.0, deviation=1.4142135623730951)
     """
     mean = math.fsum(values) / len(values)
     if len(values) < 2:
-        return Spread(mean, None)
+        return MeanAndDeviation(mean, None)
     deviations = math.hypot(*(value - mean for value in values))  # squares of diverged losses would overflow
-    return Spread(mean, deviations / math.sqrt(len(values) - 1))
+    return MeanAndDeviation(mean, deviations / math.sqrt(len(values) - 1))
 
 
-def paired_difference(first: Sequence[float], second: Sequence[float], confidence: float = 0.95) -> Interval:
+def paired_difference(first: Sequence[float], second: Sequence[float], confidence: float = 0.95) -> ConfidenceInterval:
     """The mean of first − second over pairs (runs of one seed share data, start and cohorts), with Student's interval.
 
     With three seeds Student's factor is 4.3, so the interval is wide: that is what three seeds can tell. Differences
@@ -51,7 +51,7 @@ def paired_difference(first: Sequence[float], second: Sequence[float], confidenc
     >>> [round(end, 3) for end in paired_difference([0.90, 0.92, 0.91], [0.88, 0.89, 0.90])]
     [0.02, -0.005, 0.045]
     >>> paired_difference([0.75, 0.5], [0.5, 0.25])
-    Interval(mean=0.25, low=None, high=None)
+    ConfidenceInterval(mean=0.25, low=None, high=None)
     """
     if len(first) != len(second) or not first:
         raise ValueError(
@@ -60,8 +60,8 @@ def paired_difference(first: Sequence[float], second: Sequence[float], confidenc
     mean, deviation = spread([a - b for a, b in zip(first, second, strict=True)])
     largest = max(abs(value) for value in (*first, *second))
     if deviation is None or deviation <= ROUNDING * largest:
-        return Interval(mean, None, None)
+        return ConfidenceInterval(mean, None, None)
     from scipy.stats import t  # a slow import that only this function needs
 
     half = float(t.ppf((1 + confidence) / 2, len(first) - 1)) * deviation / math.sqrt(len(first))
-    return Interval(mean, mean - half, mean + half)
+    return ConfidenceInterval(mean, mean - half, mean + half)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from fedlalr.report.comparison import Comparison, Outcome
+from fedlalr.report.comparison import Comparison, MethodOutcome
 from fedlalr.report.failures import alike
-from fedlalr.report.statistics import Interval, Spread, spread
+from fedlalr.report.statistics import ConfidenceInterval, MeanAndDeviation, spread
 
 NAMES = {
     "fedlalr": "FedLALR",
@@ -72,7 +72,7 @@ def name_of(method: str) -> str:
     return NAMES.get(method, method)
 
 
-def _row(outcome: Outcome, digits: int, of_megabytes: int) -> tuple[str, ...]:
+def _row(outcome: MethodOutcome, digits: int, of_megabytes: int) -> tuple[str, ...]:
     """A method's cells, its seconds and megabytes to so many digits."""
     return (
         name_of(outcome.method),
@@ -109,12 +109,12 @@ def _notes(comparison: Comparison) -> Iterable[str]:
         yield f"{', '.join(dict.fromkeys(names))} failed{runs}: {failure}"
 
 
-def _plus_minus(value: Spread, scale: float, digits: int) -> str:
+def _plus_minus(value: MeanAndDeviation, scale: float, digits: int) -> str:
     mean = f"{value.mean * scale:.{digits}f}"
     return mean if value.deviation is None else f"{mean} ± {value.deviation * scale:.{digits}f}"
 
 
-def in_words(value: Interval | None, number: Callable[[float], str]) -> str:
+def in_words(value: ConfidenceInterval | None, number: Callable[[float], str]) -> str:
     """A difference with its interval, where there is one."""
     if value is None:
         return "–"

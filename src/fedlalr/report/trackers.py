@@ -17,7 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from fedlalr.config.errors import hint, listed
+from fedlalr.common.suggestions import hint
+from fedlalr.config.errors import listed
 from fedlalr.federation import Observer, Record, RunInfo
 from fedlalr.report.groups import OWN
 

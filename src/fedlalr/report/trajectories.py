@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from fedlalr.federation.trajectory import Point
+from fedlalr.federation.trajectory import TrajectoryPoint
 from fedlalr.report.runs import ReportedRun
 
 _QUANTILE = re.compile(r"(.+), ([0-9.]+) %")
@@ -30,7 +30,7 @@ def trajectories_of(run: ReportedRun, label: str) -> dict[str, Any] | None:
         return None
     places, marks = _places(run.trajectory)
     quantities = _quantities(dict.fromkeys(name for point in run.trajectory for name in point.values))
-    by_client: dict[int, list[Point]] = {}
+    by_client: dict[int, list[TrajectoryPoint]] = {}
     for point in run.trajectory:
         by_client.setdefault(point.client, []).append(point)
     return {
@@ -41,10 +41,10 @@ def trajectories_of(run: ReportedRun, label: str) -> dict[str, Any] | None:
     }
 
 
-def _places(points: Sequence[Point]) -> tuple[dict[tuple[int, int], int], dict[int, int]]:
+def _places(points: Sequence[TrajectoryPoint]) -> tuple[dict[tuple[int, int], int], dict[int, int]]:
     """The place of each (round, step) on an axis that has the recorded rounds side by side, and of each round's start.
 
-    >>> _places([Point(1, 0, 1, {}), Point(1, 0, 2, {}), Point(31, 0, 1, {})])
+    >>> _places([TrajectoryPoint(1, 0, 1, {}), TrajectoryPoint(1, 0, 2, {}), TrajectoryPoint(31, 0, 1, {})])
     ({(1, 1): 1, (1, 2): 2, (31, 1): 3}, {1: 1, 31: 3})
     """
     steps = sorted({(point.round, point.step) for point in points})
@@ -77,7 +77,7 @@ def _quantities(names: Iterable[str]) -> list[Quantity]:
 
 
 def _lines(
-    points: Sequence[Point], quantities: Sequence[Quantity], places: dict[tuple[int, int], int]
+    points: Sequence[TrajectoryPoint], quantities: Sequence[Quantity], places: dict[tuple[int, int], int]
 ) -> dict[str, Any]:
     ordered = sorted(points, key=lambda point: (point.round, point.step))
 

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from fedlalr.common.checks import check_choice
 from fedlalr.theory import checks
 from fedlalr.theory.problem import Constants, Problem, constants
 from fedlalr.theory.step_sizes import StepSize, cap, largest_smoothness, smaller
@@ -74,7 +75,7 @@ def theorem1(
 
     The statement has 1/T and αN/T where the last line of the proof has 1/(KT) and αN/(KT).
     """
-    checks.choice("form", form, ("statement", "proof"))
+    check_choice("form", form, ("statement", "proof"))
     return _bound("Theorem 1", form, problem, _equal_rounds(N, K, T), alpha)
 
 
@@ -93,7 +94,7 @@ def corollary2(
     form: Literal["proof", "constants"] = "proof",
 ) -> Bound:
     """Corollary 2, momentum restarted in every round: the proof of Theorem 1 without the K² part of its α² term."""
-    checks.choice("form", form, ("proof", "constants"))
+    check_choice("form", form, ("proof", "constants"))
     return _bound("Corollary 2", form, problem, _equal_rounds(N, K, T), alpha, restart=True)
 
 
@@ -109,7 +110,7 @@ def theorem2(
 
     "proof" computes from α and K_{T−1}; "constants" from C1, C2,1 … C4,2, which assume that the cap on α does not bind.
     """
-    checks.choice("form", form, ("proof", "constants"))
+    check_choice("form", form, ("proof", "constants"))
     K = checks.intervals(intervals)
     run = _Run(checks.count("N", N), int(K[-1]), len(K), int(K.sum()), "ΣK")
     return _bound("Theorem 2", form, problem, run, alpha)

@@ -37,13 +37,6 @@ def count(name: str, value: int) -> int:
     return whole
 
 
-def choice(name: str, value: str, allowed: Sequence[str]) -> str:
-    """One of the allowed words."""
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
-    return value
-
-
 LEAST_BASE = 1.001
 """Below it the logarithm of a large number is too large to count to."""
 

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from fedlalr.common.checks import check_choice
 from fedlalr.theory import checks
 
 VECTORS = {"average": 3, "restart": 2}
@@ -95,7 +96,7 @@ def communication(
 
     `growing` are the start and the base of K_t = start + ⌊log_base t⌋.
     """
-    checks.choice("momentum", momentum, tuple(VECTORS))
+    check_choice("momentum", momentum, tuple(VECTORS))
     N, params = checks.count("N", N), checks.count("params", params)
     bytes_per_value = checks.count("bytes_per_value", bytes_per_value)
     if growing is not None and (not isinstance(growing, tuple) or len(growing) != 2):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedlalr.common.colours import COLOURS
 from fedlalr.theory.bounds import theorem1
 from fedlalr.theory.problem import Problem
 
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-# Okabe and Ito's palette, told apart with any colour vision.
-COLOURS = ("#56B4E9", "#D55E00", "#F0E442", "#CC79A7", "#009E73")
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,13 @@ def plot_dominance(grid: Dominance, *, axes: Axes | None = None) -> Figure:
     if axes is None:
         axes = Figure(figsize=(3.5, 3.4), layout="constrained").add_subplot()
     axes.pcolormesh(
-        _edges(grid.N), _edges(grid.T), grid.largest, cmap=ListedColormap(COLOURS), vmin=-0.5, vmax=4.5, rasterized=True
+        _edges(grid.N),
+        _edges(grid.T),
+        grid.largest,
+        cmap=ListedColormap(COLOURS[:5]),
+        vmin=-0.5,
+        vmax=4.5,
+        rasterized=True,
     )
     shown = [index for index in range(len(grid.names)) if (grid.largest == index).any()]
     axes.set(xscale="log", yscale="log", xlabel="clients N", ylabel="rounds T", title=f"largest term, K = {grid.K}")

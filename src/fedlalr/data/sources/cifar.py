@@ -21,7 +21,7 @@ _PIXELS: Final = 3 * 32 * 32
 
 
 @dataclass(frozen=True)
-class Part:
+class LabelledImages:
     """One file's worth: images `[n, 3, 32, 32]` and labels `[n]`, with the coarse labels of CIFAR-100."""
 
     images: NDArray[np.uint8]
@@ -35,7 +35,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Layout:
+class RecordLayout:
     """One original format: the archive, the folder in it, and the files of the training and the test part."""
 
     archive: str
@@ -43,7 +43,7 @@ class Layout:
     train: tuple[str, ...]
     test: str
     facts: Mapping[str, Fact]
-    decode: Callable[[bytes, str, int], Part] = field(repr=False)
+    decode: Callable[[bytes, str, int], LabelledImages] = field(repr=False)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ class Cifar:
 
     images: Images
     coarse_classes: int
-    layouts: tuple[Layout, ...]
+    layouts: tuple[RecordLayout, ...]
 
     def holds(self, folder: Path) -> bool:
         """Whether a folder holds one of the original formats, or is the archive of one."""
@@ -70,9 +70,9 @@ class Cifar:
                 return self.decode(layout, _contents(layout, place))
         raise DataCorrupt(f"{folder} holds no files of {self.images.name}")
 
-    def decode(self, layout: Layout, contents: Mapping[str, tuple[str, bytes]]) -> Arrays:
+    def decode(self, layout: RecordLayout, contents: Mapping[str, tuple[str, bytes]]) -> Arrays:
         """Arrays from (where, bytes) of every file. A checksum is compared before a byte is interpreted."""
-        parts: list[Part] = []
+        parts: list[LabelledImages] = []
         for name in layout.files:
             where, content = contents[name]
             if name in layout.facts:
@@ -82,7 +82,7 @@ class Cifar:
             parts.append(part)
         return join(parts[:-1], parts[-1])
 
-    def _check_part(self, part: Part, where: str) -> None:
+    def _check_part(self, part: LabelledImages, where: str) -> None:
         """Labels in range; in CIFAR-100, where every class lies in one coarse class, a swapped label shows."""
         if len(part.labels) and part.labels.max() >= self.images.classes:
             raise DataCorrupt(
@@ -98,7 +98,7 @@ class Cifar:
             )
 
 
-def join(train: list[Part], test: Part) -> Arrays:
+def join(train: list[LabelledImages], test: LabelledImages) -> Arrays:
     """The parts as the arrays of a data set."""
     return {
         "inputs": np.concatenate([part.images for part in train]),
@@ -108,7 +108,7 @@ def join(train: list[Part], test: Part) -> Arrays:
     }
 
 
-def read_python(content: bytes, where: str, coarse_classes: int) -> Part:
+def read_python(content: bytes, where: str, coarse_classes: int) -> LabelledImages:
     """A file of the python archive: a pickled dict of pixels and labels."""
     found = unpickle.plain(content, where)
     pixels = found.get("data")
@@ -116,10 +116,10 @@ def read_python(content: bytes, where: str, coarse_classes: int) -> Part:
         raise DataCorrupt(f"{where} is a pickle, but not of CIFAR: it has no array 'data' with {_PIXELS} values a row")
     names = ("fine_labels", "coarse_labels") if coarse_classes else ("labels",)
     labels = [_labels(found, name, len(pixels), where) for name in names]
-    return Part(pixels.reshape(-1, 3, 32, 32), *labels)
+    return LabelledImages(pixels.reshape(-1, 3, 32, 32), *labels)
 
 
-def read_binary(content: bytes, where: str, coarse_classes: int) -> Part:
+def read_binary(content: bytes, where: str, coarse_classes: int) -> LabelledImages:
     """A file of the binary archive: rows of one label (CIFAR-100: the coarse and the fine one) and 3,072 pixels."""
     width = _PIXELS + (2 if coarse_classes else 1)
     if not content or len(content) % width:
@@ -128,19 +128,19 @@ def read_binary(content: bytes, where: str, coarse_classes: int) -> Part:
         )
     rows = np.frombuffer(content, np.uint8).reshape(-1, width)
     images = np.ascontiguousarray(rows[:, width - _PIXELS :]).reshape(-1, 3, 32, 32)
-    return Part(images, rows[:, width - _PIXELS - 1].copy(), rows[:, 0].copy() if coarse_classes else None)
+    return LabelledImages(images, rows[:, width - _PIXELS - 1].copy(), rows[:, 0].copy() if coarse_classes else None)
 
 
 def read_sheets(
     contents: Mapping[str, bytes], where: str, train: tuple[str, ...], test: str
-) -> tuple[list[Part], Part]:
+) -> tuple[list[LabelledImages], LabelledImages]:
     """The npm package: per file a PNG with an image in every row of pixels, in reading order; labels as JSON."""
     images = [_sheet(contents[f"{name}.png"], f"{name}.png of {where}") for name in (*train, test)]
-    parts: list[Part] = []
+    parts: list[LabelledImages] = []
     for group, file in ((images[:-1], "train_lables.json"), (images[-1:], "test_lables.json")):
         labels = _json_labels(contents[file], sum(map(len, group)), f"{file} of {where}")
         ends = np.cumsum([len(sheet) for sheet in group])[:-1]
-        parts += [Part(sheet, part) for sheet, part in zip(group, np.split(labels, ends), strict=True)]
+        parts += [LabelledImages(sheet, part) for sheet, part in zip(group, np.split(labels, ends), strict=True)]
     return parts[:-1], parts[-1]
 
 
@@ -177,7 +177,7 @@ def _as_labels(labels: object, count: int, where: str) -> NDArray[np.uint8]:
     return np.array(labels, dtype=np.uint8)
 
 
-def _located(layout: Layout, folder: Path) -> Path | None:
+def _located(layout: RecordLayout, folder: Path) -> Path | None:
     """The folder or the archive with a format's files, in a folder or given as such."""
     if folder.is_file():
         return folder if folder.name == layout.archive else None
@@ -188,7 +188,7 @@ def _located(layout: Layout, folder: Path) -> Path | None:
     return packed if packed.is_file() else None
 
 
-def _contents(layout: Layout, place: Path) -> dict[str, tuple[str, bytes]]:
+def _contents(layout: RecordLayout, place: Path) -> dict[str, tuple[str, bytes]]:
     """(where, bytes) of a format's files."""
     if place.is_dir():
         found = archive.from_folder(place, layout.files)

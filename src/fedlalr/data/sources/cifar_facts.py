@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fedlalr.data.fetch import Fact
-from fedlalr.data.sources.cifar import Cifar, Layout, read_binary, read_python
+from fedlalr.data.sources.cifar import Cifar, RecordLayout, read_binary, read_python
 from fedlalr.data.sources.rawdata import Images
 
 _BATCHES: Final = tuple(f"data_batch_{i}" for i in range(1, 6))
@@ -20,7 +20,7 @@ CIFAR10: Final = Cifar(
     ),
     coarse_classes=0,
     layouts=(
-        Layout(
+        RecordLayout(
             archive="cifar-10-python.tar.gz",
             folder="cifar-10-batches-py",
             train=_BATCHES,
@@ -36,7 +36,7 @@ CIFAR10: Final = Cifar(
             },
             decode=read_python,
         ),
-        Layout(
+        RecordLayout(
             archive="cifar-10-binary.tar.gz",
             folder="cifar-10-batches-bin",
             train=tuple(f"{name}.bin" for name in _BATCHES),
@@ -59,7 +59,7 @@ CIFAR100: Final = Cifar(
     Images(name="cifar100", shape=(3, 32, 32), train_counts=(500,) * 100, test_counts=(100,) * 100),
     coarse_classes=20,
     layouts=(
-        Layout(
+        RecordLayout(
             archive="cifar-100-python.tar.gz",
             folder="cifar-100-python",
             train=("train",),
@@ -71,7 +71,7 @@ CIFAR100: Final = Cifar(
             },
             decode=read_python,
         ),
-        Layout(
+        RecordLayout(
             archive="cifar-100-binary.tar.gz",
             folder="cifar-100-binary",
             train=("train.bin",),

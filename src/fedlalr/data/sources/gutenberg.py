@@ -28,14 +28,14 @@ _LONGEST_LINE: Final = 60  # of a heading with a direction
 
 
 @dataclass(frozen=True)
-class Line:
+class SpokenLine:
     """A spoken line and its number in the file."""
 
     number: int
     text: str
 
 
-def speeches(text: str, where: str) -> dict[str, list[Line]]:
+def speeches(text: str, where: str) -> dict[str, list[SpokenLine]]:
     """The spoken lines of every role of a play, in the order of the play. Roles are named as the headings name them.
 
     >>> text = "ACT I.\\n\\n[Enter two.]\\n\\nBERNARDO.\\nWho's there?\\n\\nFRANCISCO.\\nNay, answer me.\\n"
@@ -53,10 +53,10 @@ def speeches(text: str, where: str) -> dict[str, list[Line]]:
     return found
 
 
-def joined(lines: list[Line]) -> str:
+def joined(lines: list[SpokenLine]) -> str:
     """A role's lines as one text: joined by spaces, runs of spaces made one.
 
-    >>> joined([Line(1, "  Ay,"), Line(2, "there's  the rub.")])
+    >>> joined([SpokenLine(1, "  Ay,"), SpokenLine(2, "there's  the rub.")])
     "Ay, there's the rub."
     """
     return re.sub(r"\s+", " ", " ".join(line.text for line in lines)).strip()
@@ -70,11 +70,11 @@ class _Reader:
         self.names = _names(lines, first)
         longest_first = sorted(self.names, key=len, reverse=True)
         self.named = re.compile(f"(?:{'|'.join(map(re.escape, longest_first))})(?=\\.|$| \\[)")
-        self.spoken: dict[str, list[Line]] = {}
+        self.spoken: dict[str, list[SpokenLine]] = {}
         self.speaker: str | None = None
         self.fresh = True  # at the beginning of a paragraph, where headings stand
 
-    def read(self) -> dict[str, list[Line]]:
+    def read(self) -> dict[str, list[SpokenLine]]:
         while self.place < len(self.lines):
             line = self.lines[self.place]
             if not line or line.strip(" .") == "SONG":
@@ -96,7 +96,7 @@ class _Reader:
 
     def _say(self, place: int, text: str) -> None:
         if self.speaker is not None:
-            self.spoken.setdefault(self.speaker, []).append(Line(place + 1, text))
+            self.spoken.setdefault(self.speaker, []).append(SpokenLine(place + 1, text))
 
     def _speaks(self, line: str) -> bool:
         """A prologue may be a person, as in the play within the Dream: then the speech follows at once."""

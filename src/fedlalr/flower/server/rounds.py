@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedlalr.federation.observers import Observer
 from fedlalr.federation.replies.payload import Refused
-from fedlalr.federation.round import Outcome
+from fedlalr.federation.round import RoundOutcome
 from fedlalr.federation.run import with_included
 from fedlalr.flower.server.nodes import Roster
 from fedlalr.flower.server.state import FederatedServer, OpenRound
@@ -80,7 +80,7 @@ class Rounds:
         for _, reply in post.until(time.monotonic() + self.deadline, self.poll):
             yield reply
 
-    def close(self, replies: Iterable[Message]) -> Outcome:
+    def close(self, replies: Iterable[Message]) -> RoundOutcome:
         """Take the replies in one by one and end the round; `RoundFailed` where too few of them can be used."""
         opened, sent = self._opened, self._sent
         if opened is None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedlalr.data.batches import batches_per_pass
 from fedlalr.federation.replies.payload import Expected
 from fedlalr.federation.replies.reducing import reduce_buffers, weights
-from fedlalr.federation.round import Outcome, RoundFailed, ServerState, Stopwatch, too_few, update_slots
+from fedlalr.federation.round import RoundFailed, RoundOutcome, ServerState, Stopwatch, too_few, update_slots
 from fedlalr.federation.sampling import sample
 from fedlalr.federation.session import Problem
 from fedlalr.federation.storage.fingerprint import contract
@@ -114,7 +114,7 @@ class FederatedServer:
             settled=self.ledger.settled(client),
         )
 
-    def close(self, opened: OpenRound) -> Outcome:
+    def close(self, opened: OpenRound) -> RoundOutcome:
         """End a round: reduce what was accepted and take the new state, or raise `RoundFailed` and keep the old one."""
         work, inbox, clock = opened.work, opened.inbox, opened.clock
         training, rules = self.training, self.rules
@@ -136,7 +136,7 @@ class FederatedServer:
         self.state = ServerState(round=work.round, slots=slots, buffers=buffers)
         if training.algorithm.slots.kept:
             self.ledger.note(work.round, closed.clients.tolist())
-        return Outcome(
+        return RoundOutcome(
             state=self.state,
             replied=closed.replied,
             accepted=count,

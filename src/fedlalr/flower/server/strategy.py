@@ -25,7 +25,7 @@ from fedlalr.federation.observers import Observer, RunInfo
 from fedlalr.federation.record import Record
 from fedlalr.federation.replies.screening import SEVERAL
 from fedlalr.federation.result import Result
-from fedlalr.federation.round import Outcome, RoundFailed, ServerState
+from fedlalr.federation.round import RoundFailed, RoundOutcome, ServerState
 from fedlalr.federation.session import Problem, RepliesRejected, Session, initial_state, run_info
 from fedlalr.federation.trajectory import Trajectory
 from fedlalr.flower.client_data import RemoteClients
@@ -233,7 +233,7 @@ class NodesTransport:
         strategy.summary()
         return run_info(problem, state, ENGINE, "the clients are Flower's nodes")
 
-    def run_round(self, state: ServerState, lr: float) -> Outcome:
+    def run_round(self, state: ServerState, lr: float) -> RoundOutcome:
         """Ask the cohort's nodes and close the round, tried again where that is allowed."""
         rounds = self.strategy._rounds
         for left in range(self.strategy.retries, -1, -1):

@@ -32,7 +32,7 @@ class Place(NamedTuple):
     dtype: torch.dtype
 
 
-class Plan:
+class SharedMemoryPlan:
     """Lays tensors out one behind the other."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots
-from fedlalr.training.engines.shared_memory import Arena, Plan, ship, unimportable_modules
+from fedlalr.training.engines.shared_memory import Arena, SharedMemoryPlan, ship, unimportable_modules
 from fedlalr.training.engines.worker_process import Channel, Orders, Rest, Setup, part
 from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work
 from fedlalr.training.machine import usable_cores
@@ -263,9 +263,9 @@ def _launch() -> Process:
     return Process(popen, Channel(ours))
 
 
-def _plan(work: Work, training: Training) -> Plan:
+def _plan(work: Work, training: Training) -> SharedMemoryPlan:
     """Where everything of a round lies: what goes to the workers, then what comes back."""
-    plan, count, table = Plan(), len(work.clients), training.algorithm.slots
+    plan, count, table = SharedMemoryPlan(), len(work.clients), training.algorithm.slots
     size, dtype = training.layout.size, training.layout.dtype
     sent: tuple[tuple[str, Mapping[str, Tensor]], ...] = (
         ("down", work.broadcast),

@@ -36,7 +36,7 @@ class CannotStack(ValueError):
 
 def choose_gradient(training: Training) -> StackedGradient:
     """The fastest stacked gradient that gives plain autograd's numbers."""
-    trial = Trial(training)
+    trial = StackingTrial(training)
     refusals = []
     for gradient in _candidates(training, trial.inputs.shape[1:]):
         try:
@@ -80,7 +80,7 @@ def without_tf32() -> Iterator[None]:
         products.allow_tf32, convolutions.allow_tf32 = before
 
 
-class Trial:
+class StackingTrial:
     """A few samples of a client, with what plain autograd makes of them."""
 
     def __init__(self, training: Training) -> None:
