@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedlalr.algorithms.slots import Algorithm, Context, Slots
 from fedlalr.data.batches import batches_per_pass
 from fedlalr.data.population import Clients
+from fedlalr.training.clipping import Regularisation
 from fedlalr.training.intervals import Interval, checked
 from fedlalr.training.layout import Layout
 from fedlalr.training.ranks import WHOLE, Spread
@@ -40,6 +41,11 @@ class Training:
     seed: int = 0
     compute: torch.dtype | None = None
     """bfloat16 or float16 to run the model under autocast; parameters and moments keep the layout's dtype."""
+
+    @property
+    def regularisation(self) -> Regularisation:
+        """Clipping and weight decay as one value."""
+        return Regularisation(self.clip_norm, self.weight_decay, self.decoupled_weight_decay)
 
     def steps(self, round: int, clients: Tensor) -> Tensor:
         """K of each client in a round, int64 `[C]`."""

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from fedlalr.training.interfaces import Training, Work
+from fedlalr.training.torch_internals import TorchDispatchMode, storage_address, tree_leaves
 
 SHARE = {"cuda": 0.7, "cpu": 0.5}
 """How much of the free memory is used: a GPU is ours alone, a CPU's memory is shared with others."""
@@ -123,7 +122,7 @@ class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:
-        address, size = storage._cdata, storage.nbytes()
+        address, size = storage_address(storage), storage.nbytes()
         self._seen.add(address)
         self.now += size
         self.peak = max(self.peak, self.now)
@@ -135,7 +134,7 @@ class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _address(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    return storage_address(tensor.untyped_storage())
 
 
 def free_memory(device: torch.device) -> int:

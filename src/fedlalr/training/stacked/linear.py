@@ -21,6 +21,7 @@ from fedlalr.training.interfaces import Buffers, Loss, Training
 from fedlalr.training.stacked.feed import Shape
 from fedlalr.training.stacked.gradient import Batch
 from fedlalr.training.stacked.masked_loss import IGNORED_LABEL, mean_loss
+from fedlalr.training.torch_internals import has_hooks
 
 
 @dataclass(frozen=True)
@@ -228,7 +229,7 @@ def linear_chain(training: Training, sample: torch.Size) -> list[Layer] | None:
     model = training.model
     if training.compute is not None or list(model.buffers()) or any(not p.requires_grad for p in model.parameters()):
         return None
-    if any(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks for module in model.modules()):
+    if has_hooks(model):
         return None
     try:
         graph = fx.symbolic_trace(model).graph

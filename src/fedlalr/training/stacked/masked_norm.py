@@ -12,7 +12,8 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedlalr.training.torch_internals import BatchNorm
 
 STOCK = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 """The layers that can be replaced: what a subclass changes is not known here."""
@@ -20,7 +21,7 @@ STARTS = {"running_mean": 0.0, "running_var": 1.0, "num_batches_tracked": 0.0}
 """What BatchNorm's running statistics are before any batch."""
 
 
-class MaskedBatchNorm(_BatchNorm):
+class MaskedBatchNorm(BatchNorm):
     """Stands in for one stock layer, whose parameters and buffers it takes over. Without a mask it is that layer."""
 
     _check: Callable[[Tensor], None]
@@ -33,10 +34,10 @@ class MaskedBatchNorm(_BatchNorm):
     averaged: int
     """How many inputs they are the mean of; a module may call a layer more than once for a batch."""
 
-    def __init__(self, stock: _BatchNorm) -> None:
+    def __init__(self, stock: BatchNorm) -> None:
         super().__init__(stock.num_features, stock.eps, stock.momentum, affine=False, track_running_stats=False)
         self.weight, self.bias, self.affine = stock.weight, stock.bias, stock.affine
-        for name, buffer in stock._buffers.items():
+        for name, buffer in stock.named_buffers(recurse=False):
             self.register_buffer(name, buffer)
         self.track_running_stats = stock.track_running_stats
         self.training = stock.training
@@ -93,16 +94,9 @@ class MaskedBatchNorm(_BatchNorm):
         return channels.view(1, -1, *[1] * (like.dim() - 2))
 
 
-def replace_norms(model: nn.Module) -> list[MaskedBatchNorm]:
-    """Put a masked layer in the place of every stock BatchNorm of a module, in place; a layer used twice stays one."""
-    made: dict[_BatchNorm, MaskedBatchNorm] = {}
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):  # a layer may go by two names
-            if type(child) in STOCK:
-                assert isinstance(child, _BatchNorm)
-                made.setdefault(child, MaskedBatchNorm(child))
-                setattr(parent, name, made[child])
-    return list(made.values())
+def masked_norm(layer: nn.Module) -> nn.Module | None:
+    """The masked layer that replaces a stock BatchNorm; None for other layers."""
+    return MaskedBatchNorm(layer) if isinstance(layer, BatchNorm) and type(layer) in STOCK else None
 
 
 @contextmanager
