@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedlalr.training.interfaces import Training, Work
-from fedlalr.training.torch_internals import TorchDispatchMode, storage_address, tree_leaves
+from fedlalr.training.torch_internals import DispatchMode, storage_address, tree_leaves
 
 SHARE = {"cuda": 0.7, "cpu": 0.5}
 """How much of the free memory is used: a GPU is ours alone, a CPU's memory is shared with others."""
@@ -99,17 +99,13 @@ def _peak_memory(function: Callable[[], object], device: torch.device) -> int:
     return meter.peak
 
 
-class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Meter(DispatchMode):
     """Counts the bytes of the storages that are made while it is on and still alive."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
         self._seen: set[int] = set()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # or torch would import its compiler, which takes over a second, to keep it out of here
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

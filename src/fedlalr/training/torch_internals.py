@@ -1,7 +1,7 @@
-"""Everything private that we use of torch, in one place: no other module may.
+"""The private APIs of torch that fedlalr uses. No other module may use one.
 
-`tests/training/test_torch_internals.py` checks that each of these still exists with the signature it had in the torch
-version named there. When a new torch breaks one, fix it here.
+`tests/training/test_torch_internals.py` names the torch version these were checked with. It fails if one is missing or
+has changed its signature, and if another module uses a private API. When a new torch breaks something, fix it here.
 """
 
 from __future__ import annotations
@@ -21,20 +21,53 @@ from fedlalr.algorithms.slots import Slots
 
 __all__ = [
     "BatchNorm",
+    "BatchNormSubstitute",
     "ConvNd",
     "ConvTransposeNd",
+    "DispatchMode",
     "DropoutNd",
-    "TorchDispatchMode",
     "add_to_each",
     "amsgrad_",
+    "convolution_backward",
     "has_hooks",
+    "sigmoid_backward",
     "storage_address",
+    "tanh_backward",
+    "threshold_backward",
     "tree_leaves",
     "tree_map",
 ]
 
+convolution_backward = torch.ops.aten.convolution_backward
+sigmoid_backward = torch.ops.aten.sigmoid_backward
+tanh_backward = torch.ops.aten.tanh_backward
+threshold_backward = torch.ops.aten.threshold_backward
+
 _LATE = torch.tensor(torch.inf, device="cpu")
 """A step so late that Adam's bias corrections are exactly 1."""
+
+
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A `TorchDispatchMode` that does not import torch's compiler, which takes over a second."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class BatchNormSubstitute(BatchNorm):
+    """Stands in for a BatchNorm layer, whose parameters, buffers and options it takes over."""
+
+    def __init__(self, stock: BatchNorm) -> None:
+        super().__init__(stock.num_features, stock.eps, stock.momentum, affine=False, track_running_stats=False)
+        self.weight, self.bias, self.affine = stock.weight, stock.bias, stock.affine
+        for name, buffer in stock.named_buffers(recurse=False):
+            self.register_buffer(name, buffer)
+        self.track_running_stats, self.training = stock.track_running_stats, stock.training
+        self.check_input = stock._check_input_dim
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        self.check_input(input)
 
 
 def amsgrad_(client: Slots, gradient: Tensor, lr: float, betas: tuple[float, float]) -> None:

@@ -21,7 +21,7 @@ from fedlalr.training.interfaces import Buffers, Loss, Training
 from fedlalr.training.stacked.feed import Shape
 from fedlalr.training.stacked.gradient import Batch
 from fedlalr.training.stacked.masked_loss import IGNORED_LABEL, mean_loss
-from fedlalr.training.torch_internals import has_hooks
+from fedlalr.training.torch_internals import has_hooks, sigmoid_backward, tanh_backward, threshold_backward
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Activation:
     back: Callable[[Tensor, Tensor], Tensor]
 
 
-RELU = Activation(torch.relu, lambda slope, result: torch.ops.aten.threshold_backward(slope, result, 0))
-TANH = Activation(torch.tanh, torch.ops.aten.tanh_backward)
-SIGMOID = Activation(torch.sigmoid, torch.ops.aten.sigmoid_backward)
+RELU = Activation(torch.relu, lambda slope, result: threshold_backward(slope, result, 0))
+TANH = Activation(torch.tanh, tanh_backward)
+SIGMOID = Activation(torch.sigmoid, sigmoid_backward)
 
 MODULES: dict[type[nn.Module], Activation] = {nn.ReLU: RELU, nn.Tanh: TANH, nn.Sigmoid: SIGMOID}
 FUNCTIONS: dict[object, Activation] = {
