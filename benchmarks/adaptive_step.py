@@ -18,10 +18,10 @@ from torch import Tensor
 from fedlalr.algorithms.slots import Slots
 from fedlalr.benchmark import JOBS
 from fedlalr.benchmark.jobs import BenchmarkJob
-from fedlalr.training.fused_steps import AMSGradStep
+from fedlalr.training.torch_internals import amsgrad_
 from profile_job import prepare
 
-LR = 1e-6
+LR, BETAS = 1e-6, (0.9, 0.995)
 Step = Callable[[Slots, Tensor], None]
 
 
@@ -33,7 +33,6 @@ def root_and_division(client: Slots, root: Tensor) -> None:
 
 def steps(job: BenchmarkJob, parameters: int) -> dict[str, Callable[[], None]]:
     """All AMSGrad steps of a round: of the cohort together, or of one client after another, each within the cache."""
-    amsgrad = AMSGradStep((0.9, 0.995))
     x, m, gradient = (torch.randn(job.cohort, parameters) for _ in range(3))
     v = torch.rand(job.cohort, parameters) + 0.1
     together = Slots(x=x, m=m, v=v, v_hat=v.clone())
@@ -48,10 +47,14 @@ def steps(job: BenchmarkJob, parameters: int) -> dict[str, Callable[[], None]]:
         return run
 
     def fused(client: Slots, gradient: Tensor) -> None:
-        amsgrad._fused(client, gradient, LR)
+        amsgrad_(client, gradient, LR, BETAS)
 
     def passes(client: Slots, gradient: Tensor) -> None:
-        amsgrad._by_passes(client, gradient, LR)
+        client.m.lerp_(gradient, 1 - BETAS[0])
+        client.v.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
+        torch.maximum(client.v_hat, client.v, out=client.v_hat)
+        root = torch.sqrt(client.v_hat, out=gradient)
+        client.x.sub_(torch.div(client.m, root, out=root).mul_(LR))
 
     return {
         "AMSGrad, torch's fused Adam, all clients": all_steps(fused, [together], gradient),

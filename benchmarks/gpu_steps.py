@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedlalr.algorithms import Algorithm, FedLALR, Slots
-from fedlalr.training.fused_steps import in_place_step
+from fedlalr.training.clipping import Regularisation
+from fedlalr.training.fused_steps import fused_step
 from fedlalr.training.layout import Layout
 from fedlalr.training.stacked.forms import stacked_form
 
@@ -24,7 +25,7 @@ class StackedSteps:
         device, clients = inputs.device, len(inputs)
         self.inputs, self.targets, self.layout = inputs, targets, Layout.of(model)
         form = stacked_form(model, torch.bfloat16, inputs.shape[2:])
-        step = in_place_step(algorithm, device, torch.float32)
+        step = fused_step(algorithm, device, torch.float32)
         if form is None or step is None:
             raise SystemExit("the kernels need a CUDA GPU with Triton; `fedlalr doctor` says what this machine has")
         self.form, self.update = form, step
@@ -46,7 +47,7 @@ class StackedSteps:
         losses = each.view(self.targets.shape).mean(dim=1)
         (gradient,) = torch.autograd.grad(losses.sum(), x)
         with torch.no_grad():
-            self.update(self.state, gradient, self.lr, weight_decay=WEIGHT_DECAY)
+            self.update(self.state, gradient, self.lr, Regularisation(weight_decay=WEIGHT_DECAY))
             self.losses.copy_(losses)
             for name, buffer in self.buffers.items():
                 buffer.copy_(after[name])

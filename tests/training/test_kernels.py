@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlalr.algorithms import FedLALR
+from fedlalr.algorithms import FedLALR, FedProx
 from fedlalr.models import CharLSTM, ConvMixer
 from fedlalr.models.convmixer import MixerBlock
+from fedlalr.training.fused_steps import CPUStep, fused_step
 from fedlalr.training.kernels import kernels_available, plain
-from fedlalr.training.kernels.fused_step import fused_step
 from fedlalr.training.kernels.plain import GroupNorm, Norm
 from fedlalr.training.stacked.forms import inference_form, stacked_form
 from training.kernel_checks import check_form, check_statistics, mask_of, relative
@@ -196,7 +196,8 @@ def test_a_convmixer_with_a_layer_that_is_not_its_own_has_no_stacked_form(change
 
 def test_without_a_gpu_there_are_no_kernels_and_no_bfloat16_forms() -> None:
     assert not kernels_available("cpu")
-    assert fused_step(FedLALR(), "cpu") is None
+    assert isinstance(fused_step(FedLALR(), "cpu", torch.float32), CPUStep)
+    assert fused_step(FedProx(), "cpu", torch.float32) is None
     module, images = ConvMixer(dim=8, depth=1), torch.Size((3, 32, 32))
     assert stacked_form(module, torch.bfloat16, images) is None
     assert inference_form(module, torch.bfloat16, images) is None

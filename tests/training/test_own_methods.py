@@ -111,7 +111,7 @@ class KeepsAndSendsConstants(Own):
 def in_fixed_memory(training: Training) -> StackedEngine:
     """The stacked engine as a GPU runs it, without capturing."""
     engine = StackedEngine(training)
-    engine._static = StaticSteps(training, engine._gradient, engine._in_place, capture=False)
+    engine._static = StaticSteps(training, engine._gradient, engine._fused, capture=False)
     return engine
 
 

@@ -28,7 +28,7 @@ from fedlalr.federation.session import initial_state
 from fedlalr.models import CharLSTM, ConvMixer
 from fedlalr.training import Epochs, Steps
 from fedlalr.training.engines.registry import create_engine
-from fedlalr.training.fused_steps import in_place_step
+from fedlalr.training.fused_steps import fused_step
 from fedlalr.training.interfaces import Training
 from fedlalr.training.local_step import local_step
 from fedlalr.training.memory import free_memory, is_out_of_memory, peak_memory
@@ -415,7 +415,7 @@ def test_steps_in_fixed_memory_give_the_references_result(algorithm, model, deca
     training = make_training(model, algorithm, sizes=ragged, local=Epochs(1), decoupled_weight_decay=decay)
     wanted = federate("reference", training, rounds=2, cohort=18)
     with started("stacked", training) as (engine, private):
-        engine._static = StaticSteps(private, engine._gradient, engine._in_place, capture=False)
+        engine._static = StaticSteps(private, engine._gradient, engine._fused, capture=False)
         state, given = initial_state(private), []
         for t in (1, 2):
             cohort = fl.federation.sampling.sample(len(private.clients), 18, private.seed, t)
@@ -450,18 +450,20 @@ def test_every_algorithm_gives_back_the_slots_it_started_with(name):
 @pytest.mark.parametrize("algorithm", [fl.FedAvg(), fl.FedLALR(), fl.FedAdam()])
 @pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1, dtype=torch.float64)])
 @pytest.mark.parametrize("clip", [None, 0.5])
-def test_steps_in_place_agree_with_the_algorithms_own(algorithm, lr, clip):
+@pytest.mark.parametrize("active", [None, torch.tensor([True, False, True])])
+def test_fused_steps_on_a_cpu_agree_with_the_algorithms_own(algorithm, lr, clip, active):
     training = make_training("perceptron", clip_norm=clip)
     object.__setattr__(training, "algorithm", algorithm)
-    step = in_place_step(algorithm, CPU, torch.float64)
+    step = fused_step(algorithm, CPU, torch.float64)
     broadcast = algorithm.init(torch.randn(7, dtype=torch.float64))
     start = algorithm.start(broadcast, Slots()).map(lambda slot: slot.repeat(3, 1) + 0.1)
     mine = start.map(torch.clone)
     for k in (1, 2, 3):
         gradient = torch.randn(3, 7, dtype=torch.float64)
-        start = local_step(training, start, gradient, broadcast, Context(1, lr, 3, k))
+        new = local_step(training, start, gradient, broadcast, Context(1, lr, 3, k))
+        start = new if active is None else Slots(**{n: torch.where(active[:, None], new[n], start[n]) for n in new})
         assert step is not None
-        step(mine, gradient.clone(), lr, clip_norm=clip, weight_decay=1e-2, decoupled_weight_decay=1e-2)
+        step(mine, gradient.clone(), lr, training.regularisation, active)
     for name, slot in start.items():
         torch.testing.assert_close(mine[name], slot, rtol=1e-13, atol=1e-15)
 

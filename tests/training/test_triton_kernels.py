@@ -17,9 +17,10 @@ from torch.nn import functional as F
 from fedlalr.algorithms import FedAdam, FedAvg, FedLALR, FedProx
 from fedlalr.algorithms.slots import Algorithm, Context, Slots
 from fedlalr.models import CharLSTM, ConvMixer
+from fedlalr.training.clipping import Regularisation
+from fedlalr.training.fused_steps import fused_step
 from fedlalr.training.interfaces import Training
 from fedlalr.training.kernels import plain
-from fedlalr.training.kernels.fused_step import fused_step
 from fedlalr.training.kernels.plain import Norm
 from fedlalr.training.layout import Layout
 from fedlalr.training.local_step import local_step
@@ -151,9 +152,9 @@ def test_the_embedding_kernel_sums_the_gradients_of_each_symbol() -> None:
 def test_the_fused_step_is_the_algorithms_own_with_everything_around_it(
     size: int, guarded: bool, algorithm: Algorithm
 ) -> None:
-    fused = fused_step(algorithm, DEVICE)
+    fused = fused_step(algorithm, DEVICE, torch.float32)
     assert fused is not None
-    assert fused_step(FedProx(lr=0.1), DEVICE) is None
+    assert fused_step(FedProx(lr=0.1), DEVICE, torch.float32) is None
     torch.manual_seed(0)
     everything = Slots(
         x=torch.randn(CLIENTS, size, device=DEVICE),
@@ -163,26 +164,25 @@ def test_the_fused_step_is_the_algorithms_own_with_everything_around_it(
     )
     state = everything if isinstance(algorithm, FedLALR) else everything.only("x")
     gradient = torch.randn(CLIENTS, size, device=DEVICE)
-    options = {"clip_norm": 0.5, "weight_decay": 1e-3, "decoupled_weight_decay": 1e-2} if guarded else {}
+    around = Regularisation(0.5, 1e-3, 1e-2) if guarded else Regularisation()
     active = torch.tensor([True, False, True], device=DEVICE) if guarded else None
-    around = {"clip_norm": None, "weight_decay": 0.0, "decoupled_weight_decay": 0.0, **options}
-    training = cast(Training, SimpleNamespace(algorithm=algorithm, **around))
+    training = cast(Training, SimpleNamespace(algorithm=algorithm, regularisation=around))
     context = Context(round=1, lr=0.01, steps=1)
     right = local_step(training, state.map(Tensor.double), gradient.double(), state, context)
     mine = state.map(Tensor.clone)
-    fused(mine, gradient, torch.tensor(0.01, device=DEVICE), active=active, **options)  # type: ignore[arg-type]
+    fused(mine, gradient, torch.tensor(0.01, device=DEVICE), around, active)
     for name in state:
         expected = right[name] if active is None else torch.where(active[:, None], right[name], state[name].double())
         assert relative(mine[name], expected) < 1e-6, name
 
 
 def test_the_fused_step_refuses_slots_that_are_not_stacks_of_their_own() -> None:
-    fused = fused_step(FedLALR(), DEVICE)
+    fused = fused_step(FedLALR(), DEVICE, torch.float32)
     assert fused is not None
     one = torch.zeros(5, device=DEVICE)
     shared = Slots(**dict.fromkeys(("x", "m", "v", "v_hat"), one.expand(CLIENTS, 5)))
     with pytest.raises(ValueError, match="contiguous stack"):
-        fused(shared, torch.zeros(CLIENTS, 5, device=DEVICE), 0.1)
+        fused(shared, torch.zeros(CLIENTS, 5, device=DEVICE), 0.1, Regularisation())
 
 
 @pytest.mark.parametrize("padded", [True] if INTERPRETED else [False, True])
@@ -206,7 +206,7 @@ def test_a_captured_step_replays_what_the_step_does() -> None:
     layout, algorithm = Layout.of(module), FedLALR(lr=1e-3)
     inputs, targets = torch.randn(CLIENTS, 8, 3, 32, 32, device=DEVICE), torch.randint(10, (CLIENTS, 8), device=DEVICE)
     form = stacked_form(module, torch.bfloat16, inputs.shape[2:])
-    fused = fused_step(algorithm, DEVICE)
+    fused = fused_step(algorithm, DEVICE, torch.float32)
     assert form is not None
     assert fused is not None
     start = algorithm.start(algorithm.init(layout.flatten(dict(module.named_parameters()))), Slots())
@@ -218,7 +218,7 @@ def test_a_captured_step_replays_what_the_step_does() -> None:
         x = state.x.detach().requires_grad_()
         logits, _ = form(layout.views(x), buffers, inputs)
         (gradient,) = torch.autograd.grad(stacked_loss(logits, targets, None).sum(), x)
-        fused(state, gradient, lr)
+        fused(state, gradient, lr, Regularisation())
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

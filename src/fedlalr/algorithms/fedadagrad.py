@@ -18,10 +18,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from fedlalr.algorithms.local_sgd import LocalSGD
+from fedlalr.algorithms.server_optimizers import adagrad, init_moments
 from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.common.checks import check_fraction, check_not_negative, check_positive
 
@@ -45,11 +45,7 @@ class FedAdagrad(LocalSGD):
             check_not_negative("initial_v", self.initial_v)
 
     def init(self, params: Tensor) -> Slots:
-        initial_v = self.eps**2 if self.initial_v is None else self.initial_v
-        return Slots(x=params, m=torch.zeros_like(params), v=torch.full_like(params, initial_v))
+        return init_moments(params, self.eps**2 if self.initial_v is None else self.initial_v)
 
     def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
-        m = self.beta1 * server.m + (1 - self.beta1) * reduced.delta
-        v = server.v + reduced.delta**2
-        x = server.x + self.server_lr * m / (v.sqrt() + self.eps)
-        return Slots(x=x, m=m, v=v)
+        return adagrad(server, reduced.delta, lr=self.server_lr, beta1=self.beta1, eps=self.eps)

@@ -23,10 +23,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from fedlalr.algorithms.local_sgd import LocalSGD
+from fedlalr.algorithms.server_optimizers import adam, init_moments
 from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.common.checks import check_betas, check_choice, check_not_negative, check_positive
 
@@ -52,15 +52,10 @@ class FedAdam(LocalSGD):
             check_not_negative("initial_v", self.initial_v)
 
     def init(self, params: Tensor) -> Slots:
-        initial_v = self.eps**2 if self.initial_v is None else self.initial_v
-        return Slots(x=params, m=torch.zeros_like(params), v=torch.full_like(params, initial_v))
+        return init_moments(params, self.eps**2 if self.initial_v is None else self.initial_v)
 
     def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
-        beta1, beta2 = self.betas
-        m = beta1 * server.m + (1 - beta1) * reduced.delta
-        v = beta2 * server.v + (1 - beta2) * reduced.delta**2
-        x = server.x + self._rate(context.round) * m / (v.sqrt() + self.eps)
-        return Slots(x=x, m=m, v=v)
+        return adam(server, reduced.delta, lr=self._rate(context.round), betas=self.betas, eps=self.eps)
 
     def _rate(self, round: int) -> float:
         if not self.bias_correction:

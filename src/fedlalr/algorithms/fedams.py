@@ -20,10 +20,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from fedlalr.algorithms.local_sgd import LocalSGD
+from fedlalr.algorithms.server_optimizers import amsgrad, init_moments
 from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.common.checks import check_betas, check_choice, check_positive
 
@@ -48,18 +48,10 @@ class FedAMS(LocalSGD):
             check_positive("eps", self.eps)
 
     def init(self, params: Tensor) -> Slots:
-        zero = torch.zeros_like(params)
-        return Slots(x=params, m=zero, v=zero.clone(), v_hat=zero.clone())
+        state = init_moments(params, 0.0)
+        return state.replace(v_hat=state.v.clone())
 
     def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
-        beta1, beta2 = self.betas
-        m = beta1 * server.m + (1 - beta1) * reduced.delta
-        v = beta2 * server.v + (1 - beta2) * reduced.delta**2
-        v_hat = torch.maximum(server.v_hat, v)
-        if self.option == 1:
-            v_hat = v_hat.clamp(min=1e-4 if self.eps is None else self.eps)
-            denominator = v_hat.sqrt()
-        else:
-            denominator = v_hat.sqrt() + (1e-2 if self.eps is None else self.eps)
-        x = server.x + self.server_lr * m / denominator
-        return Slots(x=x, m=m, v=v, v_hat=v_hat)
+        eps = (1e-4 if self.option == 1 else 1e-2) if self.eps is None else self.eps
+        floor, eps = (eps, 0.0) if self.option == 1 else (0.0, eps)
+        return amsgrad(server, reduced.delta, lr=self.server_lr, betas=self.betas, eps=eps, floor=floor)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.local_sgd import LocalSGD
+from fedlalr.algorithms.server_optimizers import momentum
 from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.common.checks import check_fraction, check_positive
 
@@ -42,5 +43,4 @@ class FedAvgM(LocalSGD):
         return Slots(x=params, m=torch.zeros_like(params))
 
     def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
-        m = self.momentum * server.m + reduced.delta
-        return Slots(x=server.x + self.server_lr * m, m=m)
+        return momentum(server, reduced.delta, lr=self.server_lr, beta=self.momentum)

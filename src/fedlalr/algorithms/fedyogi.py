@@ -18,10 +18,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from fedlalr.algorithms.local_sgd import LocalSGD
+from fedlalr.algorithms.server_optimizers import init_moments, yogi
 from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.common.checks import check_betas, check_not_negative, check_positive
 
@@ -45,13 +45,7 @@ class FedYogi(LocalSGD):
             check_not_negative("initial_v", self.initial_v)
 
     def init(self, params: Tensor) -> Slots:
-        initial_v = self.eps**2 if self.initial_v is None else self.initial_v
-        return Slots(x=params, m=torch.zeros_like(params), v=torch.full_like(params, initial_v))
+        return init_moments(params, self.eps**2 if self.initial_v is None else self.initial_v)
 
     def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
-        beta1, beta2 = self.betas
-        square = reduced.delta**2
-        m = beta1 * server.m + (1 - beta1) * reduced.delta
-        v = server.v - (1 - beta2) * square * torch.sign(server.v - square)
-        x = server.x + self.server_lr * m / (v.sqrt() + self.eps)
-        return Slots(x=x, m=m, v=v)
+        return yogi(server, reduced.delta, lr=self.server_lr, betas=self.betas, eps=self.eps)

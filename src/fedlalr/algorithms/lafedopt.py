@@ -31,6 +31,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedlalr.algorithms.server_optimizers import adam, init_moments
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
 from fedlalr.common.checks import check_betas, check_choice, check_positive
 
@@ -65,9 +66,7 @@ class LAFedOpt:
         return SlotTable(down=("x",), up={"delta": "mean"})
 
     def init(self, params: Tensor) -> Slots:
-        if self.server == "average":
-            return Slots(x=params)
-        return Slots(x=params, m=torch.zeros_like(params), v=torch.full_like(params, self.server_eps**2))
+        return Slots(x=params) if self.server == "average" else init_moments(params, self.server_eps**2)
 
     def start(self, broadcast: Slots, kept: Slots) -> Slots:
         zero = torch.zeros_like(broadcast.x)
@@ -101,11 +100,7 @@ class LAFedOpt:
             delta = _quotient(delta, reduced.inverse_A)
         if self.server == "average":
             return Slots(x=server.x + self.server_lr * delta)
-        beta1, beta2 = self.server_betas
-        m = beta1 * server.m + (1 - beta1) * delta
-        v = beta2 * server.v + (1 - beta2) * delta**2
-        x = server.x + self.server_lr * m / (v.sqrt() + self.server_eps)
-        return Slots(x=x, m=m, v=v)
+        return adam(server, delta, lr=self.server_lr, betas=self.server_betas, eps=self.server_eps)
 
 
 def _quotient(numerator: Tensor, denominator: Tensor) -> Tensor:

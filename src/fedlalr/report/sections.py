@@ -135,7 +135,7 @@ def rejections_table(groups: Sequence[Group]) -> Table | None:
         for key, count in refused.most_common(MOST_ROWS)
     )
     more = len(refused) - len(rows)
-    notes = (f"{more} more clients were refused; metrics.jsonl names all.",) if more else ()
+    notes: tuple[str, ...] = (f"{more} more clients were refused; metrics.jsonl names all.",) if more else ()
     if repeatedly:
         named = ", ".join(f"client {client} of {run} (seed {seed})" for run, seed, client in [*repeatedly][:MOST_ROWS])
         notes += (

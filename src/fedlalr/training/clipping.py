@@ -1,23 +1,53 @@
-"""How much shorter a gradient has to be."""
+"""Gradient clipping and weight decay: what surrounds an algorithm's local step."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 
-def clip_factor(gradient: Tensor, most: float) -> Tensor:
-    """What brings the norm of a gradient `[…, P]` down to `most` where it is above it: `[…, 1]`, at most one.
+@dataclass(frozen=True)
+class Regularisation:
+    """Clip the gradient to a norm, add L2 weight decay to it, and shrink x by decoupled weight decay."""
 
-    A norm whose squares overflow, as those of 1e20 do in single precision, is taken of smaller numbers instead: else
-    the longest gradients would be cut down to nothing, and what they come from could not be trained away.
+    clip_norm: float | None = None
+    weight_decay: float = 0.0
+    decoupled_weight_decay: float = 0.0
+
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing surrounds the step."""
+        return self.clip_norm is None and not self.weight_decay and not self.decoupled_weight_decay
+
+    def gradient(self, gradient: Tensor, x: Tensor) -> Tensor:
+        """The gradient `[…, P]` at x, clipped, with the weight decay added."""
+        if self.clip_norm is not None:
+            gradient = gradient * clip_factor(gradient, self.clip_norm)
+        return gradient + self.weight_decay * x if self.weight_decay else gradient
+
+    def apply_(self, gradient: Tensor, x: Tensor, lr: float) -> None:
+        """Clip and decay in place: overwrites the gradient, and x if the weight decay is decoupled."""
+        if self.clip_norm is not None:
+            gradient.mul_(clip_factor(gradient, self.clip_norm))
+        if self.weight_decay:
+            gradient.add_(x, alpha=self.weight_decay)
+        if self.decoupled_weight_decay:
+            x.mul_(1 - lr * self.decoupled_weight_decay)
+
+
+def clip_factor(gradient: Tensor, most: float) -> Tensor:
+    """The factor that clips the norm of a gradient `[…, P]` to `most`: `[…, 1]`, at most 1.
+
+    If the squares overflow, as those of 1e20 do in single precision, the norm is taken of scaled-down numbers.
+    Otherwise the largest gradients would be clipped to zero, and training could never reduce what causes them.
     """
     norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
     factor: Tensor = most / norm.clamp(min=most)
     if norm.is_cpu and math.isfinite(norm.sum().item()):
-        return factor  # a GPU is not waited for
+        return factor  # only on a CPU: reading the norm on a GPU would synchronise
     small = torch.finfo(gradient.dtype).tiny ** 0.7  # squares of what made the norm overflow stay in range with it
     shrunk = torch.linalg.vector_norm(gradient * small, dim=-1, keepdim=True)
     return torch.where(norm.isinf(), most * small / shrunk.clamp(min=most * small), factor)

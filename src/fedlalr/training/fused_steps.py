@@ -1,9 +1,15 @@
-"""Local steps that write into the client's own slots: the same arithmetic in fewer passes over memory.
+"""Fused local steps: clipping, weight decay and the algorithm's step in few passes over memory, in place.
 
-For networks so small that the update outweighs the gradient. An algorithm that is not here takes its own `step`.
+`FUSED_STEPS` lists the steps that have a fused form, one for CPUs and one as a Triton kernel. Any other step runs
+through `local_step`, which every form agrees with. To add one, write both forms and a row.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -12,102 +18,120 @@ from fedlalr.algorithms.fedavg import FedAvg
 from fedlalr.algorithms.fedlalr import FedLALR
 from fedlalr.algorithms.local_sgd import LocalSGD
 from fedlalr.algorithms.slots import Algorithm, Slots
-from fedlalr.training.clipping import clip_factor
-from fedlalr.training.kernels.fused_step import FusedStep, fused_step
+from fedlalr.training.clipping import Regularisation, clip_factor
+from fedlalr.training.kernels import kernels_available
+from fedlalr.training.torch_internals import amsgrad_
+
+BLOCK = 1024
+"""Numbers that one program of a kernel updates."""
 
 
-def in_place_step(algorithm: Algorithm, device: torch.device, dtype: torch.dtype) -> FusedStep | None:
-    """The fastest in-place form of an algorithm's local step, or None where `local_step` is to be used."""
-    kernel = fused_step(algorithm, device) if dtype == torch.float32 else None
-    if kernel is not None:
-        return kernel
-    step = type(algorithm).step
-    if step in (FedAvg.step, LocalSGD.step):
-        return SGDStep()
-    if isinstance(algorithm, FedLALR) and step is FedLALR.step:
-        return AMSGradStep(algorithm.betas)
-    return None
+class FusedStep(Protocol):
+    """Does what `local_step` does, but writes the new values into the client's own slots `[C, P]`.
 
-
-class InPlaceStep:
-    """Clipping and weight decay as in `local_step`, then the update. The gradient's memory is used up."""
+    Each slot needs contiguous memory of its own. The gradient may be overwritten. A kernel reads nothing back to the
+    host, so it can be captured in a CUDA graph; `lr` should be a tensor then, so that the next replay sees its changes.
+    """
 
     def __call__(
         self,
         client: Slots,
         gradient: Tensor,
         lr: float | Tensor,
-        *,
-        clip_norm: float | None = None,
-        weight_decay: float = 0.0,
-        decoupled_weight_decay: float = 0.0,
+        regularisation: Regularisation,
         active: Tensor | None = None,
     ) -> None:
-        """One step of every client; `active` is for the kernels alone."""
-        if active is not None:
-            raise ValueError("this form of the step takes every client of the stack")
-        if clip_norm is not None:
-            gradient.mul_(clip_factor(gradient, clip_norm))
-        if weight_decay:
-            gradient.add_(client.x, alpha=weight_decay)
-        if decoupled_weight_decay:
-            client.x.mul_(1 - lr * decoupled_weight_decay)
-        self.update(client, gradient, lr)
-
-    def update(self, client: Slots, gradient: Tensor, lr: float | Tensor) -> None:
-        """The algorithm's own part."""
-        raise NotImplementedError
+        """One step of every client, or of those that `active` (bool `[C]`) marks."""
+        ...
 
 
-class SGDStep(InPlaceStep):
-    """x ← x − α g"""
+class Forms(NamedTuple):
+    """What makes an algorithm's fused step: for a CPU, and as a Triton kernel."""
 
-    def update(self, client: Slots, gradient: Tensor, lr: float | Tensor) -> None:
-        if isinstance(lr, Tensor):
-            client.x.addcmul_(gradient, lr, value=-1)
-        else:
-            client.x.sub_(gradient, alpha=lr)
+    cpu: Callable[[Algorithm], FusedStep]
+    triton: Callable[[Algorithm], FusedStep]
 
 
-class AMSGradStep(InPlaceStep):
-    """m ← β1 m + (1 − β1) g,  v ← β2 v + (1 − β2) g²,  v̂ ← max(v̂, v),  x ← x − α m / √v̂
+def fused_step(algorithm: Algorithm, device: torch.device | str, dtype: torch.dtype) -> FusedStep | None:
+    """The fused form of an algorithm's local step, or None if there is none and `local_step` has to be used."""
+    forms = FUSED_STEPS.get(type(algorithm).step)
+    if forms is None:
+        return None
+    if dtype == torch.float32 and kernels_available(device):
+        return forms.triton(algorithm)
+    return forms.cpu(algorithm) if torch.device(device).type == "cpu" else None
 
-    On a CPU torch's own fused Adam does that in one pass: its corrections for the first steps vanish for a step that is
-    infinitely late.
-    """
 
-    def __init__(self, betas: tuple[float, float]) -> None:
-        self.betas = betas
-        self._late = torch.tensor(torch.inf, device="cpu")
+@dataclass(frozen=True)
+class CPUStep:
+    """A `FusedStep` on a CPU: `update(algorithm, client, gradient, lr)` writes into the client's slots."""
 
-    def update(self, client: Slots, gradient: Tensor, lr: float | Tensor) -> None:
-        if gradient.device.type == "cpu" and not isinstance(lr, Tensor):
-            self._fused(client, gradient, lr)
-        else:
-            self._by_passes(client, gradient, lr)
+    update: Callable[[Any, Slots, Tensor, float], object]
+    algorithm: Algorithm
 
-    def _fused(self, client: Slots, gradient: Tensor, lr: float) -> None:
-        beta1, beta2 = self.betas
-        torch._fused_adam_(
-            [client.x],
-            [gradient],
-            [client.m],
-            [client.v],
-            [client.v_hat],
-            [self._late],
-            lr=lr,
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=0.0,
-            eps=0.0,
-            amsgrad=True,
-            maximize=False,
-        )
+    def __call__(
+        self,
+        client: Slots,
+        gradient: Tensor,
+        lr: float | Tensor,
+        regularisation: Regularisation,
+        active: Tensor | None = None,
+    ) -> None:
+        if active is None:
+            regularisation.apply_(gradient, client.x, float(lr))
+            self.update(self.algorithm, client, gradient, float(lr))
+            return
+        some = client.map(lambda slot: slot[active])
+        self(some, gradient[active], lr, regularisation)
+        for name, slot in client.items():
+            slot[active] = some[name]
 
-    def _by_passes(self, client: Slots, gradient: Tensor, lr: float | Tensor) -> None:
-        beta1, beta2 = self.betas
-        client.m.lerp_(gradient, 1 - beta1)
-        client.v.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        torch.maximum(client.v_hat, client.v, out=client.v_hat)
-        root = torch.sqrt(client.v_hat, out=gradient)
-        client.x.sub_(torch.div(client.m, root, out=root).mul_(lr))
+
+@dataclass(frozen=True)
+class TritonStep:
+    """A `FusedStep` as one Triton kernel, which updates x alone (SGD) or x, m, v and v̂ (AMSGrad)."""
+
+    slots: tuple[str, ...]
+    algorithm: Any
+
+    def __call__(
+        self,
+        client: Slots,
+        gradient: Tensor,
+        lr: float | Tensor,
+        regularisation: Regularisation,
+        active: Tensor | None = None,
+    ) -> None:
+        from fedlalr.training.kernels.steps_triton import step  # Triton is not installed everywhere
+
+        x, tensors = client.x, [gradient.contiguous(), *(client[name] for name in self.slots)]
+        if any(not tensor.is_contiguous() or tensor.shape != x.shape for tensor in tensors):
+            raise ValueError(
+                "the fused step writes in place and needs every slot as a contiguous stack [C, P] of its own"
+            )
+        rate = lr.to(x.dtype) if isinstance(lr, Tensor) else torch.full((), lr, device=x.device, dtype=x.dtype)
+        clip_norm = regularisation.clip_norm
+        factor = None if clip_norm is None else clip_factor(gradient, clip_norm).squeeze(-1)
+        amsgrad = len(self.slots) > 1
+        step[(-(-x.numel() // BLOCK),)](
+            *tensors, *() if amsgrad else (None, None, None), rate, factor, active, x.numel(), x.shape[-1],
+            regularisation.weight_decay, regularisation.decoupled_weight_decay,
+            *self.algorithm.betas if amsgrad else (0.0, 0.0),
+            CLIPPED=factor is not None, GUARDED=active is not None, AMSGRAD=amsgrad, BLOCK=BLOCK, num_warps=4,
+        )  # fmt: skip
+
+
+SGD = Forms(
+    cpu=partial(CPUStep, lambda algorithm, client, gradient, lr: client.x.sub_(gradient, alpha=lr)),
+    triton=partial(TritonStep, ("x",)),
+)
+AMSGRAD = Forms(
+    cpu=partial(CPUStep, lambda algorithm, client, gradient, lr: amsgrad_(client, gradient, lr, algorithm.betas)),
+    triton=partial(TritonStep, ("x", "m", "v", "v_hat")),
+)
+FUSED_STEPS: dict[Callable[..., Slots], Forms] = {
+    FedAvg.step: SGD,
+    LocalSGD.step: SGD,
+    FedLALR.step: AMSGRAD,
+}
+"""A class's `step` → its fused forms. A subclass that overrides `step` is not in here, and rightly so."""

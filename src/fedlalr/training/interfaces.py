@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedlalr.algorithms.slots import Algorithm, Context, Slots
 from fedlalr.data.batches import batches_per_pass
 from fedlalr.data.population import Clients
+from fedlalr.training.clipping import Regularisation
 from fedlalr.training.intervals import checked
 from fedlalr.training.layout import Layout
 from fedlalr.training.options import LocalOptions
@@ -32,6 +33,11 @@ class Training(LocalOptions):
     device: torch.device = torch.device("cpu")
     compute: torch.dtype | None = None
     """bfloat16 or float16 to run the model under autocast; parameters and moments keep the layout's dtype."""
+
+    @property
+    def regularisation(self) -> Regularisation:
+        """Clipping and weight decay as one value."""
+        return Regularisation(self.clip_norm, self.weight_decay, self.decoupled_weight_decay)
 
     def steps(self, round: int, clients: Tensor) -> Tensor:
         """K of each client in a round, int64 `[C]`."""

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Algorithm, Context, Slots
-from fedlalr.training.clipping import clip_factor
 from fedlalr.training.interfaces import Training
 from fedlalr.training.torch_state import forked_generators
 
@@ -22,9 +21,10 @@ def starting_slots(algorithm: Algorithm, server: Slots) -> Slots:
 
 def local_step(training: Training, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:
     """Clip the loss gradient, add the weight decay, then take the algorithm's own step."""
-    gradient = _regularised(training, gradient, client.x)
-    if training.decoupled_weight_decay:
-        client = client.replace(x=client.x * (1 - context.lr * training.decoupled_weight_decay))
+    regularisation = training.regularisation
+    gradient = regularisation.gradient(gradient, client.x)
+    if regularisation.decoupled_weight_decay:
+        client = client.replace(x=client.x * (1 - context.lr * regularisation.decoupled_weight_decay))
     return training.algorithm.step(client, gradient, broadcast, context)
 
 
@@ -32,7 +32,8 @@ def other_gradients(
     training: Training, wanted: Mapping[str, str], client: Slots, gradient_at: Callable[[Tensor], Tensor]
 ) -> dict[str, Tensor]:
     """The further gradients of a batch that a table asks for, by slot; clipped and decayed like the one at x."""
-    return {name: _regularised(training, gradient_at(client[at]), client[at]) for name, at in wanted.items()}
+    around = training.regularisation
+    return {name: around.gradient(gradient_at(client[at]), client[at]) for name, at in wanted.items()}
 
 
 def without_drawing(gradient_at: Callable[[Tensor], Tensor], device: torch.device) -> Callable[[Tensor], Tensor]:
@@ -43,12 +44,6 @@ def without_drawing(gradient_at: Callable[[Tensor], Tensor], device: torch.devic
             return gradient_at(x)
 
     return at
-
-
-def _regularised(training: Training, gradient: Tensor, x: Tensor) -> Tensor:
-    if training.clip_norm is not None:
-        gradient = gradient * clip_factor(gradient, training.clip_norm)
-    return gradient + training.weight_decay * x if training.weight_decay else gradient
 
 
 def finish(algorithm: Algorithm, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:

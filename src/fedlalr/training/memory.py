@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from fedlalr.training.interfaces import Training, Work
+from fedlalr.training.torch_internals import DispatchMode, storage_address, tree_leaves
 from fedlalr.training.torch_state import forked_generators
 
 SHARE = {"cuda": 0.7, "cpu": 0.5}
@@ -95,17 +94,13 @@ def _peak_memory(function: Callable[[], object], device: torch.device) -> int:
     return meter.peak
 
 
-class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Meter(DispatchMode):
     """Counts the bytes of the storages that are made while it is on and still alive."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
         self._seen: set[int] = set()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # or torch would import its compiler, which takes over a second, to keep it out of here
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -118,7 +113,7 @@ class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:
-        address, size = storage._cdata, storage.nbytes()
+        address, size = storage_address(storage), storage.nbytes()
         self._seen.add(address)
         self.now += size
         self.peak = max(self.peak, self.now)
@@ -130,7 +125,7 @@ class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _address(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    return storage_address(tensor.untyped_storage())
 
 
 def free_memory(device: torch.device) -> int:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots
 from fedlalr.data.batches import PADDING, plan
 from fedlalr.data.random import MODULES, key
 from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work
 from fedlalr.training.local_step import finish, local_step, other_gradients, without_drawing
+from fedlalr.training.torch_internals import BatchNorm
 from fedlalr.training.torch_state import get_buffers, seed_generators, set_buffers
 
 
@@ -125,8 +126,7 @@ class ReferenceEngine:
         if not model.training:
             model.train()
         seed_generators(training.device, key(training.seed, MODULES, round, client))
-        kinds = nn.modules.batchnorm._BatchNorm
-        layers = [layer for layer in model.modules() if isinstance(layer, kinds) and layer.training]
+        layers = [layer for layer in model.modules() if isinstance(layer, BatchNorm) and layer.training]
         momenta = [layer.momentum for layer in layers]
         try:
             for layer in layers:

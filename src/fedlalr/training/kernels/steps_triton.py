@@ -1,8 +1,9 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""The local steps of FedLALR and of SGD over a stack of clients in one pass through memory, in place.
+"""The local steps of FedLALR and of SGD over a stack of clients, in place and in one pass through memory.
 
-FedLALR's reads gradient, x, m, v and v̂ once and writes the last four once, with everything that happens around the step
-(clipping factor, weight decay) folded in. The plain form of the same steps is `local_step` around the algorithm's own.
+FedLALR's step reads the gradient, x, m, v and v̂ once and writes the last four once. The clipping factor and both kinds
+of weight decay are folded in. `fused_steps` launches it; `local_step` around the algorithm's own step defines the
+result.
 """
 
 from __future__ import annotations
@@ -12,92 +13,62 @@ import triton.language as tl
 
 
 @triton.jit
-def amsgrad_block(
+def step_block(
     gradient, x, m, v, v_hat, lr, factor, active, place, client, elements,
-    beta1, beta2, weight_decay, decoupled, SCALED: tl.constexpr, GUARDED: tl.constexpr, WHOLE: tl.constexpr,
+    weight_decay, decoupled, beta1, beta2,
+    CLIPPED: tl.constexpr, GUARDED: tl.constexpr, AMSGRAD: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """The step at some places. WHOLE: all of them exist and belong to one client, so they move in wide words."""
+    """The step at some places. WHOLE: all of them exist and belong to one client, so memory moves in wide words."""
     keep = None if WHOLE else place < elements
     g = tl.load(gradient + place, mask=keep)
     x_old = tl.load(x + place, mask=keep)
-    m_old = tl.load(m + place, mask=keep)
-    v_old = tl.load(v + place, mask=keep)
-    v_hat_old = tl.load(v_hat + place, mask=keep)
     rate = tl.load(lr)
-    if SCALED:
+    if CLIPPED:
         g *= tl.load(factor + client, mask=keep)
     g += weight_decay * x_old
-    m_new = beta1 * m_old + (1 - beta1) * g
-    v_new = beta2 * v_old + (1 - beta2) * g * g
-    v_hat_new = tl.maximum(v_hat_old, v_new)
-    x_new = x_old * (1 - rate * decoupled) - tl.div_rn(rate * m_new, tl.sqrt_rn(v_hat_new))
+    if AMSGRAD:
+        m_old = tl.load(m + place, mask=keep)
+        v_old = tl.load(v + place, mask=keep)
+        v_hat_old = tl.load(v_hat + place, mask=keep)
+        m_new = beta1 * m_old + (1 - beta1) * g
+        v_new = beta2 * v_old + (1 - beta2) * g * g
+        v_hat_new = tl.maximum(v_hat_old, v_new)
+        x_new = x_old * (1 - rate * decoupled) - tl.div_rn(rate * m_new, tl.sqrt_rn(v_hat_new))
+    else:
+        x_new = x_old * (1 - rate * decoupled) - rate * g
     if GUARDED:
         on = tl.load(active + client, mask=keep) != 0
         x_new = tl.where(on, x_new, x_old)
-        m_new = tl.where(on, m_new, m_old)
-        v_new = tl.where(on, v_new, v_old)
-        v_hat_new = tl.where(on, v_hat_new, v_hat_old)
+        if AMSGRAD:
+            m_new = tl.where(on, m_new, m_old)
+            v_new = tl.where(on, v_new, v_old)
+            v_hat_new = tl.where(on, v_hat_new, v_hat_old)
     tl.store(x + place, x_new, mask=keep)
-    tl.store(m + place, m_new, mask=keep)
-    tl.store(v + place, v_new, mask=keep)
-    tl.store(v_hat + place, v_hat_new, mask=keep)
+    if AMSGRAD:
+        tl.store(m + place, m_new, mask=keep)
+        tl.store(v + place, v_new, mask=keep)
+        tl.store(v_hat + place, v_hat_new, mask=keep)
 
 
 @triton.jit
-def sgd_block(
-    gradient, x, lr, factor, active, place, client, elements, weight_decay, decoupled,
-    SCALED: tl.constexpr, GUARDED: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
-    """The same for x ← x − α g."""
-    keep = None if WHOLE else place < elements
-    g = tl.load(gradient + place, mask=keep)
-    x_old = tl.load(x + place, mask=keep)
-    rate = tl.load(lr)
-    if SCALED:
-        g *= tl.load(factor + client, mask=keep)
-    g += weight_decay * x_old
-    x_new = x_old * (1 - rate * decoupled) - rate * g
-    if GUARDED:
-        x_new = tl.where(tl.load(active + client, mask=keep) != 0, x_new, x_old)
-    tl.store(x + place, x_new, mask=keep)
-
-
-@triton.jit
-def amsgrad(
+def step(
     gradient, x, m, v, v_hat, lr, factor, active, elements, size, weight_decay, decoupled, beta1, beta2,
-    SCALED: tl.constexpr, GUARDED: tl.constexpr, BLOCK: tl.constexpr,
+    CLIPPED: tl.constexpr, GUARDED: tl.constexpr, AMSGRAD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One element-wise pass over `[C, P]`; `factor` and `active` are `[C]`, `lr` is one number on the device."""
+    """One element-wise pass over `[C, P]`: AMSGrad, or SGD, which has no m, v and v̂.
+
+    `factor` and `active` are `[C]`, `lr` is a scalar on the device.
+    """
     first = tl.program_id(0).to(tl.int64) * BLOCK
     place = first + tl.arange(0, BLOCK)
     client = first // size
     if (first + BLOCK <= elements) & ((first + BLOCK - 1) // size == client):
-        amsgrad_block(
+        step_block(
             gradient, x, m, v, v_hat, lr, factor, active, place, client, elements,
-            beta1, beta2, weight_decay, decoupled, SCALED, GUARDED, True,
+            weight_decay, decoupled, beta1, beta2, CLIPPED, GUARDED, AMSGRAD, True,
         )  # fmt: skip
     else:
-        amsgrad_block(
+        step_block(
             gradient, x, m, v, v_hat, lr, factor, active, place, place // size, elements,
-            beta1, beta2, weight_decay, decoupled, SCALED, GUARDED, False,
-        )  # fmt: skip
-
-
-@triton.jit
-def sgd(
-    gradient, x, lr, factor, active, elements, size, weight_decay, decoupled,
-    SCALED: tl.constexpr, GUARDED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The same for SGD."""
-    first = tl.program_id(0).to(tl.int64) * BLOCK
-    place = first + tl.arange(0, BLOCK)
-    client = first // size
-    if (first + BLOCK <= elements) & ((first + BLOCK - 1) // size == client):
-        sgd_block(
-            gradient, x, lr, factor, active, place, client, elements, weight_decay, decoupled, SCALED, GUARDED, True
-        )
-    else:
-        sgd_block(
-            gradient, x, lr, factor, active, place, place // size, elements,
-            weight_decay, decoupled, SCALED, GUARDED, False,
+            weight_decay, decoupled, beta1, beta2, CLIPPED, GUARDED, AMSGRAD, False,
         )  # fmt: skip

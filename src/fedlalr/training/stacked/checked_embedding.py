@@ -27,11 +27,8 @@ class CheckedEmbedding(nn.Embedding):
         return torch.where(inside.unsqueeze(-1), rows, float("nan"))
 
 
-def replace_embeddings(model: nn.Module) -> None:
-    """Put a checked embedding in the place of every stock one of a module; others are left to vmap as they are."""
-    made: dict[nn.Embedding, CheckedEmbedding] = {}
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):  # a layer may go by two names
-            if type(child) is nn.Embedding and child.max_norm is None and not child.scale_grad_by_freq:
-                made.setdefault(child, CheckedEmbedding(child))
-                setattr(parent, name, made[child])
+def checked_embedding(layer: nn.Module) -> nn.Module | None:
+    """The checked layer that replaces a stock embedding; None for other layers, which vmap batches as they are."""
+    if type(layer) is nn.Embedding and layer.max_norm is None and not layer.scale_grad_by_freq:
+        return CheckedEmbedding(layer)
+    return None

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Context, Slots
-from fedlalr.training.fused_steps import InPlaceStep
+from fedlalr.training.fused_steps import FusedStep
 from fedlalr.training.interfaces import Training, Work
-from fedlalr.training.kernels.fused_step import FusedStep
 from fedlalr.training.local_step import local_step, other_gradients, starting_slots
 from fedlalr.training.stacked.feed import Feed, Shape, Tables, gather
 from fedlalr.training.stacked.gradient import Batch, StackedGradient, gradient_at
@@ -65,9 +64,9 @@ class StaticSteps:
     """Takes the local steps of one round after another on a stack in fixed memory."""
 
     def __init__(
-        self, training: Training, gradient: StackedGradient, in_place: FusedStep | None, *, capture: bool
+        self, training: Training, gradient: StackedGradient, fused: FusedStep | None, *, capture: bool
     ) -> None:
-        self.training, self._gradient, self._in_place = training, gradient, in_place
+        self.training, self._gradient, self._fused = training, gradient, fused
         self._others = training.algorithm.slots.gradients
         self.capture = capture
         """Whether steps are captured; off where the computation turned out to forbid it."""
@@ -201,21 +200,12 @@ class StaticSteps:
         now.total.add_(losses if active is None else torch.where(active, losses, 0.0))
 
     def _update(self, memory: Memory, state: Slots, gradient: Tensor, context: Context, active: Tensor | None) -> None:
-        training = self.training
-        if self._in_place is None or (active is not None and isinstance(self._in_place, InPlaceStep)):
-            new = apart(local_step(training, state, gradient, memory.broadcast, context), state)
-            for name, slot in state.items():
-                _write(slot, new[name], slot, active)
+        if self._fused is not None:
+            self._fused(state, gradient, context.lr, self.training.regularisation, active)
             return
-        self._in_place(
-            state,
-            gradient,
-            context.lr,
-            clip_norm=training.clip_norm,
-            weight_decay=training.weight_decay,
-            decoupled_weight_decay=training.decoupled_weight_decay,
-            active=active,
-        )
+        new = apart(local_step(self.training, state, gradient, memory.broadcast, context), state)
+        for name, slot in state.items():
+            _write(slot, new[name], slot, active)
 
     def _batch(self, memory: Memory, shape: Shape) -> Batch:
         rows, real, random = (

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.data.population import Population
 from fedlalr.training.engines.reference import ReferenceEngine
-from fedlalr.training.fused_steps import InPlaceStep, in_place_step
+from fedlalr.training.fused_steps import FUSED_STEPS, fused_step
 from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work
 from fedlalr.training.local_step import finish, local_step, other_gradients, without_drawing
 from fedlalr.training.memory import Chunks, is_out_of_memory, keep_freed_memory
@@ -44,7 +44,7 @@ class StackedEngine:
         self.training = training
         self._gradient = choose_gradient(training)
         self._others = training.algorithm.slots.gradients
-        self._in_place = in_place_step(training.algorithm, training.device, training.layout.dtype)
+        self._fused = fused_step(training.algorithm, training.device, training.layout.dtype)
         self._reference = ReferenceEngine(training)
         self._static = self._static_steps()
         self._linear = self._linear_rounds()
@@ -65,15 +65,15 @@ class StackedEngine:
             return None
         if self._others and draws(training):
             return None  # replayed steps cannot draw the same numbers for a second gradient
-        return StaticSteps(training, self._gradient, self._in_place, capture=True)
+        return StaticSteps(training, self._gradient, self._fused, capture=True)
 
     def _linear_rounds(self) -> LinearRounds | None:
         """The form for small chains of linear layers on a CPU, where the network is one and the step is in place."""
-        gradient, step = self._gradient, self._in_place
+        forms = FUSED_STEPS.get(type(self.training.algorithm).step)
         on_cpu = self.training.device.type == "cpu"
-        if not on_cpu or not isinstance(gradient, LinearGradient) or not isinstance(step, InPlaceStep):
+        if not on_cpu or not isinstance(self._gradient, LinearGradient) or forms is None:
             return None
-        return LinearRounds(self.training, gradient, step)
+        return LinearRounds(self.training, self._gradient, forms)
 
     @property
     def chunk(self) -> int | None:
@@ -144,7 +144,7 @@ class StackedEngine:
         stack, tables = self._start(work, feed), feed.tables()
         if self._linear is not None and tables is not None and work.probe is None and steps is None:
             return self._replies(work, feed, self._linear.run(feed, tables, stack, work.lr), [])
-        if self._in_place is not None:
+        if self._fused is not None:
             stack = stack.own()
         finished: list[Stack] = []
         traces: list[Trace] = []
@@ -167,17 +167,10 @@ class StackedEngine:
             state = state.replace(**other_gradients(training, self._others, state, at))
         losses, gradient, buffers = self._gradient(state.x, stack.buffers, batch)
         total = stack.total + losses
-        if self._in_place is None:
+        if self._fused is None:
             new = local_step(training, state, gradient, broadcast, context)  # a slot of it may be the broadcast one
             return Stack(new.map(lambda slot: stacked(slot, stack.size)), buffers, total)
-        self._in_place(
-            state,
-            gradient,
-            context.lr,
-            clip_norm=training.clip_norm,
-            weight_decay=training.weight_decay,
-            decoupled_weight_decay=training.decoupled_weight_decay,
-        )
+        self._fused(state, gradient, context.lr, training.regularisation)
         return Stack(state, buffers, total)
 
     def _set_aside(self, work: Work, alone: Tensor) -> Replies:

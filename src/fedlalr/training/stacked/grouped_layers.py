@@ -201,22 +201,13 @@ def stacked(tensor: Tensor, client_dim: int | None, clients: int) -> Tensor:
     return tensor.expand(clients, *tensor.shape) if client_dim is None else tensor.movedim(client_dim, 0)
 
 
-def replace_layers(model: nn.Module) -> None:
-    """Put layers for many clients in the place of a module's stock ones where there are such."""
-    made: dict[nn.Module, nn.Module] = {}
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):  # a layer may go by two names
-            if type(child) is nn.Conv2d and is_plain(child):
-                made.setdefault(child, GroupedConv2d(child))
-            elif type(child) is nn.MaxPool2d and not child.return_indices:
-                made.setdefault(child, GroupedMaxPool2d(child))
-            elif type(child) is nn.Linear:
-                made.setdefault(child, StackedLinear(child))
-            elif type(child) is nn.GroupNorm:
-                made.setdefault(child, GroupedGroupNorm(child))
-            if child in made:
-                setattr(parent, name, made[child])
-
-
-def is_plain(layer: nn.Conv2d) -> bool:
-    return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+def grouped_layer(layer: nn.Module) -> nn.Module | None:
+    """The layer for many clients that replaces a stock one; None where there is none."""
+    if type(layer) is nn.Conv2d:
+        is_plain = layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+        return GroupedConv2d(layer) if is_plain else None
+    if type(layer) is nn.MaxPool2d:
+        return None if layer.return_indices else GroupedMaxPool2d(layer)
+    if type(layer) is nn.GroupNorm:
+        return GroupedGroupNorm(layer)
+    return StackedLinear(layer) if type(layer) is nn.Linear else None

@@ -22,6 +22,7 @@ from fedlalr.training.options import Loss
 from fedlalr.training.stacked.feed import Shape
 from fedlalr.training.stacked.gradient import Batch
 from fedlalr.training.stacked.masked_loss import IGNORED_LABEL, mean_loss
+from fedlalr.training.torch_internals import has_hooks, sigmoid_backward, tanh_backward, threshold_backward
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class Activation:
     back: Callable[[Tensor, Tensor], Tensor]
 
 
-RELU = Activation(torch.relu, lambda slope, result: torch.ops.aten.threshold_backward(slope, result, 0))
-TANH = Activation(torch.tanh, torch.ops.aten.tanh_backward)
-SIGMOID = Activation(torch.sigmoid, torch.ops.aten.sigmoid_backward)
+RELU = Activation(torch.relu, lambda slope, result: threshold_backward(slope, result, 0))
+TANH = Activation(torch.tanh, tanh_backward)
+SIGMOID = Activation(torch.sigmoid, sigmoid_backward)
 
 MODULES: dict[type[nn.Module], Activation] = {nn.ReLU: RELU, nn.Tanh: TANH, nn.Sigmoid: SIGMOID}
 FUNCTIONS: dict[object, Activation] = {
@@ -229,7 +230,7 @@ def linear_chain(training: Training, sample: torch.Size) -> list[Layer] | None:
     model = training.model
     if training.compute is not None or list(model.buffers()) or any(not p.requires_grad for p in model.parameters()):
         return None
-    if any(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks for module in model.modules()):
+    if has_hooks(model):
         return None
     try:
         graph = fx.symbolic_trace(model).graph

@@ -9,6 +9,7 @@ same.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from math import isfinite, prod
 
@@ -20,7 +21,7 @@ from fedlalr.algorithms.fedlalr import FedLALR
 from fedlalr.algorithms.local_sgd import LocalSGD
 from fedlalr.algorithms.slots import Slots
 from fedlalr.training.clipping import clip_factor
-from fedlalr.training.fused_steps import InPlaceStep, SGDStep
+from fedlalr.training.fused_steps import SGD, Forms
 from fedlalr.training.interfaces import Training
 from fedlalr.training.layout import Layout
 from fedlalr.training.stacked.feed import Feed, Shape, Tables, gather
@@ -86,10 +87,11 @@ class Layers:
 class LinearRounds:
     """Takes a cohort through all local steps of a round, for the methods that have a step in place."""
 
-    def __init__(self, training: Training, gradient: LinearGradient, step: InPlaceStep) -> None:
-        self.training, self._gradient, self._step = training, gradient, step
-        around = training.clip_norm is not None or training.weight_decay or training.decoupled_weight_decay
-        self.descends = isinstance(step, SGDStep) and not around
+    def __init__(self, training: Training, gradient: LinearGradient, forms: Forms) -> None:
+        self.training, self._gradient = training, gradient
+        self._step = forms.cpu(training.algorithm)
+        self._decay = replace(training.regularisation, clip_norm=None)  # clipping needs all layers of a client
+        self.descends = forms is SGD and training.regularisation.is_off
         """Whether a local step is a bare gradient step, for which no gradient need be written down."""
         finish = type(training.algorithm).finish
         self._sends_only = finish in (FedAvg.finish, LocalSGD.finish, FedLALR.finish)
@@ -152,13 +154,7 @@ class LinearRounds:
             names = layers.layout.names
             pieces = [Slots(**{slot: values[name] for slot, values in parts.items()}) for name in names]
         for piece in pieces:
-            self._step(
-                piece,
-                piece.gradient,
-                lr,
-                weight_decay=training.weight_decay,
-                decoupled_weight_decay=training.decoupled_weight_decay,
-            )
+            self._step(piece, piece.gradient, lr, self._decay)
 
 
 Step = tuple[int, Tensor, LossSlope]

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
-from torch.utils._pytree import tree_map
 
 from fedlalr.training.options import Loss
+from fedlalr.training.torch_internals import tree_map
 
 IGNORED_LABEL = -100
 """The label that torch's losses over classes pass over unless they are told another one."""

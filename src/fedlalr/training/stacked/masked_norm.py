@@ -7,12 +7,13 @@ statistics included.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedlalr.training.torch_internals import BatchNorm, BatchNormSubstitute
 
 STOCK = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 """The layers that can be replaced: what a subclass changes is not known here."""
@@ -20,10 +21,9 @@ STARTS = {"running_mean": 0.0, "running_var": 1.0, "num_batches_tracked": 0.0}
 """What BatchNorm's running statistics are before any batch."""
 
 
-class MaskedBatchNorm(_BatchNorm):
+class MaskedBatchNorm(BatchNormSubstitute):
     """Stands in for one stock layer, whose parameters and buffers it takes over. Without a mask it is that layer."""
 
-    _check: Callable[[Tensor], None]
     mask: Tensor | None
     """Which samples of the batch are real, bool `[B]`; None where all are."""
     over_samples_alone: bool
@@ -33,19 +33,10 @@ class MaskedBatchNorm(_BatchNorm):
     averaged: int
     """How many inputs they are the mean of; a module may call a layer more than once for a batch."""
 
-    def __init__(self, stock: _BatchNorm) -> None:
-        super().__init__(stock.num_features, stock.eps, stock.momentum, affine=False, track_running_stats=False)
-        self.weight, self.bias, self.affine = stock.weight, stock.bias, stock.affine
-        for name, buffer in stock._buffers.items():
-            self.register_buffer(name, buffer)
-        self.track_running_stats = stock.track_running_stats
-        self.training = stock.training
-        self._check = stock._check_input_dim
+    def __init__(self, stock: BatchNorm) -> None:
+        super().__init__(stock)
         self.mask, self.over_samples_alone = None, False
         self.averaging, self.averaged = False, 0
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        self._check(input)
 
     def forward(self, input: Tensor) -> Tensor:
         if not (self.training or self.running_mean is None):
@@ -59,7 +50,7 @@ class MaskedBatchNorm(_BatchNorm):
         # of one sample with the channels innermost in memory torch's gradient is wrong on a CPU
         if self.mask is None and not cumulative and len(input) > 1:
             return super().forward(input)
-        self._check(input)
+        self.check_input(input)
         if places == len(input) == 1:
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {input.shape}")
         mask = input.new_ones(len(input), dtype=torch.bool) if self.mask is None else self.mask
@@ -93,16 +84,9 @@ class MaskedBatchNorm(_BatchNorm):
         return channels.view(1, -1, *[1] * (like.dim() - 2))
 
 
-def replace_norms(model: nn.Module) -> list[MaskedBatchNorm]:
-    """Put a masked layer in the place of every stock BatchNorm of a module, in place; a layer used twice stays one."""
-    made: dict[_BatchNorm, MaskedBatchNorm] = {}
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):  # a layer may go by two names
-            if type(child) in STOCK:
-                assert isinstance(child, _BatchNorm)
-                made.setdefault(child, MaskedBatchNorm(child))
-                setattr(parent, name, made[child])
-    return list(made.values())
+def masked_norm(layer: nn.Module) -> nn.Module | None:
+    """The masked layer that replaces a stock BatchNorm; None for other layers."""
+    return MaskedBatchNorm(layer) if isinstance(layer, BatchNorm) and type(layer) in STOCK else None
 
 
 @contextmanager

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedlalr.training.torch_internals import convolution_backward
+
 Sizes = tuple[int, ...]
 
 
@@ -80,7 +82,7 @@ def _input_gradient(
         device=slope.device,
         memory_format=torch.channels_last,
     )
-    gradient, _, _ = torch.ops.aten.convolution_backward(
+    gradient, _, _ = convolution_backward(
         above,
         below,
         weight.flatten(0, 1),

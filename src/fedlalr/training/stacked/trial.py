@@ -12,7 +12,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from fedlalr.training.interfaces import Buffers, Training, real_numbers
 from fedlalr.training.stacked.forms import stacked_form
@@ -21,6 +20,7 @@ from fedlalr.training.stacked.linear import LinearGradient, linear_chain
 from fedlalr.training.stacked.masked_loss import mean_loss
 from fedlalr.training.stacked.no_dropout import NoDropout
 from fedlalr.training.stacked.vmap import VmapForward
+from fedlalr.training.torch_internals import DropoutNd
 from fedlalr.training.torch_state import copied, forked_generators, get_buffers, set_buffers
 
 SAMPLES = 8
@@ -183,7 +183,7 @@ def _modules(gradient: StackedGradient) -> list[nn.Module]:
 @contextmanager
 def without_dropout(modules: list[nn.Module]) -> Iterator[None]:
     """Let nothing be dropped, so that two computations can be compared."""
-    dropouts = [layer for module in modules for layer in module.modules() if isinstance(layer, _DropoutNd)]
+    dropouts = [layer for module in modules for layer in module.modules() if isinstance(layer, DropoutNd)]
     training = [layer.training for layer in dropouts]
     for layer in dropouts:
         layer.training = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedlalr.training.interfaces import Buffers
-from fedlalr.training.stacked.checked_embedding import replace_embeddings
-from fedlalr.training.stacked.grouped_layers import replace_layers
-from fedlalr.training.stacked.masked_norm import STARTS, masked, replace_norms
+from fedlalr.training.stacked.checked_embedding import checked_embedding
+from fedlalr.training.stacked.grouped_layers import grouped_layer
+from fedlalr.training.stacked.masked_norm import STARTS, MaskedBatchNorm, masked, masked_norm
+from fedlalr.training.torch_internals import BatchNorm
 from fedlalr.training.torch_state import copied
 
 
@@ -27,10 +28,8 @@ class VmapForward:
         self.model = copied(module)
         if not self.model.training:
             self.model.train()
-        self._norms = replace_norms(self.model)
-        replace_embeddings(self.model)
-        if grouped:
-            replace_layers(self.model)
+        replace_layers(self.model, masked_norm, checked_embedding, *(grouped_layer,) * grouped)
+        self._norms = [layer for layer in self.model.modules() if isinstance(layer, MaskedBatchNorm)]
         self._dtypes = {name: parameter.dtype for name, parameter in self.model.named_parameters()}
         self._plain = vmap(self._run, in_dims=(0, 0, 0, None), randomness="different")
         self._masked = vmap(self._run, in_dims=(0, 0, 0, 0), randomness="different")
@@ -65,8 +64,7 @@ class VmapForward:
     @property
     def knows_every_norm(self) -> bool:
         """Whether each BatchNorm of the module could be replaced."""
-        kinds = nn.modules.batchnorm._BatchNorm
-        return all(layer in self._norms for layer in self.model.modules() if isinstance(layer, kinds))
+        return all(layer in self._norms for layer in self.model.modules() if isinstance(layer, BatchNorm))
 
     def fresh_statistics(self) -> dict[str, float]:
         """The buffers that hold running statistics, by name, and what each starts from."""
@@ -98,3 +96,14 @@ class VmapForward:
         finally:
             for layer, momentum in zip(self._norms, momenta, strict=True):
                 layer.averaging, layer.momentum = False, momentum
+
+
+def replace_layers(model: nn.Module, *substitutes: Callable[[nn.Module], nn.Module | None]) -> None:
+    """Replace every layer for which one of the functions returns a substitute; a layer used twice stays one layer."""
+    made: dict[nn.Module, nn.Module] = {}
+    for path, layer in list(model.named_modules(remove_duplicate=False)):
+        if layer not in made:
+            made[layer] = next((new for make in substitutes if (new := make(layer)) is not None), layer)
+        if path and made[layer] is not layer:
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, made[layer])

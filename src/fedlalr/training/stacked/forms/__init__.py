@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedlalr.training.stacked.forms.char_lstm import CharLSTMForm
 from fedlalr.training.stacked.forms.convmixer import ConvMixerForm
 from fedlalr.training.stacked.forms.form import StackedForward
+from fedlalr.training.torch_internals import has_hooks
 
 __all__ = ["StackedForward", "inference_form", "stacked_form"]
 
@@ -39,14 +40,9 @@ def inference_form(
 
     It computes with the module's parameters and buffers as they are at each call.
     """
-    if compute is None or not ConvMixerForm.fits(module, compute, sample) or _has_hooks(module):
+    if compute is None or not ConvMixerForm.fits(module, compute, sample) or has_hooks(module):
         return None
     form = ConvMixerForm(module, compute)
     parameters = {name: parameter.detach()[None] for name, parameter in module.named_parameters()}
     buffers = {name: buffer[None] for name, buffer in module.named_buffers()}
     return lambda inputs: form.evaluate(parameters, buffers, inputs[None])[0]
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    """Whether something wants to see or change what passes through the module's layers, which no form calls."""
-    return any(layer._forward_hooks or layer._forward_pre_hooks for layer in module.modules())

@@ -19,6 +19,7 @@ from fedlalr.training.kernels import plain
 from fedlalr.training.kernels.plain import GroupNorm, Norm
 from fedlalr.training.stacked.forms.form import precision_fits
 from fedlalr.training.stacked.masked_norm import STARTS
+from fedlalr.training.torch_internals import add_to_each
 
 
 class ConvMixerForm:
@@ -145,7 +146,7 @@ class _Stack:
         counters = [
             f"{name}.num_batches_tracked" for name in self.form.norms if f"{name}.running_mean" in self._changed
         ]
-        counts = torch._foreach_add([self.buffers[name] for name in counters], 1) if counters else ()
+        counts = add_to_each([self.buffers[name] for name in counters], 1)
         return {**self.buffers, **self._changed, **dict(zip(counters, counts, strict=True))}
 
     def _norm(self, layer: str) -> Norm | GroupNorm:

@@ -1,0 +1,98 @@
+"""The private APIs of torch that fedlalr uses. No other module may use one.
+
+`tests/training/test_torch_internals.py` names the torch version these were checked with. It fails if one is missing or
+has changed its signature, and if another module uses a private API. When a new torch breaks something, fix it here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch.nn.modules.conv import _ConvNd as ConvNd
+from torch.nn.modules.conv import _ConvTransposeNd as ConvTransposeNd
+from torch.nn.modules.dropout import _DropoutNd as DropoutNd
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fedlalr.algorithms.slots import Slots
+
+__all__ = [
+    "BatchNorm",
+    "BatchNormSubstitute",
+    "ConvNd",
+    "ConvTransposeNd",
+    "DispatchMode",
+    "DropoutNd",
+    "add_to_each",
+    "amsgrad_",
+    "convolution_backward",
+    "has_hooks",
+    "sigmoid_backward",
+    "storage_address",
+    "tanh_backward",
+    "threshold_backward",
+    "tree_leaves",
+    "tree_map",
+]
+
+convolution_backward = torch.ops.aten.convolution_backward
+sigmoid_backward = torch.ops.aten.sigmoid_backward
+tanh_backward = torch.ops.aten.tanh_backward
+threshold_backward = torch.ops.aten.threshold_backward
+
+_LATE = torch.tensor(torch.inf, device="cpu")
+"""A step so late that Adam's bias corrections are exactly 1."""
+
+
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A `TorchDispatchMode` that does not import torch's compiler, which takes over a second."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class BatchNormSubstitute(BatchNorm):
+    """Stands in for a BatchNorm layer, whose parameters, buffers and options it takes over."""
+
+    def __init__(self, stock: BatchNorm) -> None:
+        super().__init__(stock.num_features, stock.eps, stock.momentum, affine=False, track_running_stats=False)
+        self.weight, self.bias, self.affine = stock.weight, stock.bias, stock.affine
+        for name, buffer in stock.named_buffers(recurse=False):
+            self.register_buffer(name, buffer)
+        self.track_running_stats, self.training = stock.track_running_stats, stock.training
+        self.check_input = stock._check_input_dim
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        self.check_input(input)
+
+
+def amsgrad_(client: Slots, gradient: Tensor, lr: float, betas: tuple[float, float]) -> None:
+    """m ← β1 m + (1 − β1) g,  v ← β2 v + (1 − β2) g²,  v̂ ← max(v̂, v),  x ← x − α m / √v̂
+
+    In one pass over CPU tensors, by the operator behind `torch.optim.Adam(fused=True, amsgrad=True)`.
+    """
+    torch._fused_adam_(
+        [client.x], [gradient], [client.m], [client.v], [client.v_hat], [_LATE], lr=lr, beta1=betas[0], beta2=betas[1],
+        weight_decay=0.0, eps=0.0, amsgrad=True, maximize=False,
+    )  # fmt: skip
+
+
+def add_to_each(tensors: Sequence[Tensor], value: float) -> Sequence[Tensor]:
+    """`tensor + value` of each tensor, in one kernel launch on a GPU."""
+    return torch._foreach_add(list(tensors), value) if tensors else ()
+
+
+def has_hooks(model: nn.Module) -> bool:
+    """Whether any module of a model has a hook that sees or changes what passes through it."""
+    return any(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks for module in model.modules()
+    )
+
+
+def storage_address(storage: torch.UntypedStorage) -> int:
+    """What identifies a storage while it is alive."""
+    return int(storage._cdata)
