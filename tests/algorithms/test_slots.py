@@ -33,5 +33,5 @@ def test_a_table_that_cannot_work_is_refused() -> None:
         SlotTable(down=("m",), up={"m": "mean"})
     with pytest.raises(ValueError, match="slot 'x' has reduction 'median'; allowed are 'mean' and 'max'"):
         SlotTable(down=("x",), up={"x": "median"})  # type: ignore[dict-item]
-    with pytest.raises(ValueError, match="slot 'v_hat' is said to grow but does not travel both ways"):
+    with pytest.raises(ValueError, match="slot 'v_hat' is listed in grows but is not in both down and up"):
         SlotTable(down=("x",), up={"x": "mean", "v_hat": "max"}, grows=("v_hat",))

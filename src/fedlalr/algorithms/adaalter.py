@@ -10,8 +10,8 @@
             send x_i, A_i                                                      # finish
         x = mean x_i,  A = mean A_i  over S                                    # update
 
-B is the A that was broadcast: it does not change within the round, and k ε² stands in for the squares not yet
-synchronised. The paper writes A² and B² for what A and B are here.
+B is the broadcast A: it is constant within the round, and k ε² stands in for the squares not yet synchronised. The
+paper writes A² and B² for our A and B.
 
 Xie, Koyejo, Gupta, Lin. "Local AdaAlter: Communication-Efficient Stochastic Gradient Descent with Adaptive Learning
 Rates". arXiv 1911.09030.

@@ -1,4 +1,4 @@
-"""Δ-SGD: local SGD whose step size every client finds by itself, from how fast its gradient turns.
+"""Δ-SGD: local SGD in which each client tunes its own step size from how fast its gradient changes.
 
     for round t = 1, 2, …:
         each client i of the cohort S:
@@ -11,10 +11,10 @@
             send x_i                                                           # finish
         x = mean x_i  over S                                                   # update
 
-‖x_i − x_i⁻‖ / ‖g − g⁻‖ estimates 1/L of the client's own loss where it is; where either norm is zero nothing is learnt
-of L, and the second bound stands alone. A step whose gradient is zero leaves η as it is; else it would grow without end
-where there is nothing to learn. A step takes two gradients. η_t is only what a round starts from, so a decay of the
-rate matters little. Defaults are the paper's.
+‖x_i − x_i⁻‖ / ‖g − g⁻‖ estimates 1/L of the client's own loss at x_i. If either norm is zero, it says nothing about L,
+and only the second bound applies. A step with a zero gradient leaves η unchanged; otherwise η would grow without bound
+where there is nothing to learn. Every step takes two gradients. η_t only sets the first step size of a round, so
+learning-rate decay matters little. Defaults are the paper's.
 
 Kim, Toghani, Uribe, Kyrillidis. "Adaptive Federated Learning with Auto-Tuned Clients". ICLR 2024. arXiv 2306.11201.
 """
@@ -32,7 +32,7 @@ from fedlalr.common.checks import check_not_negative, check_positive
 
 @dataclass(frozen=True)
 class DeltaSGD:
-    """Local SGD with a step size of each client's own, found anew in every round; `lr` is the first step's."""
+    """Local SGD in which each client tunes its own step size, afresh in every round; `lr` is the first step's."""
 
     lr: float = 0.2
     gamma: float = 2.0
@@ -62,7 +62,7 @@ class DeltaSGD:
         )
 
     def step(self, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:
-        # The gradients are those at x_here and x_before; decoupled weight decay has moved x from there since.
+        # The gradients were taken at x_here and x_before; decoupled weight decay has moved x since.
         moved, turned = _norm(client.x_here - client.x_before), _norm(gradient - client.g_before)
         most = torch.sqrt(1 + self.delta * client.theta) * client.eta
         smooth = torch.where((moved > 0) & (turned > 0), self.gamma * moved / (2 * turned), most)

@@ -8,7 +8,7 @@
         v = v + Δ²
         x = x + η m / (√v + τ)
 
-`eps` is τ, `server_lr` is η, `initial_v` the start of v (None: τ²). β1 = 0, the default, makes m = Δ.
+`eps` is τ, `server_lr` is η, `initial_v` is the initial v (None: τ²). With β1 = 0, the default, m = Δ.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan. "Adaptive Federated Optimization". ICLR 2021. arXiv
 2003.00295.

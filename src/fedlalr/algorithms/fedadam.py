@@ -8,11 +8,11 @@
         v = β2 v + (1 − β2) Δ²
         x = x + η m / (√v + τ)
 
-`eps` is τ, `server_lr` is η, `initial_v` the start of v (None: τ²). As in Algorithm 2 of the paper there is no bias
+`eps` is τ, `server_lr` is η, `initial_v` is the initial v (None: τ²). As in Algorithm 2 of the paper there is no bias
 correction by default.
     bias_correction=True:      η is multiplied by √(1 − β2^t) / (1 − β1^t)
     bias_correction="flower":  the same with exponent t + 1
-τ stands beside the uncorrected √v in all three, as in Keras, TensorFlow Federated and Flower.
+τ is added to the uncorrected √v in all three, as in Keras, TensorFlow Federated and Flower.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan. "Adaptive Federated Optimization". ICLR 2021. arXiv
 2003.00295.

@@ -9,8 +9,8 @@
         option 1 (FedAMSv1):  v̂ = max(v̂, v, ε),  x = x + η m / √v̂
         option 2 (FedAMSv2):  v̂ = max(v̂, v),     x = x + η m / (√v̂ + ε)
 
-`server_lr` is η. ε stands under the root in option 1 and beside it in option 2: 1e-4 and 1e-2, the FedLALR paper's
-values and the defaults here, are the same floor.
+`server_lr` is η. ε is inside the root in option 1 and outside it in option 2, so 1e-4 and 1e-2, the FedLALR paper's
+values and our defaults, set the same floor.
 
 Wang, Lin, Chen. "Communication-Efficient Adaptive Federated Learning". ICML 2022. arXiv 2205.02719.
 """

@@ -7,7 +7,7 @@
         m = β m + Δ
         x = x + η m
 
-`momentum` is β, `server_lr` is η. Δ enters m in full, not as (1 − β) Δ; β = 0 and η = 1 are FedAvg.
+`momentum` is β, `server_lr` is η. Δ enters m in full, not as (1 − β) Δ; β = 0 with η = 1 is FedAvg.
 
 Hsu, Qi, Brown. "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification".
 arXiv 1909.06335.

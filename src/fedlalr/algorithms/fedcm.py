@@ -1,4 +1,4 @@
-"""FedCM: local SGD whose every step is mixed with the previous round's mean direction.
+"""FedCM: local SGD that mixes the previous round's mean direction into every step.
 
     server:  Δ̄ = 0                                                             # init
     for round t = 1, 2, …:
@@ -10,8 +10,8 @@
         Δ̄ = mean Δ̄_i  over S                                                   # update
         x = x − η_t K Δ̄,  K the mean of K_i over S
 
-One vector goes up. Where all K_i are equal the last line is the mean of the clients' models; where they differ every
-client counts by its mean step, not by how many it made. The slot of Δ̄ is `direction`.
+Each client sends one vector. If all K_i are equal, the last line is the mean of the clients' models; if they differ,
+every client counts with its mean step, however many it took. The slot of Δ̄ is `direction`.
 
 Xu, Wang, Wang, Yao. "FedCM: Federated Learning with Client-level Momentum". arXiv 2106.10874.
 """

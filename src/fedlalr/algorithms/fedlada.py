@@ -1,4 +1,4 @@
-"""FedLADA: local AMSGrad from the averaged v̂, every step amended by the previous round's mean step.
+"""FedLADA: local AMSGrad from the averaged v̂, with the previous round's mean step mixed into every step.
 
     server:  v̂ = ε², g_a = 0                                                   # init
     for round t = 1, 2, …:
@@ -13,9 +13,9 @@
         g_a = (x − mean x_i) / (K η_t),  K the mean of K_i over S              # update
         x = mean x_i,  v̂ = mean v̂_i  over S
 
-Clients send their models, so that α = 1 is FedLALR with restarted momentum whatever the K_i. g_a is the mean over all
-local steps of all clients; where the K_i are equal that is the mean of the clients' own mean steps. g_a goes down and
-never comes up.
+Clients send their models, so α = 1 is FedLALR with restarted momentum whatever the K_i. g_a is the mean over all local
+steps of all clients; if the K_i are equal, that is the mean of the clients' mean steps. g_a is broadcast and never
+sent back.
 
 Sun, Shen, Sun, Ding, Tao. "Efficient Federated Learning via Local Adaptive Amended Optimizer with Linear Speedup".
 IEEE TPAMI 2023. arXiv 2308.00522.

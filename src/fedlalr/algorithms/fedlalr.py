@@ -16,8 +16,8 @@ Variants, which compose:
     momentum="restart":    m_i = 0 at every start; m is neither sent nor kept (Algorithm 2, Corollary 2)
     second_moment="max":   v̂ = max over S of v̂_i, per coordinate (Algorithm 3, Corollary 3)
 
-There is no bias correction and no ε in the denominator: ε lives in the starting value ε², a floor that both max and
-mean keep.
+There is no bias correction and no ε in the denominator: ε enters through the initial value ε², a floor that both max
+and mean preserve.
 
 Sun, Shen, Chen, Sun, Li, Sun, Tao. "FedLALR: Client-Specific Adaptive Learning Rates Achieve Linear Speedup for Non-IID
 Data". arXiv 2309.09719.

@@ -1,4 +1,4 @@
-"""FedNova: local SGD, every client's change divided by its number of steps before the mean.
+"""FedNova: local SGD with every client's change divided by its number of steps before averaging.
 
     for round t = 1, 2, …:
         each client i of the cohort S:
@@ -8,8 +8,8 @@
             send d_i = (x_i − x) / K_i                                         # finish
         x = x + K mean d_i  over S,  K the mean of K_i over S                  # update
 
-The slot of d_i is `direction`. Both means carry the same weights (uniform, or by samples as in the paper). Where all
-K_i are equal this is FedAvg.
+The slot of d_i is `direction`. Both means use the same weights (uniform, or by samples as in the paper). If all K_i
+are equal, this is FedAvg.
 
 Wang, Liu, Liang, Joshi, Poor. "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization".
 NeurIPS 2020. arXiv 2007.07481.

@@ -1,4 +1,4 @@
-"""FedProx: local SGD that is pulled back to the broadcast model.
+"""FedProx: local SGD with a pull towards the broadcast model.
 
     for round t = 1, 2, …:
         each client i of the cohort S:

@@ -8,7 +8,7 @@
         v = v − (1 − β2) Δ² sign(v − Δ²)
         x = x + η m / (√v + τ)
 
-`eps` is τ, `server_lr` is η, `initial_v` the start of v (None: τ²).
+`eps` is τ, `server_lr` is η, `initial_v` is the initial v (None: τ²).
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan. "Adaptive Federated Optimization". ICLR 2021. arXiv
 2003.00295.

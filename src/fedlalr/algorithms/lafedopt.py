@@ -15,9 +15,9 @@
         server="average":  x = x + η_s Δ
         server="adam":     m = β1_s m + (1 − β1_s) Δ,  v = β2_s v + (1 − β2_s) Δ²,  x = x + η_s m / (√v + ε_s)
 
-0/0 counts as 0. A_i is made of the raw v_i, without bias correction. `local` gives Δ the scale of a gradient, so
-`server_lr` (η_s) is tuned anew; `joint` restores the scale of a model change. The server's Adam is FedAdam's default
-form: no bias correction, v from ε_s².
+0/0 counts as 0. A_i uses the raw v_i, without bias correction. `local` gives Δ the scale of a gradient, so `server_lr`
+(η_s) needs retuning; `joint` restores the scale of a model change. The server's Adam is FedAdam's default: no bias
+correction, v starts at ε_s².
 
 Wang, Xu, Garrett, Charles, Liu, Joshi. "Local Adaptivity in Federated Learning: Convergence and Consistency". arXiv
 2106.02305.
@@ -104,5 +104,5 @@ class LAFedOpt:
 
 
 def _quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """Element-wise quotient that is 0 where the denominator is: a client without a step has Δ_i = A_i = 0."""
+    """Element-wise quotient, 0 where the denominator is 0: a client without a step has Δ_i = A_i = 0."""
     return (numerator / denominator).masked_fill(denominator == 0, 0.0)

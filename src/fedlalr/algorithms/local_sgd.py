@@ -1,4 +1,4 @@
-"""The client half of every server-optimiser method: SGD, of which the change of the model goes up.
+"""The client half of every server-optimiser method: SGD, then send the change of the model.
 
     each client i of the cohort S:
         x_i = x                                                                # start
@@ -6,8 +6,8 @@
             x_i = x_i − η_t g
         send Δ_i = x_i − x                                                     # finish
 
-Δ_i travels instead of x_i because the server optimiser squares it: the difference of two nearly equal models would
-have lost its digits on the way.
+Clients send Δ_i, not x_i, because the server optimiser squares it: computed on the server, the difference of two
+nearly equal models would have few significant digits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedlalr.algorithms.slots import Context, Slots, SlotTable
 
 
 class LocalSGD:
-    """Start, step and finish of a client that runs SGD and sends Δ_i; the server half is the subclass's own."""
+    """Start, step and finish of a client that runs SGD and sends Δ_i; subclasses add the server half."""
 
     @property
     def slots(self) -> SlotTable:

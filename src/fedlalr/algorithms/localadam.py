@@ -12,9 +12,9 @@
             send x_i;  keep m_i, v_i, n_i                                      # finish
         x = mean x_i  over S                                                   # update
 
-The baseline of one optimiser per client that lives as long as the run: with one client it is `torch.optim.Adam`. n_i
-counts the client's steps over all its rounds; what a client keeps is model-shaped, so it is stored once per
-coordinate, in the slot `n`.
+A baseline with one optimiser per client that lives as long as the run: with one client it is `torch.optim.Adam`. n_i
+counts the client's steps over all its rounds. Kept slots are model-shaped, so n_i is stored once per coordinate, in the
+slot `n`.
 
 Kingma, Ba. "Adam: A Method for Stochastic Optimization". ICLR 2015. arXiv 1412.6980.
 """
@@ -72,5 +72,5 @@ class LocalAdam:
 
 
 def _bias(beta: float, n: Tensor) -> Tensor:
-    """1 − βⁿ; in float32 a difference of two numbers near 1 would leave half of the digits, or fewer."""
+    """1 − βⁿ; computed as such in float32, two numbers near 1 would cancel half of the digits or more."""
     return -torch.expm1(n * math.log(beta)) if beta else torch.ones_like(n)

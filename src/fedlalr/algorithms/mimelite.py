@@ -1,4 +1,4 @@
-"""MimeLite: clients step as the server's optimiser would, with its state held still for the round.
+"""MimeLite: clients step as the server's optimiser would, with its state frozen for the round.
 
     server:  m = 0 (base "adam": v = τ², too)                                  # init
     for round t = 1, 2, …:
@@ -13,9 +13,8 @@
         m = (1 − β1) c + β1 m   (base "adam": v = (1 − β2) c² + β2 v, too)
         x = mean x_i  over S
 
-c_i / K_i is the client's whole gradient at x where its batches are of one size and make up whole passes over its data,
-as under `Epochs` with a batch size that divides the client's; otherwise it is an estimate of it. A step takes two
-gradients.
+c_i / K_i is the client's full gradient at x if its batches have one size and make up whole passes over its data, as
+under `Epochs` with a batch size that divides the client's; otherwise it is an estimate. Every step takes two gradients.
 
 Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh. "Breaking the centralized barrier for cross-device federated
 learning". NeurIPS 2021. arXiv 2008.03606.
@@ -35,7 +34,7 @@ from fedlalr.common.checks import check_betas, check_choice, check_positive
 
 @dataclass(frozen=True)
 class MimeLite:
-    """Local steps with the server's momentum (`base="momentum"`) or Adam (`base="adam"`), its state held still."""
+    """Local steps with the server's momentum (`base="momentum"`) or Adam (`base="adam"`), its state frozen."""
 
     lr: float = 0.1
     betas: tuple[float, float] = (0.9, 0.99)

@@ -1,4 +1,4 @@
-"""The algorithms by the names that configuration files and the command line use."""
+"""Algorithms by the names used in configuration files and on the command line."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "mimelite": MimeLite,
     "deltasgd": DeltaSGD,
 }
-"""Command-line name → what makes the algorithm; `fedamsv1` and `fedamsv2` are one class with its option fixed."""
+"""Name → factory; `fedamsv1` and `fedamsv2` are one class with its option fixed."""
 PAPER_METHODS = ("fedlalr", "fedavg", "fedadam", "fedamsv1", "fedamsv2", "lafedopt")
 """The six methods that the FedLALR paper compares."""
 
 
 def create(name: str, /, **hyperparameters: object) -> Algorithm:
-    """The algorithm of that name. Lists, as configuration files give them, become tuples.
+    """Create an algorithm by name. Lists, as read from configuration files, become tuples.
 
     >>> create("fedamsv2", lr=0.5, betas=[0.9, 0.98])
     FedAMS(lr=0.5, server_lr=0.1, betas=(0.9, 0.98), eps=None, option=2)
@@ -70,7 +70,7 @@ def create(name: str, /, **hyperparameters: object) -> Algorithm:
 
 
 def options(name: str) -> dict[str, object]:
-    """The options of an algorithm with their defaults, those that its name already fixes left out."""
+    """The options of an algorithm with their defaults, without those that its name already fixes."""
     if name not in ALGORITHMS:
         raise ValueError(_unknown("there is no algorithm", name, ALGORITHMS))
     factory = ALGORITHMS[name]

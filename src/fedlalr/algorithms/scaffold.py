@@ -1,4 +1,4 @@
-"""SCAFFOLD, option II: local SGD with control variates that the clients keep.
+"""SCAFFOLD, option II: local SGD with control variates kept by the clients.
 
     server:  c = 0;  every client keeps c_i = 0                                # init
     for round t = 1, 2, …:
@@ -11,8 +11,8 @@
         x = mean x_i  over S                                                   # update
         c = c + |S|/N mean (c_i⁺ − c_i)  over S,  N clients in all
 
-With the uniform mean the last line is c + (1/N) Σ (c_i⁺ − c_i): |S| counts the replies that were accepted. A client
-whose reply is refused keeps its old c_i. The server's rate of the paper is 1.
+With the uniform mean the last line is c + (1/N) Σ (c_i⁺ − c_i): |S| counts the accepted replies. A client whose reply
+is rejected keeps its old c_i. The paper's server learning rate is fixed at 1.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning".
 ICML 2020. arXiv 1910.06378.

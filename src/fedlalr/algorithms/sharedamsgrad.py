@@ -12,9 +12,9 @@
         x = mean x_i,  m = mean m_i,  v = mean v_i  over S                     # update
         v̂ = max(v̂, v)
 
-v̂ is the server's and goes down with the rest; v_i runs on from the averaged v, never from v̂. In the first round the
-denominator is ε everywhere, so ε is a step size there and not a guard against zero: keep it large (1e-2), unlike
-FedLALR's.
+v̂ belongs to the server and is broadcast with the rest; v_i continues from the averaged v, never from v̂. In the first
+round the denominator is ε everywhere, so there ε sets the step size and is more than a guard against zero: keep it
+large (1e-2), unlike FedLALR's.
 
 Chen, Li, Li. "Toward Communication Efficient Adaptive Gradient Method". FODS 2020. arXiv 2109.05109.
 """

@@ -1,11 +1,11 @@
-"""Named slots: the vocabulary every algorithm is written in.
+"""Named slots: the vocabulary in which every algorithm is written.
 
-A *slot* is a model-shaped quantity with a name (`x`, `m`, `v_hat`). A `Slots` value holds some of them; it is what the
-server keeps, what it broadcasts, what a client works on and what it sends back. Each slot is one tensor: a flat vector
-`[P]` for one client or the server, a stack `[C, P]` for a cohort. Algorithms are element-wise and never ask which.
+A *slot* is a named, model-shaped quantity (`x`, `m`, `v_hat`). A `Slots` value holds some of them: the server's state,
+its broadcast, a client's working state, a client's upload. Each slot is one tensor: a flat vector `[P]` for one client
+or the server, a stack `[C, P]` for a cohort. Algorithms are element-wise, so the same code serves both.
 
-A `SlotTable` says which slots travel, in which direction, how the server reduces them, and which a client keeps.
-Communication cost follows from it.
+A `SlotTable` declares which slots travel, in which direction, how the server reduces them, and which a client keeps.
+It determines the communication cost.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Slots(Mapping[str, Tensor]):
         return len(self._tensors)
 
     def items(self) -> ItemsView[str, Tensor]:
-        return self._tensors.items()  # what Mapping makes of the above is several times as slow
+        return self._tensors.items()  # Mapping's own version is several times slower
 
     def __repr__(self) -> str:
         return f"Slots({', '.join(f'{name}={tuple(tensor.shape)}' for name, tensor in self._tensors.items())})"
@@ -66,11 +66,11 @@ class Slots(Mapping[str, Tensor]):
         return _from_dict, (self._tensors,)
 
     def replace(self, **changes: Tensor) -> Slots:
-        """The same slots with some of them changed or added."""
+        """A copy with some slots changed or added."""
         return Slots(**{**self._tensors, **changes})
 
     def only(self, *names: str) -> Slots:
-        """Just the named slots, in that order."""
+        """Only the named slots, in that order."""
         return Slots(**{name: self._tensors[name] for name in names})
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Slots:
@@ -86,13 +86,13 @@ def _from_dict(tensors: dict[str, Tensor]) -> Slots:
 class SlotTable:
     """Which slots travel and how: the communication contract of an algorithm.
 
-    `down` is broadcast by the server. `up` is sent by every client, with the reduction the server applies over the
-    cohort; a slot that also went down is reduced as *change from the broadcast*, so that a coordinate nobody touched
+    `down` is broadcast by the server. `up` is sent by every client, with the reduction that the server applies over the
+    cohort; a slot that is also in `down` is reduced as *change from the broadcast*, so that a coordinate nobody touched
     stays exactly as it was. `kept` stays on the client from one of its rounds to the next and starts at zero. `grows`
-    names the slots that can only grow from what was broadcast, so that a reply below it is refused.
+    names slots that can only grow from the broadcast value, so that a reply below it is rejected.
 
-    `gradients` asks the engine for more than the gradient at x: before every step it writes into a client's slot the
-    gradient of the same mini-batch at another of its slots, `{"g_start": "x_start"}`.
+    `gradients` requests more than the gradient at x: before every step the engine writes into a client's slot the
+    gradient of the same mini-batch at another of its slots, e.g. `{"g_start": "x_start"}`.
     """
 
     down: tuple[str, ...]
@@ -112,14 +112,14 @@ class SlotTable:
                 raise ValueError(f"slot {name!r} has reduction {how!r}; allowed are 'mean' and 'max'")
         for name in self.grows:
             if name not in self.up or name not in self.down:
-                raise ValueError(f"slot {name!r} is said to grow but does not travel both ways")
+                raise ValueError(f"slot {name!r} is listed in grows but is not in both down and up")
 
 
 @dataclass(frozen=True)
 class Context:
-    """What an algorithm may know beside tensors.
+    """What an algorithm may know besides tensors.
 
-    On a client `steps` is its own number of local steps K (a tensor `[C, 1]` where clients of a stack differ) and
+    On a client `steps` is its own number of local steps K (a tensor `[C, 1]` if clients of a stack differ) and
     `step` counts them from 1. On the server `steps` is the mean of K over the accepted replies, weighted like the
     reduction.
     """
@@ -127,39 +127,39 @@ class Context:
     round: int
     """t, from 1."""
     lr: float | Tensor
-    """The clients' learning rate of this round, decay applied."""
+    """The clients' learning rate in this round, after the schedule."""
     steps: float | Tensor
     step: int | Tensor = 0
     cohort: int = 1
-    """Clients whose replies count in this round."""
+    """Number of clients whose replies count in this round."""
     population: int = 1
-    """Clients there are."""
+    """Number of clients in total."""
 
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """A federated method: a table of slots and five small functions. See CONTRIBUTING.md for how to add one."""
+    """A federated method: a slot table and five small functions. CONTRIBUTING.md shows how to add one."""
 
     @property
     def lr(self) -> float:
-        """The clients' learning rate, before any decay."""
+        """The clients' learning rate, before any schedule."""
         ...
 
     @property
     def slots(self) -> SlotTable:
-        """Which slots travel, how they are reduced, which are kept."""
+        """Which slots travel, how they are reduced, and which are kept."""
         ...
 
     def init(self, params: Tensor) -> Slots:
-        """The server's state at the start, from the model's parameters."""
+        """The server's initial state, from the model's parameters."""
         ...
 
     def start(self, broadcast: Slots, kept: Slots) -> Slots:
-        """A client's state at the beginning of a round."""
+        """A client's state at the start of a round."""
         ...
 
     def step(self, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:
-        """One local step. Element-wise: it serves one client and a stack of them alike."""
+        """One local step. Element-wise, so that it serves one client and a stack of clients."""
         ...
 
     def finish(self, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:

@@ -1,4 +1,4 @@
-"""SlowMo: local SGD, a slow momentum on the server in units of the clients' rate.
+"""SlowMo: local SGD, slow momentum on the server in units of the clients' learning rate.
 
     server:  u = 0                                                             # init
     for round t = 1, 2, …:
@@ -7,8 +7,8 @@
         u = β u + (x − x̄) / η_t
         x = x − α η_t u
 
-`alpha` is the slow rate, `beta` the slow momentum. u is divided by the rate of its own round, so that a decaying rate
-does not leave old momentum too strong. α = 1, β = 0 is FedAvg.
+`alpha` is the slow learning rate, `beta` the slow momentum. u is divided by its own round's learning rate, so that old
+momentum does not become too strong as the rate decays. α = 1, β = 0 is FedAvg.
 
 Wang, Tantia, Ballas, Rabbat. "SlowMo: Improving Communication-Efficient Distributed SGD with Slow Momentum". ICLR
 2020. arXiv 1910.00643.

@@ -1,7 +1,7 @@
 """Fused local steps: clipping, weight decay and the algorithm's step in few passes over memory, in place.
 
 `FUSED_STEPS` lists the steps that have a fused form, one for CPUs and one as a Triton kernel. Any other step runs
-through `local_step`, which every form agrees with. To add one, write both forms and a row.
+through `local_step`, with which every form agrees. To add one, write both forms and a row.
 """
 
 from __future__ import annotations
@@ -134,4 +134,4 @@ FUSED_STEPS: dict[Callable[..., Slots], Forms] = {
     LocalSGD.step: SGD,
     FedLALR.step: AMSGRAD,
 }
-"""A class's `step` → its fused forms. A subclass that overrides `step` is not in here, and rightly so."""
+"""A class's `step` → its fused forms. A subclass that overrides `step` is not found here."""

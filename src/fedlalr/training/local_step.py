@@ -1,5 +1,4 @@
-"""What happens around the algorithm on a client, or a stack alike: clipping, weight decay, further gradients, and what
-goes up."""
+"""What surrounds the algorithm on a client or a stack: clipping, weight decay, further gradients, and the upload."""
 
 from __future__ import annotations
 
@@ -14,13 +13,13 @@ from fedlalr.training.torch_state import forked_generators
 
 
 def starting_slots(algorithm: Algorithm, server: Slots) -> Slots:
-    """What a client that has kept nothing yet has when it starts its local steps."""
+    """The initial slots of a client that has kept nothing yet."""
     nothing = torch.zeros_like(server.x)
     return algorithm.start(server.only(*algorithm.slots.down), Slots(**dict.fromkeys(algorithm.slots.kept, nothing)))
 
 
 def local_step(training: Training, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:
-    """Clip the loss gradient, add the weight decay, then take the algorithm's own step."""
+    """Clip the loss gradient, apply weight decay, then take the algorithm's own step."""
     regularisation = training.regularisation
     gradient = regularisation.gradient(gradient, client.x)
     if regularisation.decoupled_weight_decay:
@@ -31,13 +30,13 @@ def local_step(training: Training, client: Slots, gradient: Tensor, broadcast: S
 def other_gradients(
     training: Training, wanted: Mapping[str, str], client: Slots, gradient_at: Callable[[Tensor], Tensor]
 ) -> dict[str, Tensor]:
-    """The further gradients of a batch that a table asks for, by slot; clipped and decayed like the one at x."""
+    """The further gradients of a batch that a slot table requests, by slot; clipped and decayed like the one at x."""
     around = training.regularisation
     return {name: around.gradient(gradient_at(client[at]), client[at]) for name, at in wanted.items()}
 
 
 def without_drawing(gradient_at: Callable[[Tensor], Tensor], device: torch.device) -> Callable[[Tensor], Tensor]:
-    """A batch's gradient at any parameters, in which dropout leaves out what it will leave out at x afterwards."""
+    """A batch's gradient at any parameters, with the same dropout as the gradient at x that follows."""
 
     def at(x: Tensor) -> Tensor:
         with forked_generators(device):
@@ -47,7 +46,7 @@ def without_drawing(gradient_at: Callable[[Tensor], Tensor], device: torch.devic
 
 
 def finish(algorithm: Algorithm, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
-    """What a client sends and what it keeps: of what the algorithm gives, the slots that its table names."""
+    """What a client sends and keeps: of what the algorithm returns, the slots that its table names."""
     given = algorithm.finish(client, broadcast, context)
     parts = (("sends", algorithm.slots.up), ("keeps", algorithm.slots.kept))
     if not isinstance(given, tuple) or len(given) != 2:

@@ -6,7 +6,7 @@ has changed its signature, and if another module uses a private API. When a new 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +57,8 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 class BatchNormSubstitute(BatchNorm):
     """Stands in for a BatchNorm layer, whose parameters, buffers and options it takes over."""
+
+    check_input: Callable[[Tensor], None]
 
     def __init__(self, stock: BatchNorm) -> None:
         super().__init__(stock.num_features, stock.eps, stock.momentum, affine=False, track_running_stats=False)

@@ -1,8 +1,8 @@
 """Fast kernels for a stack of clients on a GPU, and the same operations in plain PyTorch.
 
-Every operation here has one meaning and two forms with the same signature: `plain` runs anywhere in the parameters'
-own precision; the Triton one runs on CUDA with bfloat16 activations, float32 arithmetic and float32 gradients of
-parameters. `kernels_available` says whether the second can be used.
+Every operation is defined once and has two forms with the same signature: `plain` runs anywhere in the parameters' own
+precision; the Triton form runs on CUDA with bfloat16 activations, float32 arithmetic and float32 gradients of
+parameters. `kernels_available` tells whether the second can be used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 
 def kernels_available(device: torch.device | str) -> bool:
-    """Whether the Triton kernels can run on a device: CUDA of compute capability 8 or higher with Triton installed.
+    """Whether the Triton kernels can run on a device: CUDA with compute capability 8 or higher, and Triton.
 
     Under Triton's interpreter (`TRITON_INTERPRET=1`) they also run, slowly, on CPU tensors.
     """
@@ -38,7 +38,7 @@ def _is_recent(device: torch.device) -> bool:
 
 
 def shared_memory(device: torch.device | str) -> int:
-    """Bytes of shared memory that one program can have on a CUDA device; no limit under Triton's interpreter."""
+    """Bytes of shared memory available to one program on a CUDA device; unlimited under Triton's interpreter."""
     if torch.device(device).type != "cuda":
         return 1 << 30
     properties = torch.cuda.get_device_properties(device)

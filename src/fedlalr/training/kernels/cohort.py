@@ -1,4 +1,4 @@
-"""The server's passes over a cohort's replies on a GPU; in plain PyTorch they are several each."""
+"""The server's passes over a cohort's replies on a GPU: one each, where plain PyTorch needs several."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch import Tensor
 from fedlalr.training.kernels import kernels_available
 
 LARGE = 1 << 16
-"""Numbers from which on a kernel pays."""
+"""The number of elements from which a kernel pays off."""
 SPAN, BLOCK = 16384, 1024
 
 
 def fits(values: Tensor, reference: Tensor | None) -> bool:
-    """Whether the kernels take these replies `[R, P]` and this broadcast `[P]`."""
+    """Whether the kernels support these replies `[R, P]` and this broadcast `[P]`."""
     return (
         values.dim() == 2
         and values.numel() >= LARGE
@@ -25,7 +25,7 @@ def fits(values: Tensor, reference: Tensor | None) -> bool:
 
 
 def changes(values: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
-    """The norm of each row's change, float64 `[R]`, and whether it is below the reference anywhere, bool `[R]`."""
+    """The norm of each row's change, float64 `[R]`, and whether any element fell below the reference, bool `[R]`."""
     from fedlalr.training.kernels.cohort_triton import measure_changes  # Triton is not installed everywhere
 
     rows, size = values.shape

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""What the server computes of a cohort's replies `[R, P]`, in one pass over them each."""
+"""What the server computes from a cohort's replies `[R, P]`, each in one pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import triton.language as tl
 def measure_changes(
     values, reference, squares, fell, row_stride, size, blocks, SPAN: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Of SPAN numbers of one reply: the sum of squares of the change in double precision, and how many fell."""
+    """For SPAN elements of one reply: the sum of squared changes in double precision, and how many fell."""
     row = tl.program_id(1).to(tl.int64)
     begin = tl.program_id(0) * SPAN
     total = tl.zeros((BLOCK,), dtype=tl.float64)
@@ -31,7 +31,7 @@ def measure_changes(
 
 @triton.jit
 def weighted_change(values, reference, share, out, row_stride, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """b + Σ wᵢ (uᵢ − b) of some coordinates, the replies in their order."""
+    """b + Σ wᵢ (uᵢ − b) for some coordinates, with the replies in order."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = place < size
     broadcast = tl.load(reference + place, mask=real, other=0.0)

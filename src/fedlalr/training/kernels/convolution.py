@@ -1,7 +1,7 @@
-"""The convolution of every client of a stack with kernels of its own: autograd around the Triton kernels.
+"""Convolutions of a stack of clients, each with its own kernels: autograd around the Triton kernels.
 
-In float32 the products run in TF32 where torch allows that for convolutions, else as three TF32 products that together
-have float32's precision; in half precision they add up in float32.
+In float32 the products run in TF32 if torch allows that for convolutions, else as three TF32 products that together
+have float32's precision; in half precision they accumulate in float32.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from fedlalr.training.kernels.convolution_triton import convolve, weight_gradien
 
 Sizes = tuple[int, ...]
 
-# Places, features and weights of a block and launch options, as measured on an H200.
+# Places, features and weights per block, and launch options, tuned on an H200.
 FORWARD = {"PLACES": 256, "WEIGHTS": 32, "num_warps": 4, "num_stages": 3}
 WEIGHT_GRADIENT = {"PLACES": 64, "num_warps": 4, "num_stages": 3}
 PROGRAMS = 512
-"""Programs of a weight gradient that keep a large GPU busy; the places are shared among so many."""
+"""The number of programs that keeps a large GPU busy; a weight gradient's places are split among them."""
 
 
 class StackedConvolution(torch.autograd.Function):
-    """Images `[C, B, i, h, w]` with kernels `[C, o, i, k, l]` and shifts `[C, o]` to `[C, B, o, h', w']`.
+    """Images `[C, B, i, h, w]`, kernels `[C, o, i, k, l]` and biases `[C, o]` to `[C, B, o, h', w']`.
 
-    Computes in the images' dtype; the gradients of kernels and shifts are float32. Channels lie innermost in memory, in
-    the result too.
+    Computes in the images' dtype; the gradients of kernels and biases are float32. Channels are innermost in memory,
+    also in the result.
     """
 
     @staticmethod
@@ -110,7 +110,7 @@ def _weight_gradient(x: Tensor, slope: Tensor, shape: torch.Size, options: tuple
 
 
 def block_size(size: int) -> int:
-    """A block of the tensor cores that covers so many rows or columns, or part of them.
+    """The tensor-core block size that covers this many rows or columns, or a part of them.
 
     >>> block_size(3), block_size(27), block_size(64), block_size(288)
     (16, 32, 64, 64)
@@ -119,5 +119,5 @@ def block_size(size: int) -> int:
 
 
 def precision() -> str:
-    """How float32 is multiplied, by what torch allows for convolutions."""
+    """How float32 is multiplied, according to torch's setting for convolutions."""
     return "tf32" if torch.backends.cudnn.allow_tf32 else "tf32x3"

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""Convolutions of a stack of clients as matrix products whose patches are gathered while they are multiplied.
+"""Convolutions of a stack of clients as matrix products that gather their patches on the fly.
 
-Images lie as `[C, B, height, width, channels]`, kernels as `[C, rows, columns, channels, features]`: in both the last
-dimension of a patch is contiguous. A place of the output is a row of the product, a weight of a kernel a column.
+Images are `[C, B, height, width, channels]`, kernels `[C, rows, columns, channels, features]`: in both the last
+dimension of a patch is contiguous. An output place is a row of the product, a kernel weight a column.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ def patches(
     CHANNELS: tl.constexpr, KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr,
     TRANSPOSED: tl.constexpr, STRIDED: tl.constexpr, PADDED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """What the kernel's weights see at places of the output, `[places, weights]`; zero outside the image.
+    """The inputs under the kernel's weights at some output places, `[places, weights]`; zero outside the image.
 
-    TRANSPOSED: the other way round, from places of a convolution's input to the outputs that they entered. Addresses
-    are a place's plus a weight's, but for a transposed convolution that is STRIDED; only where the kernel may look
-    beyond the image (PADDED) is each pair looked at. WHOLE: all weights exist.
+    TRANSPOSED: the reverse, from places of a convolution's input to the outputs they contributed to. An address is a
+    place's plus a weight's, except in a transposed convolution that is STRIDED; each pair is checked only if the kernel
+    may reach beyond the image (PADDED). WHOLE: all weights exist.
     """
     channel = weight % CHANNELS
     tap = weight // CHANNELS
@@ -69,7 +69,7 @@ def convolve(
     BIASED: tl.constexpr, PRECISION: tl.constexpr,
     PLACES: tl.constexpr, FEATURES: tl.constexpr, WEIGHTS: tl.constexpr,
 ):  # fmt: skip
-    """Some places and features of one client's convolution, or (TRANSPOSED) of its gradient in the images."""
+    """Some places and features of one client's convolution, or (TRANSPOSED) of the gradient of its images."""
     client = tl.program_id(2).to(tl.int64)
     places = images * rows * columns
     place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
@@ -102,9 +102,9 @@ def weight_gradient(
     PRECISION: tl.constexpr,
     SHARE: tl.constexpr, PLACES: tl.constexpr, FEATURES: tl.constexpr, WEIGHTS: tl.constexpr,
 ):  # fmt: skip
-    """Some weights and features of the gradient in one client's kernels, summed over SHARE of its places.
+    """Some weights and features of the gradient of one client's kernels, summed over SHARE of its places.
 
-    `out` is `[parts, C, weights, features]`; the parts are added up by the caller, always in the same order.
+    `out` is `[parts, C, weights, features]`; the caller sums the parts, always in the same order.
     """
     which = tl.program_id(2)
     part = which // clients

@@ -1,11 +1,11 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""Triton kernels of out = x + BN(gelu(depthwise(x) + bias)), of the convolution alone, and of the gradients of both.
+"""Triton kernels for out = x + BN(gelu(depthwise(x) + bias)), for the convolution alone, and for both gradients.
 
 One program owns one channel of one client, a contiguous row of B images, as in `norm_triton`. The convolution runs on
-the tensor cores: a block of R output rows of an image depends on a window of eight input rows around it, linearly and
-in the same way everywhere, so a whole batch of blocks is one product with a banded Toeplitz matrix `[8 W, R W]` that is
-made from the taps once per row. Its mirror image gives the input gradient, and the product of the windows of one
-side with the blocks of the other, summed along the bands, the gradient of the taps.
+the tensor cores: a block of R output rows of an image is the same linear function of the eight input rows around it
+everywhere, so a whole batch of blocks is one product with a banded Toeplitz matrix `[8 W, R W]`, which is built from
+the taps once per row. Its mirror image gives the input gradient. The product of the windows of one side with the blocks
+of the other, summed along the bands, gives the gradient of the taps.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from fedlalr.training.kernels.norm_triton import (
 
 @triton.jit
 def toeplitz(table, WIDTH: tl.constexpr, ROWS: tl.constexpr, MIRRORED: tl.constexpr):
-    """The matrix that takes the eight rows of a window to the `ROWS` rows of its block.
+    """The matrix that maps the eight rows of a window to the `ROWS` rows of its block.
 
-    `table` holds the taps amid zeros, `[11, 2 W]`, with the middle tap at (5, W): see `tap_table`. So the entry for a
-    shift needs no bounds.
+    `table` holds the taps surrounded by zeros, `[11, 2 W]`, with the middle tap at (5, W), see `tap_table`. So no shift
+    needs a bounds check.
     """
     k = tl.arange(0, 8 * WIDTH)[:, None]
     n = tl.arange(0, ROWS * WIDTH)[None, :]
@@ -52,7 +52,7 @@ def load_windows(row_start, window, windows, WIDTH: tl.constexpr, ROWS: tl.const
 
 @triton.jit
 def tile_residual(x, y, scale, shift, out, image, images, PIXELS: tl.constexpr, BOUNDED: tl.constexpr):
-    """Writes x + scale · gelu(y) + shift of some images."""
+    """Write x + scale · gelu(y) + shift for some images."""
     z = gelu(load_tile(y, image, images, PIXELS, BOUNDED, NO_MORE)) * scale + shift
     z += load_tile(x, image, images, PIXELS, BOUNDED, NO_MORE)
     store_tile(out, image, images, z, PIXELS, BOUNDED, NO_MORE)
@@ -103,7 +103,7 @@ def depthwise_forward(
     )  # fmt: skip
     scale *= rstd
     shift -= mean * scale
-    tl.debug_barrier()  # the second pass reads what other threads of this program wrote
+    tl.debug_barrier()  # the second pass reads what other threads of this program have written
     whole = images // TILE * TILE
     for start in range(whole, images, TAIL):
         rest = start + tl.arange(0, TAIL)
@@ -118,7 +118,7 @@ def depthwise_alone(
     x, table, bias, y, bias_stride, channels, images, pieces,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr, WINDOWS: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
-    """y = depthwise(x) + bias. `pieces` programs share a row; each makes `PRODUCTS` products."""
+    """y = depthwise(x) + bias. `pieces` programs share a row; each computes `PRODUCTS` products."""
     row, piece = tl.program_id(0) // pieces, tl.program_id(0) % pieces
     client, channel = (row // channels).to(tl.int64), row % channels
     b = tl.load(bias + client * bias_stride + channel)
@@ -138,9 +138,9 @@ def convolution_gradients(
     KERNEL: tl.constexpr, TAPS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
     WINDOWS: tl.constexpr,
 ):  # fmt: skip
-    """Writes dx of a row, dout + the convolution's input gradient, and the gradient of its taps; pointers at the row.
+    """Write dx of a row (dout + the convolution's input gradient) and the gradient of its taps; pointers at the row.
 
-    `dy`, the gradient of the convolution's output, may lie where dx is to be: a product takes whole images.
+    `dy`, the gradient of the convolution's output, may share dx's memory: a product takes whole images.
     """
     tl.static_assert(WINDOWS % BLOCKS == 0)
     matrix = toeplitz(table, WIDTH, ROWS, True)
@@ -151,7 +151,7 @@ def convolution_gradients(
         around = load_windows(dy, window, windows, WIDTH, ROWS, BLOCKS)
         here = load_tile(x, window, windows, ROWS * WIDTH, True, NO_MORE).to(tl.bfloat16)
         residual = load_tile(dout, window, windows, ROWS * WIDTH, True, NO_MORE)
-        tl.debug_barrier()  # all threads have their part of these images' dy
+        tl.debug_barrier()  # all threads have read their part of these images' dy
         store_tile(dx, window, windows, tl.dot(around, matrix) + residual, ROWS * WIDTH, True, NO_MORE)
         products = tl.dot(tl.trans(around), here, products)
     store_taps(products, scratch, dtaps, KERNEL, WIDTH, ROWS, TAPS)
@@ -163,7 +163,7 @@ def depthwise_backward(
     KERNEL: tl.constexpr, TAPS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
     WINDOWS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of `depthwise_alone` with respect to x, with `dout` of the way around it, and to the taps, from dy."""
+    """Gradients of `depthwise_alone` from dy: of x, plus the residual's `dout`, and of the taps."""
     row = tl.program_id(0)
     first = row.to(tl.int64) * images * (BLOCKS * ROWS * WIDTH)
     convolution_gradients(
@@ -181,7 +181,7 @@ def depthwise_norm_backward(
 ):  # fmt: skip
     """Gradients of `depthwise_forward` with respect to x, the taps, bias, gamma and beta.
 
-    The gradient of y lies for a while where dx will be, and is written over before it leaves the cache.
+    The gradient of y is stored temporarily in dx's memory, and overwritten before it leaves the cache.
     """
     PIXELS: tl.constexpr = BLOCKS * ROWS * WIDTH
     row = tl.program_id(0)
@@ -199,7 +199,7 @@ def depthwise_norm_backward(
     tl.store(dbias + row, bias_gradient)
     tl.store(dgamma + row, gamma_gradient)
     tl.store(dbeta + row, beta_gradient)
-    tl.debug_barrier()  # windows take in what other threads of this program wrote
+    tl.debug_barrier()  # windows read what other threads of this program have written
     convolution_gradients(
         x + first, dx, dout, table + row * (22 * WIDTH), dx, dtaps + row * (KERNEL * KERNEL),
         scratch + row.to(tl.int64) * (8 * ROWS * WIDTH * WIDTH), images, KERNEL, TAPS, WIDTH, ROWS, BLOCKS, WINDOWS,
@@ -212,8 +212,8 @@ def store_taps(
 ):
     """Sum products of windows of dy with blocks of x, `[8 W, R W]`, along their bands, one for each tap.
 
-    A band crosses all threads. Laying the products around the bands down in memory, in whole sectors of eight, and
-    picking the bands up again is far cheaper than reductions between warps, which meet in the banks of shared memory.
+    A band crosses all threads. Storing the products around the bands, in whole sectors of eight, and loading the bands
+    again is far cheaper than reductions between warps, which suffer from shared-memory bank conflicts.
     """
     HALF: tl.constexpr = KERNEL // 2
     k = tl.arange(0, 8 * WIDTH)[:, None]

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""Triton kernels of the layers with BatchNorm in evaluation mode.
+"""Triton kernels for layers with BatchNorm in evaluation mode.
 
-The running statistics make BatchNorm a scale and a shift, so one pass from a layer's input to its output is enough, and
-a row of images, as in `norm_triton`, needs no single owner: `pieces` programs share it. There is no backward pass.
+With running statistics BatchNorm is a scale and a shift, so one pass from a layer's input to its output is enough, and
+a row of images needs no single owner as in `norm_triton`: `pieces` programs share it. There is no backward pass.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedlalr.training.kernels.norm_triton import load_tile, store_tile, tile_out
 
 @triton.jit
 def frozen_scale(gamma, beta, running_mean, running_var, row, client, channel, gamma_stride, beta_stride, eps):
-    """The scale and the shift that BatchNorm by running statistics is."""
+    """The scale and shift of BatchNorm with running statistics."""
     scale = tl.load(gamma + client * gamma_stride + channel) / tl.sqrt(tl.load(running_var + row) + eps)
     shift = tl.load(beta + client * beta_stride + channel) - tl.load(running_mean + row) * scale
     return scale, shift
@@ -29,7 +29,7 @@ def frozen_norm(
     bias_stride, gamma_stride, beta_stride, channels, images, pieces, eps,
     PIXELS: tl.constexpr, POOLED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """out = BN(gelu(y + bias)) of one tile of images, or its mean over the pixels."""
+    """out = BN(gelu(y + bias)) for one tile of images, or its mean over the pixels."""
     row, piece = tl.program_id(0) // pieces, tl.program_id(0) % pieces
     client, channel = (row // channels).to(tl.int64), row % channels
     b = tl.load(bias + client * bias_stride + channel)
@@ -49,7 +49,7 @@ def frozen_depthwise(
     bias_stride, gamma_stride, beta_stride, channels, images, pieces, eps,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr, WINDOWS: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
-    """out = x + BN(gelu(depthwise(x) + bias)) of as many blocks as `PRODUCTS` products take."""
+    """out = x + BN(gelu(depthwise(x) + bias)) for as many blocks as `PRODUCTS` products cover."""
     row, piece = tl.program_id(0) // pieces, tl.program_id(0) % pieces
     client, channel = (row // channels).to(tl.int64), row % channels
     b = tl.load(bias + client * bias_stride + channel)

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""The exact GELU and its derivative inside a Triton kernel, for one exponential more than a polynomial.
+"""The exact GELU and its derivative in a Triton kernel, at the cost of a polynomial and one exponential.
 
 gelu(x) = x Φ(x) = max(x, 0) − |x| Φ(−|x|), and log₂ Φ(−a) is so smooth on a ≥ 0 that a polynomial of degree five
-leaves an error of at most 6e-7 in the result: far below bfloat16, and without the branches of the usual erf.
+gives the result to within 6e-7: far below bfloat16's precision, and without the branches of the usual erf.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""Triton kernels of GELU followed by GroupNorm, forward and backward.
+"""Triton kernels for GELU followed by GroupNorm, forward and backward.
 
-Maps lie as `[C, D, B, H, W]`. The statistics are those of one image in one group of channels, which a program holds
-whole, a tile `[CHANNELS, PIXELS]`, so one pass is enough. Forward, `pieces` programs share the images of a group;
-backward, one program owns them all and sums the gradients of the group's channels over the images in their order. Maps
-are bfloat16, arithmetic is float32.
+Maps are `[C, D, B, H, W]`. Statistics cover one image in one group of channels, which a program holds completely, as a
+tile `[CHANNELS, PIXELS]`, so one pass is enough. Forward, `pieces` programs share the images of a group; backward, one
+program owns them all and sums the gradients of the group's channels over the images in order. Maps are bfloat16,
+arithmetic is float32.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def load_channels(parameter, stride, client, group, CHANNELS: tl.constexpr):
 
 @triton.jit
 def tile_places(images, CHANNELS: tl.constexpr, PIXELS: tl.constexpr):
-    """Where the pixels of a group's first image lie, its channels apart by a row of images."""
+    """The offsets of the pixels of a group's first image; its channels are one row of images apart."""
     return tl.arange(0, CHANNELS)[:, None] * (images * PIXELS) + tl.arange(0, PIXELS)[None, :]
 
 
@@ -34,9 +34,9 @@ def group_forward(
     CHANNELS: tl.constexpr, PIXELS: tl.constexpr, BIASED: tl.constexpr, RESIDUAL: tl.constexpr, POOLED: tl.constexpr,
     PIECE: tl.constexpr,
 ):  # fmt: skip
-    """out = GN(gelu(y + bias)) of a piece of a group's images, plus x with RESIDUAL, or its mean over the pixels.
+    """out = GN(gelu(y + bias)) for a piece of a group's images, plus x if RESIDUAL, or its mean over the pixels.
 
-    Without BIASED y has its bias already.
+    Unless BIASED, y already includes its bias.
     """
     row, piece = tl.program_id(0) // pieces, tl.program_id(0) % pieces
     client, group = (row // groups).to(tl.int64), row % groups

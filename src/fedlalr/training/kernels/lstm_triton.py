@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""Triton kernels of an LSTM's recurrence over all time steps at once, forward and backward.
+"""Triton kernels for an LSTM's recurrence over all time steps at once, forward and backward.
 
-One program owns some sequences of one client. It holds that client's four recurrent matrices on chip and goes through
-time by itself, so a step costs no launch and no trip of the weights. Sizes are padded with zeros to a power of two,
-which the recurrence keeps at zero. Operands of products are bfloat16, the cell state and all arithmetic float32.
+One program owns some sequences of one client. It keeps that client's four recurrent matrices on chip and iterates over
+time itself, so a step needs no launch and no reload of the weights. Sizes are padded to a power of two with zeros,
+which stay zero in the recurrence. Operands of products are bfloat16, the cell state and all arithmetic float32.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton.language as tl
 
 @triton.jit
 def tanh(x):
-    """The hyperbolic tangent by the logistic function."""
+    """The hyperbolic tangent, from the logistic function."""
     return 2.0 * tl.sigmoid(2.0 * x) - 1.0
 
 
@@ -33,7 +33,7 @@ def load_matrices(weight, client, SIZE: tl.constexpr, TRANSPOSED: tl.constexpr):
 
 @triton.jit
 def load_gates(gates, place, valid, SIZE: tl.constexpr):
-    """Four neighbouring tiles as float32."""
+    """Load four adjacent tiles as float32."""
     i = tl.load(gates + place, mask=valid, other=0.0).to(tl.float32)
     f = tl.load(gates + place + SIZE, mask=valid, other=0.0).to(tl.float32)
     g = tl.load(gates + place + 2 * SIZE, mask=valid, other=0.0).to(tl.float32)
@@ -43,7 +43,7 @@ def load_gates(gates, place, valid, SIZE: tl.constexpr):
 
 @triton.jit
 def store_gates(gates, place, valid, i, f, g, o, SIZE: tl.constexpr):
-    """Write four neighbouring tiles, rounded."""
+    """Write four adjacent tiles, rounded."""
     tl.store(gates + place, i.to(tl.bfloat16), mask=valid)
     tl.store(gates + place + SIZE, f.to(tl.bfloat16), mask=valid)
     tl.store(gates + place + 2 * SIZE, g.to(tl.bfloat16), mask=valid)
@@ -52,7 +52,7 @@ def store_gates(gates, place, valid, i, f, g, o, SIZE: tl.constexpr):
 
 @triton.jit
 def lstm_forward(projected, weight, bias, hidden, cells, gates, steps, batch, SIZE: tl.constexpr, TILE: tl.constexpr):
-    """From inputs' projections `[C, T, B, 4, SIZE]` to hidden states, cell states `[C, T, B, SIZE]` and gates."""
+    """From input projections `[C, T, B, 4, SIZE]` to hidden states, cell states `[C, T, B, SIZE]` and gates."""
     client = tl.program_id(1)
     sequence = (tl.program_id(0) * TILE + tl.arange(0, TILE))[:, None]
     unit = tl.arange(0, SIZE)[None, :]
@@ -65,7 +65,7 @@ def lstm_forward(projected, weight, bias, hidden, cells, gates, steps, batch, SI
     c = tl.zeros([TILE, SIZE], tl.float32)
     xi, xf, xg, xo = load_gates(projected, wide, valid, SIZE)
     for t in range(steps):
-        # the next step's inputs are asked for before this step's products, which hide the wait
+        # prefetch the next step's inputs: this step's products hide the latency
         ahead = wide + batch * 4 * SIZE
         ni, nf, ng, no = load_gates(projected, ahead, valid & (t + 1 < steps), SIZE)
         i = tl.sigmoid(tl.dot(h, wi) + (xi + bi))
@@ -99,7 +99,7 @@ def lstm_backward(dhidden, weight, cells, gates, dgates, steps, batch, SIZE: tl.
     i, f, g, o = load_gates(gates, wide, valid, SIZE)
     given = tl.load(dhidden + place, mask=valid, other=0.0).to(tl.float32)
     for t in range(steps):
-        # what the step before this one needs is asked for first; the work of this step hides the wait
+        # prefetch what the previous step needs: this step's work hides the latency
         before, wide_before, more = place - batch * SIZE, wide - batch * 4 * SIZE, valid & (t + 1 < steps)
         c_before = tl.load(cells + before, mask=more, other=0.0)
         ni, nf, ng, no = load_gates(gates, wide_before, more, SIZE)

@@ -32,9 +32,10 @@ __all__ = [
     "supported",
 ]
 
-# Tiles and launch options, as measured on an H200: images in a tile of a pass over a row and in the tiles of its rest,
-# tiles whose loads are under way at once; image rows in a block of the convolution, blocks in one product and products
-# of one program; images of one program. Forward a norm has pixels in a tile, so that registers hold as much of any map.
+# Tile sizes and launch options, tuned on an H200. TILE, TAIL: images per tile of a pass over a row, and per tile of its
+# remainder. STAGES: tiles being loaded at once. ROWS, WINDOWS, PRODUCTS: image rows per block of the convolution,
+# blocks per product, products per program. PIECE: images per program. NORM_FORWARD counts TILE in pixels, so that
+# registers hold the same amount of any map.
 NORM_FORWARD = {"TILE": 1024, "HELD": 16, "num_warps": 8, "maxnreg": 64}
 NORM_BACKWARD = {"TILE": 8, "TAIL": 2, "STAGES": 1, "num_warps": 8, "maxnreg": 40}
 DEPTHWISE_FORWARD = {"TILE": 8, "TAIL": 2, "STAGES": 3, "ROWS": 4, "WINDOWS": 64, "num_warps": 4, "num_stages": 1}
@@ -47,12 +48,12 @@ GROUP_BACKWARD = {"num_warps": 8, "maxnreg": 64}
 
 
 def supported(height: int, width: int, kernel: int) -> bool:
-    """Whether the kernels fit maps and a depthwise convolution of this size."""
+    """Whether the kernels support maps and a depthwise convolution of this size."""
     return width in (8, 16) and height in (4, 8, 16) and kernel in (3, 5)
 
 
 def groups_supported(channels: int) -> bool:
-    """Whether the kernels fit groups of so many channels: a program holds a whole group of an image."""
+    """Whether the kernels support groups of this many channels: a program holds a whole group of an image."""
     return channels in (1, 2, 4, 8, 16)
 
 
@@ -207,7 +208,7 @@ def depthwise_gelu_group_norm(x: Tensor, taps: Tensor, bias: Tensor, norm: Group
 def _group_norm(
     y: Tensor, x: Tensor | None, bias: Tensor | None, norm: GroupNorm, pooled: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """GN(gelu(y + bias)), plus x where given, and the means and 1/σ, `[C, G, B]`."""
+    """GN(gelu(y + bias)), plus x if given, and the means and 1/σ, `[C, G, B]`."""
     clients, channels, images = y.shape[:3]
     out = torch.empty(y.shape[:3], device=y.device) if pooled else torch.empty_like(y)
     mean, rstd = torch.empty(2, clients, norm.groups, images, device=y.device).unbind()
@@ -241,7 +242,7 @@ def _group_norm_gradients(
 def _depthwise_gradients(
     x: Tensor, dy: Tensor, dout: Tensor, table: Tensor, taps_shape: torch.Size
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of x, with `dout` of the way around the convolution, and of the taps."""
+    """The gradients of x, including the residual's `dout`, and of the taps."""
     clients, channels, images, height, width = x.shape
     dx, dtaps = torch.empty_like(x), torch.empty(taps_shape, device=x.device)
     rows = DEPTHWISE_BACKWARD["ROWS"]
@@ -283,13 +284,13 @@ def _frozen_depthwise(x: Tensor, taps: Tensor, bias: Tensor, norm: Norm) -> Tens
 
 
 def tap_table(taps: Tensor, width: int) -> Tensor:
-    """The taps `[C, D, 1, k, k]` amid zeros, `[C, D, 11, 2 W]`, the middle one at (5, W)."""
+    """The taps `[C, D, 1, k, k]` surrounded by zeros, `[C, D, 11, 2 W]`, with the middle one at (5, W)."""
     half = taps.shape[-1] // 2
     return F.pad(taps[:, :, 0].to(torch.bfloat16), (width - half, width - half - 1, 5 - half, 5 - half))
 
 
 def _rows(parameter: Tensor) -> Tensor:
-    """A stacked parameter `[C, D]` whose rows are contiguous; they may lie apart, as views of flat vectors do."""
+    """A stacked parameter `[C, D]` with contiguous rows; there may be gaps between them, as in views of a flat [C, P]."""
     return parameter if parameter.stride(-1) == 1 else parameter.contiguous()
 
 

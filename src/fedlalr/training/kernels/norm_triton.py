@@ -1,12 +1,12 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc,assignment"
-"""Triton kernels of GELU followed by BatchNorm, forward and backward.
+"""Triton kernels for GELU followed by BatchNorm, forward and backward.
 
-Maps lie as `[C, D, B, H, W]`: everything one BatchNorm channel of one client averages over is one contiguous row, so
-one program owns it, no sum crosses programs and the result does not depend on their order. A program goes over its row
-twice, once for the sums and once with them, in tiles of `TILE` whole images. Forward, the GELUs of `HELD` tiles stay in
-registers in between. Backward there are too many numbers for that: the second time goes backwards, from what the cache
-still has, with the loads of `STAGES` tiles under way. Tiles need no bounds there; what is left comes `TAIL` images at a
-time. Maps are bfloat16, arithmetic is float32.
+Maps are `[C, D, B, H, W]`: everything that one BatchNorm channel of one client averages over is one contiguous row, so
+one program owns it, no sum crosses programs and the result does not depend on their order. A program makes two passes
+over its row, one to compute the sums and one to use them, in tiles of `TILE` whole images. Forward, the GELUs of `HELD`
+tiles stay in registers in between. Backward there are too many values for that: the second pass runs in reverse, from
+what is still in the cache, with `STAGES` tiles being loaded at once. Whole tiles need no bounds checks there; the
+remainder is processed `TAIL` images at a time. Maps are bfloat16, arithmetic is float32.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import triton.language as tl
 from fedlalr.training.kernels.gelu_triton import gelu, gelu_and_slope
 
 AGAIN = tl.constexpr("evict_last")
-"""To the cache: this will be read again soon."""
+"""Cache hint: will be read again soon."""
 NO_MORE = tl.constexpr("evict_first")
-"""This will not."""
+"""Cache hint: will not be read again."""
 NO_HINT = tl.constexpr("")
 
 
 @triton.jit
 def row_count(mask, images, PIXELS: tl.constexpr, MASKED: tl.constexpr):
-    """How many values a client's statistics are taken over, at least one; `mask` is at the client's row."""
+    """The number of values in a client's statistics, at least 1; `mask` points to the client's row."""
     if MASKED:
         kept = tl.zeros([64], tl.float32)
         for start in range(0, images, 64):
@@ -41,7 +41,7 @@ def row_count(mask, images, PIXELS: tl.constexpr, MASKED: tl.constexpr):
 def finish_statistics(
     total, squares, count, row, running_mean, running_var, new_mean, new_var, mean_out, rstd_out, momentum, eps
 ):
-    """Mean and 1/σ of a row from its sums; also writes them and the new running statistics."""
+    """Mean and 1/σ of a row from its sums; also stores them and the new running statistics."""
     mean = total / count
     variance = tl.maximum(squares / count - mean * mean, 0.0)
     rstd = 1.0 / tl.sqrt(variance + eps)
@@ -55,7 +55,7 @@ def finish_statistics(
 
 @triton.jit
 def load_tile(row_start, image, images, PIXELS: tl.constexpr, BOUNDED: tl.constexpr, HINT: tl.constexpr = NO_HINT):
-    """Some images of a row in float32, `[len(image), PIXELS]`; zero where there is no such image."""
+    """Some images of a row in float32, `[len(image), PIXELS]`; zero beyond the last image."""
     place = image[:, None] * PIXELS + tl.arange(0, PIXELS)[None, :]
     if BOUNDED:
         tile = tl.load(row_start + place, mask=(image < images)[:, None], other=0.0, eviction_policy=HINT)
@@ -84,7 +84,7 @@ def load_kept(mask, image, images):
 
 @triton.jit
 def hold(row_start, images, PIXELS: tl.constexpr, TILE: tl.constexpr, HELD: tl.constexpr):
-    """The first `HELD` tiles of a row as they are stored; only the last may reach beyond the row."""
+    """The first `HELD` tiles of a row in their stored precision; only the last may extend beyond the row."""
     tiles = ()
     for tile in tl.static_range(HELD):
         image = tile * TILE + tl.arange(0, TILE)
@@ -103,13 +103,13 @@ def add_pairs(a, b, more_a, more_b):
 
 @triton.jit
 def sum_both(a, b):
-    """Σ a and Σ b of two tiles, in one go between the threads."""
+    """Σ a and Σ b of two tiles, in one reduction across threads."""
     return tl.reduce((tl.ravel(a), tl.ravel(b)), 0, add_pairs)
 
 
 @triton.jit
 def weigh(g, mask, image, images, MASKED: tl.constexpr, BOUNDED: tl.constexpr):
-    """g of images that count, zero of others."""
+    """g for images that count, zero for others."""
     if MASKED:
         g *= load_kept(mask, image, images)
     elif BOUNDED:
@@ -119,7 +119,7 @@ def weigh(g, mask, image, images, MASKED: tl.constexpr, BOUNDED: tl.constexpr):
 
 @triton.jit
 def write_output(out, x, image, images, PIXELS: tl.constexpr, POOLED: tl.constexpr, BOUNDED: tl.constexpr):
-    """Writes some images, or their mean over the pixels."""
+    """Write some images, or their mean over the pixels."""
     if POOLED:
         tl.store(out + image, tl.sum(x, axis=1) * (1.0 / PIXELS), mask=image < images)
     else:
@@ -130,7 +130,7 @@ def write_output(out, x, image, images, PIXELS: tl.constexpr, POOLED: tl.constex
 def tile_output(
     y, b, scale, shift, out, image, images, PIXELS: tl.constexpr, POOLED: tl.constexpr, BOUNDED: tl.constexpr
 ):
-    """Writes scale · gelu(y + b) + shift of some images, or its mean over the pixels."""
+    """Write scale · gelu(y + b) + shift for some images, or its mean over the pixels."""
     x = gelu(load_tile(y, image, images, PIXELS, BOUNDED) + b) * scale + shift
     write_output(out, x, image, images, PIXELS, POOLED, BOUNDED)
 
@@ -190,7 +190,7 @@ def norm_forward(
 def load_gradient(
     dout, image, images, PIXELS: tl.constexpr, POOLED: tl.constexpr, BOUNDED: tl.constexpr, HINT: tl.constexpr
 ):
-    """The gradient of some images of a row; of pooled ones, every pixel's share."""
+    """The gradient of some images of a row; if pooled, every pixel's share."""
     if POOLED:
         share = tl.load(dout + image, mask=image < images, other=0.0) * (1.0 / PIXELS)
         dx = share[:, None] + tl.zeros([1, PIXELS], tl.float32)
@@ -201,7 +201,7 @@ def load_gradient(
 
 @triton.jit
 def tile_projections(y, b, dout, image, images, PIXELS: tl.constexpr, POOLED: tl.constexpr, BOUNDED: tl.constexpr):
-    """What some images of a row add to Σ dx and Σ dx g; nothing where there is no image, since dx is zero there."""
+    """What some images of a row add to Σ dx and Σ dx g; nothing beyond the last image, since dx is zero there."""
     dx = load_gradient(dout, image, images, PIXELS, POOLED, BOUNDED, AGAIN)
     return dx, dx * gelu(load_tile(y, image, images, PIXELS, BOUNDED, AGAIN) + b)
 
@@ -211,7 +211,7 @@ def tile_gradient(
     y, b, dout, dy, mask, a, c, e, image, images,
     PIXELS: tl.constexpr, MASKED: tl.constexpr, POOLED: tl.constexpr, BOUNDED: tl.constexpr, AFTER: tl.constexpr,
 ):  # fmt: skip
-    """Writes dy of some images and gives it for its sum."""
+    """Write dy of some images and return it, to be summed."""
     dx = load_gradient(dout, image, images, PIXELS, POOLED, BOUNDED, AFTER)
     g, slope = gelu_and_slope(load_tile(y, image, images, PIXELS, BOUNDED, NO_MORE) + b)
     correction = c * g + e
@@ -230,9 +230,9 @@ def row_gradient(
     PIXELS: tl.constexpr, MASKED: tl.constexpr, POOLED: tl.constexpr,
     TILE: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr, AFTER: tl.constexpr,
 ):  # fmt: skip
-    """Writes dy of a row, with all pointers at the row, and gives the gradients of the bias, gamma and beta.
+    """Write dy of a row, with all pointers at the row, and return the gradients of bias, gamma and beta.
 
-    `AFTER` says to the cache whether dout and dy are read again afterwards.
+    `AFTER` is the cache hint for dout and dy: whether they are read again afterwards.
     """
     count = row_count(mask, images, PIXELS, MASKED)
     whole = images // TILE * TILE

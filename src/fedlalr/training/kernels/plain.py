@@ -1,6 +1,6 @@
 """The stacked operations in plain PyTorch: any device, any floating-point dtype, differentiable by autograd.
 
-Maps lie as `[C, D, B, H, W]`: clients, channels, images of the batch, rows, columns.
+Maps are `[C, D, B, H, W]`: clients, channels, images of the batch, rows, columns.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 
 class Norm(NamedTuple):
-    """A stacked BatchNorm layer: what it learns, what it remembers, and its two constants."""
+    """A stacked BatchNorm layer: its parameters, its running statistics and its options."""
 
     weight: Tensor
     """γ, `[C, D]`."""
@@ -24,7 +24,7 @@ class Norm(NamedTuple):
     momentum: float
     eps: float
     frozen: bool = False
-    """Whether the layer is in evaluation mode: normalises by the running statistics and leaves them as they are."""
+    """Whether the layer is in evaluation mode: it uses the running statistics and does not update them."""
 
 
 class GroupNorm(NamedTuple):
@@ -39,7 +39,7 @@ class GroupNorm(NamedTuple):
 
 
 class Normed(NamedTuple):
-    """What a layer with BatchNorm gives: its output and the new running statistics."""
+    """The result of a layer with BatchNorm: its output and the new running statistics."""
 
     output: Tensor
     running_mean: Tensor
@@ -47,7 +47,7 @@ class Normed(NamedTuple):
 
 
 def batch_norm(g: Tensor, norm: Norm, mask: Tensor | None) -> Normed:
-    """BatchNorm, in training for each client over the images its row of `mask` `[C, B]` marks (None: all)."""
+    """BatchNorm; in training, over the images that each client's row of `mask` `[C, B]` marks (None: all)."""
     if norm.frozen:
         scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
         shift = norm.bias - norm.running_mean * scale
@@ -88,7 +88,7 @@ def depthwise_gelu_norm(x: Tensor, taps: Tensor, bias: Tensor, norm: Norm, mask:
 
 
 def group_norm(g: Tensor, norm: GroupNorm) -> Tensor:
-    """GroupNorm: every image is normalised by itself, over each group of channels."""
+    """GroupNorm: every image is normalised separately, over each group of channels."""
     clients, channels, images, height, width = g.shape
     maps = g.permute(2, 0, 1, 3, 4).reshape(images, clients * channels, height, width)
     normed = F.group_norm(maps, clients * norm.groups, norm.weight.flatten(), norm.bias.flatten(), norm.eps)

@@ -12,7 +12,7 @@ _WIDE_OUTPUT = tuple(int(part) for part in torch.__version__.split("+")[0].split
 
 
 def product_float32(a: Tensor, b: Tensor) -> Tensor:
-    """`a @ b` of bfloat16 stacks, accumulated and given in float32."""
+    """`a @ b` of bfloat16 stacks, accumulated and returned in float32."""
     if a.is_cuda and _WIDE_OUTPUT:
         return torch.bmm(a, b, out_dtype=torch.float32)
     return torch.bmm(a, b).float()

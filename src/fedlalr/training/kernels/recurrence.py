@@ -13,20 +13,20 @@ from fedlalr.training.kernels.lstm_triton import lstm_backward, lstm_forward
 from fedlalr.training.kernels.products import product_float32
 
 TILE = 16
-"""Sequences of one program: the smallest block of the tensor cores, so that as many programs as possible share them."""
+"""Sequences per program: the smallest tensor-core block, so that there are as many programs as possible."""
 
-# Launch options, as measured on an H200.
+# Launch options, tuned on an H200.
 FORWARD = {"num_warps": 16, "num_stages": 1}
 BACKWARD = {"num_warps": 8, "num_stages": 1}
 
 
 def supported(size: int, device: torch.device) -> bool:
-    """Whether the recurrent matrices of this hidden size, with what passes between steps, fit on chip."""
+    """Whether the recurrent matrices of this hidden size, and what passes between steps, fit on chip."""
     return size <= 128 and 10 * padded(size) ** 2 <= shared_memory(device)
 
 
 def padded(size: int) -> int:
-    """The size the kernels work with."""
+    """The hidden size that the kernels use: padded to a power of two."""
     return max(16, 1 << (size - 1).bit_length())
 
 
@@ -75,7 +75,7 @@ class _Embed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None]:
         (tokens,) = ctx.saved_tensors
-        # a product with one-hot columns: no atomics, so the same bits every time
+        # a product with one-hot columns: no atomics, so the result is deterministic
         symbols = torch.arange(ctx.vocabulary, device=tokens.device)[None, :, None]
         chosen = (tokens.flatten(1)[:, None, :] == symbols).to(torch.bfloat16)
         return product_float32(chosen, dout.flatten(1, -2)), None

@@ -1,1 +1,1 @@
-"""The cohort as one batched computation: vmap, hand-written forms, linear chains, CUDA graphs."""
+"""The cohort as one batched computation: vmap, hand-written forms, chains of linear layers, CUDA graphs."""

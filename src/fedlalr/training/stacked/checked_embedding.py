@@ -1,8 +1,8 @@
 """An embedding that cannot read another client's rows.
 
-Under vmap the tables of a stack of clients become one long table, and an index beyond a client's own table would land
-in its neighbour's instead of raising. Here such an index gives NaN, so that the client's reply is refused and nobody
-else is touched.
+Under vmap the tables of a stack of clients become one long table, and an index beyond a client's own table would read
+its neighbour's instead of raising. Here such an index gives NaN, so that the client's reply is rejected and no other
+client is affected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class CheckedEmbedding(nn.Embedding):
     def forward(self, input: Tensor) -> Tensor:
         inside = (input >= 0) & (input < self.num_embeddings)
         rows = nn.functional.embedding(input.where(inside, 0), self.weight)
-        if self.padding_idx is not None:  # a row of the one long table would be left out, not one of each client
+        if self.padding_idx is not None:  # torch would skip one row of the long table, not one of each client
             rows = torch.where((input == self.padding_idx).unsqueeze(-1), rows.detach(), rows)
         return torch.where(inside.unsqueeze(-1), rows, float("nan"))
 

@@ -1,11 +1,11 @@
-"""Local steps of a stack in memory that stays where it is, so that a GPU can replay them as CUDA graphs.
+"""Local steps of a stack at fixed addresses, so that a GPU can replay them as CUDA graphs.
 
-A small network's step is hundreds of launches that take longer to ask for than to run. Captured once, a step is
-replayed by one call: everything that changes from step to step (indices of samples, rate, step number, parameters) is
-read from fixed places on the device, and nothing waits for the host until the round is over.
+A small network's step is hundreds of kernel launches that take longer to issue than to run. Captured once, a step is
+replayed by one call: everything that changes from step to step (sample indices, learning rate, step number, parameters)
+is read from fixed addresses on the device, and nothing waits for the host until the round is over.
 
-To keep the graphs few, the number of clients in a step is rounded up where clients are leaving the stack; the state of
-those that have left is held. What a module counts in Python while it runs stands still in a replay.
+To limit the number of graphs, the number of clients in a step is rounded up while clients are leaving the stack; the
+state of those that have left is held. Python counters inside a module do not advance during a replay.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from fedlalr.training.stacked.stack import Stack
 from fedlalr.training.torch_state import forked_generators, get_buffers, in_mode, set_buffers
 
 MOST_GRAPHS = 24
-"""Layouts of a step that are captured; further ones run as usual."""
+"""At most this many step layouts are captured; further ones run eagerly."""
 SIZES = 8
-"""The number of sizes that a shrinking stack is rounded up to."""
+"""The number of sizes to which a shrinking stack is rounded up."""
 
 
 class WatchedContext(Context):
-    """A context that notes whether the round was asked for: it is a plain number, which a graph would fix."""
+    """A context that records whether the round was read: it is a Python number, which a graph would bake in."""
 
     round_was_read = False
 
@@ -46,7 +46,7 @@ class WatchedContext(Context):
 
 @dataclass(frozen=True)
 class Memory:
-    """The fixed places, for up to so many clients, steps and samples as `tables` has."""
+    """The fixed memory, for as many clients, steps and samples as `tables` has."""
 
     stack: Stack
     broadcast: Slots
@@ -55,13 +55,13 @@ class Memory:
     """K of every client, `[C, 1]`."""
     lr: Tensor
     step: Tensor
-    """k, from 1, in double precision: powers of β are taken of it."""
+    """k, from 1, in double precision, because it is an exponent of β."""
     place: Tensor
     """k − 1 as an index, `[1]`."""
 
 
 class StaticSteps:
-    """Takes the local steps of one round after another on a stack in fixed memory."""
+    """Runs the local steps of successive rounds on a stack in fixed memory."""
 
     def __init__(
         self, training: Training, gradient: StackedGradient, fused: FusedStep | None, *, capture: bool
@@ -69,9 +69,9 @@ class StaticSteps:
         self.training, self._gradient, self._fused = training, gradient, fused
         self._others = training.algorithm.slots.gradients
         self.capture = capture
-        """Whether steps are captured; off where the computation turned out to forbid it."""
+        """Whether steps are captured; turned off if the computation cannot be."""
         self.refusal = ""
-        """Why it is off, then."""
+        """Why capturing was turned off."""
         widest = int(training.clients.sizes.max())
         self._width = min(training.batch_size or widest, widest)
         self._memory: Memory | None = None
@@ -79,7 +79,7 @@ class StaticSteps:
         self._met: set[object] = set()
 
     def run(self, work: Work, feed: Feed, start: Stack) -> Stack:
-        """All steps of a round from a starting stack. The result lies in the fixed memory until the next call."""
+        """All steps of a round from an initial stack. The result stays in the fixed memory until the next call."""
         memory = self._prepare(work, feed, start)
         for shape in feed.shapes():
             layout = rounded(shape, start.size, self._width)
@@ -95,13 +95,13 @@ class StaticSteps:
         return memory.stack.rows(0, start.size)
 
     def forget(self) -> None:
-        """Give back the memory and the graphs."""
+        """Free the memory and the graphs."""
         self._memory = None
         self._graphs.clear()
         self._met.clear()
 
     def _prepare(self, work: Work, feed: Feed, start: Stack) -> Memory:
-        """Copy a round's beginning into the fixed memory, which is made anew where it is too small."""
+        """Copy the start of a round into the fixed memory, which is reallocated if it is too small."""
         tables = feed.tables(self._width)
         assert tables is not None
         steps, clients = tables.rows.shape[:2]
@@ -128,7 +128,7 @@ class StaticSteps:
 
     def _allocate(self, work: Work, start: Stack, tables: Tables) -> Memory:
         device, dtype = self.training.device, self.training.layout.dtype
-        longest = 1 << (tables.rows.shape[0] - 1).bit_length()  # room for rounds with some more steps
+        longest = 1 << (tables.rows.shape[0] - 1).bit_length()  # room for rounds with a few more steps
         rows, real, random = (
             None if table is None else table.new_zeros(longest, *table.shape[1:]) for table in tables[1:]
         )
@@ -149,7 +149,7 @@ class StaticSteps:
         )
 
     def _take(self, memory: Memory, shape: Shape, held: bool, context: WatchedContext) -> None:
-        """One step: as usual the first time that its layout is met, captured the second time, replayed from then on."""
+        """One step: eager the first time its layout occurs, captured the second time, replayed from then on."""
         key = (shape, held, context.cohort, context.population)
         if key in self._graphs:
             self._graphs[key].replay()
@@ -159,7 +159,7 @@ class StaticSteps:
             self._step(memory, shape, held, context)
             self._met.add(key)
             if context.round_was_read and self.capture:
-                self._stop(f"{type(self.training.algorithm).__name__}.step reads the round, which a graph would fix")
+                self._stop(f"{type(self.training.algorithm).__name__}.step reads the round, which a graph would freeze")
 
     def _capture(self, key: object, step: Callable[[], None]) -> None:
         graph = torch.cuda.CUDAGraph()
@@ -169,10 +169,10 @@ class StaticSteps:
         try:
             with torch.cuda.graph(graph, pool=pool):
                 step()
-        except Exception as error:  # the model, the loss or the algorithm waits for the host
+        except Exception as error:  # the model, the loss or the algorithm synchronises with the host
             self._stop(f"a step cannot be captured as a CUDA graph ({type(error).__name__}: {error})")
             torch.cuda.synchronize(self.training.device)
-            generator.graphsafe_set_state(before)  # its own still waits for the capture's end and would draw nothing
+            generator.graphsafe_set_state(before)  # its own still expects the capture to end and would draw nothing
             step()
             return
         self._graphs[key] = graph
@@ -180,10 +180,10 @@ class StaticSteps:
 
     def _stop(self, reason: str) -> None:
         self.capture, self.refusal = False, reason
-        warnings.warn(f"local steps run one by one, which is slower, because {reason}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"local steps run without CUDA graphs, which is slower: {reason}", RuntimeWarning, stacklevel=2)
 
     def _step(self, memory: Memory, shape: Shape, held: bool, context: Context) -> None:
-        """One local step of the first clients of the stack; where some of them have left (`held`), they stay put."""
+        """One local step of the first clients of the stack; those that have left (if `held`) keep their state."""
         memory.step.add_(1)
         memory.place.add_(1)
         now = memory.stack.rows(0, shape.active)
@@ -217,7 +217,7 @@ class StaticSteps:
 
 
 def rounded(shape: Shape, clients: int, width: int) -> Shape:
-    """A shape with the number of clients rounded up to one of a few, padded to the full width if it is padded at all.
+    """A shape with the number of clients rounded up to one of a few sizes, at full width if it is padded at all.
 
     >>> rounded(Shape(active=33, width=20, padded=False), clients=50, width=50)
     Shape(active=36, width=50, padded=True)
@@ -229,8 +229,7 @@ def rounded(shape: Shape, clients: int, width: int) -> Shape:
 
 
 def draws(training: Training) -> bool:
-    """Whether a pass in training takes numbers from torch's generator, as dropout does; where that cannot be tried out,
-    it may."""
+    """Whether a training forward pass draws from torch's generator, as dropout does; True if it cannot be run."""
     model, buffers = training.model, get_buffers(training.model)
     inputs, _ = training.clients.batch(0, torch.arange(min(2, int(training.clients.sizes[0])), device="cpu"))
     device = training.device
@@ -239,7 +238,7 @@ def draws(training: Training) -> bool:
         before = state()
         try:
             model(inputs.to(device))
-        except Exception:  # whatever it is, a round will tell; steps one by one are always right
+        except Exception:  # a round will show the error; steps without graphs are always right
             return True
         finally:
             set_buffers(model, buffers)
@@ -247,9 +246,9 @@ def draws(training: Training) -> bool:
 
 
 def apart(new: Slots, state: Slots) -> Slots:
-    """A step's result of which nothing changes while the slots that it was made of are written one after another.
+    """A step's result that does not change while the slots it was computed from are overwritten one by one.
 
-    A step may hand a slot on under another name, as `x_before = x` does. Such values are copied.
+    A step may return a slot under another name, as in `x_before = x`. Such values are copied.
     """
     fixed = {slot.untyped_storage().data_ptr() for slot in state.values()}
     return Slots(
@@ -271,7 +270,7 @@ def _write(target: Tensor, new: Tensor, old: Tensor, active: Tensor | None) -> N
 
 
 def keeps_its_slots(training: Training, params: Tensor) -> bool:
-    """Whether an algorithm's step gives back the slots that its start made, so that they can be written in place."""
+    """Whether an algorithm's step returns the same slots as its start, so that they can be written in place."""
     algorithm = training.algorithm
     server = algorithm.init(params)
     state, broadcast = starting_slots(algorithm, server), server.only(*algorithm.slots.down)

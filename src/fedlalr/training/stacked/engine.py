@@ -1,10 +1,10 @@
 """The stacked engine: the cohort as one batched computation.
 
 Parameters, buffers and slots of C clients are tensors `[C, …]`; the algorithm's own `step` runs on the stack unchanged.
-Clients that differ in size are padded and masked, clients that differ in steps leave the stack when they are done, and
-what would not fit into memory is cut into chunks. The result is the reference engine's.
+Clients of different sizes are padded and masked, clients with fewer steps leave the stack when they are done, and
+cohorts that do not fit into memory are split into chunks. The result equals the reference engine's.
 
-Dropout draws anew for every client from torch's generator: repeatable, but not the reference engine's draws.
+Dropout draws separately for every client from torch's generator: repeatable, but not the reference engine's draws.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from fedlalr.training.stacked.vmap import VmapForward
 
 
 class StackedEngine:
-    """Trains the cohort as a stack. Refuses, with `CannotStack`, what it could not train as the reference engine
-    does."""
+    """Trains the cohort as a stack. Raises `CannotStack` for what it could not train as the reference engine does."""
 
     name = "stacked"
 
@@ -54,21 +53,21 @@ class StackedEngine:
         each = self._gradient.bytes_each(slots) if isinstance(self._gradient, LinearGradient) else None
         self._chunks = Chunks(training, lambda work: self._train_chunk(work, steps=1), each)
         self._trouble: str | None = None
-        """What a stack of this round raised that its clients did not raise alone."""
+        """An error that a stack of this round raised but its clients did not raise on their own."""
 
     def _static_steps(self) -> StaticSteps | None:
-        """Steps in fixed memory for CUDA graphs, where there is a GPU that holds the data and slots to write into."""
+        """Steps in fixed memory for CUDA graphs, if the data are on a GPU and the slots can be written in place."""
         training = self.training
         params = training.layout.flatten(dict(training.model.named_parameters()))
         on_gpu = training.device.type == "cuda" and isinstance(training.clients, Population)
         if not on_gpu or not keeps_its_slots(training, params):
             return None
         if self._others and draws(training):
-            return None  # replayed steps cannot draw the same numbers for a second gradient
+            return None  # a replay cannot draw the same numbers again for a second gradient
         return StaticSteps(training, self._gradient, self._fused, capture=True)
 
     def _linear_rounds(self) -> LinearRounds | None:
-        """The form for small chains of linear layers on a CPU, where the network is one and the step is in place."""
+        """The form for small chains of linear layers on a CPU, if the network is one and the step has a fused form."""
         forms = FUSED_STEPS.get(type(self.training.algorithm).step)
         on_cpu = self.training.device.type == "cpu"
         if not on_cpu or not isinstance(self._gradient, LinearGradient) or forms is None:
@@ -77,8 +76,7 @@ class StackedEngine:
 
     @property
     def chunk(self) -> int | None:
-        """How many clients are trained at once, as soon as that is known. A run that goes on sets what it began
-        with."""
+        """How many clients are trained at once, as soon as it is known. A resumed run sets the original value."""
         return self._chunks.known
 
     @chunk.setter
@@ -91,18 +89,18 @@ class StackedEngine:
         replies = join_replies([self._train_part(work.part(some), sole=len(rows) == 1) for some in rows])
         if self._trouble is not None and not replies.failures:
             warnings.warn(
-                f"round {work.round}: the clients were trained in smaller stacks, which is slower, because in one "
-                f"they raised {self._trouble}",
+                f"round {work.round}: the clients were trained in smaller stacks, which is slower, because a stack "
+                f"of them raised {self._trouble}",
                 RuntimeWarning,
                 stacklevel=2,
             )
         return replies
 
     def _train_part(self, work: Work, *, sole: bool = False) -> Replies:
-        """Train some clients; where that raises, fewer at a time, at last one by one on the reference engine.
+        """Train some clients; if that raises, retry with fewer, down to single clients on the reference engine.
 
-        So a chunk that does not fit into memory is halved, and a client whose data or module raises is found and named
-        while the others go on.
+        So a chunk that does not fit into memory is halved, and a client whose data or module raises is identified while
+        the others keep training.
         """
         try:
             return self._train_chunk(work, sole=sole)
@@ -119,10 +117,10 @@ class StackedEngine:
             return join_replies([self._train_part(work.part(half)) for half in halves])
         replies = self._reference.train(work)
         if not replies.failures:
-            self._trouble = None  # for this says it all
+            self._trouble = None  # the next warning says it all
             warnings.warn(
-                f"round {work.round}: client {int(work.clients[0])} was trained by the reference engine, because "
-                f"in the stacked one it raised {reason}",
+                f"round {work.round}: client {int(work.clients[0])} was trained by the reference engine, because the "
+                f"stacked engine raised {reason}",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -130,8 +128,8 @@ class StackedEngine:
 
     @torch.no_grad()
     def _train_chunk(self, work: Work, steps: int | None = None, *, sole: bool = False) -> Replies:
-        """Train clients as one stack; only their first `steps` steps where that is given. Where they are the round's
-        `sole` chunk, nothing needs the stack's memory before their replies are used up."""
+        """Train clients as one stack; only their first `steps` steps, if given. If they are the round's `sole` chunk,
+        the replies may stay in the stack's memory, which nothing else needs before they are used."""
         feed = Feed(self.training, work.round, work.clients)
         if self._refuses_single_samples:
             alone = torch.zeros(len(work.clients), dtype=torch.bool, device="cpu")
@@ -168,14 +166,14 @@ class StackedEngine:
         losses, gradient, buffers = self._gradient(state.x, stack.buffers, batch)
         total = stack.total + losses
         if self._fused is None:
-            new = local_step(training, state, gradient, broadcast, context)  # a slot of it may be the broadcast one
+            new = local_step(training, state, gradient, broadcast, context)  # may lack the client dimension
             return Stack(new.map(lambda slot: stacked(slot, stack.size)), buffers, total)
         self._fused(state, gradient, context.lr, training.regularisation)
         return Stack(state, buffers, total)
 
     def _set_aside(self, work: Work, alone: Tensor) -> Replies:
-        """Leave clients with a batch of one sample to the reference engine, where BatchNorm refuses them by name."""
-        with torch.enable_grad():  # or they would fail for another reason
+        """Leave clients with a batch of one sample to the reference engine, where BatchNorm rejects them by name."""
+        with torch.enable_grad():  # otherwise they would fail for another reason
             parts = [self._reference.train(work.part(torch.nonzero(alone).flatten()))]
         if not alone.all():
             parts.append(self._train_chunk(work.part(torch.nonzero(~alone).flatten())))
@@ -196,13 +194,13 @@ class StackedEngine:
         return Stack(state, buffers, total)
 
     def _steps(self, steps: Tensor) -> int | Tensor:
-        """K for the algorithm's context: one number where all clients agree, else `[C, 1]`."""
+        """K for the algorithm's context: a number if all clients agree, else `[C, 1]`."""
         if steps[0] == steps[-1]:
             return int(steps[0])
         return steps.to(self.training.device, self.training.layout.dtype)[:, None]
 
     def _replies(self, work: Work, feed: Feed, stack: Stack, traces: list[Trace], owned: bool = True) -> Replies:
-        """What the clients of a stack send; copied out of it where the stack is not ours to give away."""
+        """The replies of a stack's clients; copied unless the stack's memory is `owned` by the caller."""
         training, count = self.training, len(feed.clients)
         context = work.context(steps=self._steps(feed.steps), step=self._steps(feed.steps))
         upload, kept = finish(training.algorithm, stack.state, work.broadcast, context)
@@ -230,8 +228,7 @@ class StackedEngine:
         return {name: torch.cat([part[name] for part in parts]) for name in buffers}
 
     def _recalibrate_part(self, x: Tensor, buffers: Buffers, clients: Tensor, round: int) -> Buffers:
-        """Statistics of some clients; where that raises, one by one on the reference engine, or where memory ran out,
-        fewer at a time."""
+        """Statistics of some clients; if memory runs out, fewer at once; on other errors, by the reference engine."""
         training = self.training
         assert self._statistics is not None
         assert isinstance(training.clients, Population)
@@ -246,8 +243,8 @@ class StackedEngine:
             return {name: torch.cat([half[name] for half in halves]) for name in buffers}
         alone = self._reference.recalibrate(x, buffers, clients, round)
         warnings.warn(
-            f"round {round}: the statistics of {len(clients)} clients were taken by the reference engine, because in "
-            f"the stacked one they raised {reason}",
+            f"round {round}: the statistics of {len(clients)} clients were computed by the reference engine, because "
+            f"the stacked engine raised {reason}",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -255,7 +252,7 @@ class StackedEngine:
 
     @cached_property
     def _statistics(self) -> TakesStatistics | None:
-        """The network for statistics, unless it has a norm that only the module itself knows."""
+        """The network for statistics, or None if it has a custom BatchNorm subclass."""
         form = self._gradient.forward if isinstance(self._gradient, ForwardGradient) else None
         if isinstance(form, ConvMixerForm):
             return form
@@ -263,13 +260,13 @@ class StackedEngine:
         return forward if forward.knows_every_norm else None
 
     def close(self) -> None:
-        """Give back the memory of captured steps."""
+        """Free the memory of captured steps."""
         if self._static is not None:
             self._static.forget()
 
 
 def _probe(work: Work, feed: Feed, stack: Stack, k: int) -> list[Trace]:
-    """What the round's probe measures of its clients after local step k."""
+    """What the round's probe measures on its clients after local step k."""
     assert work.probe is not None
     traces = []
     for row, client in enumerate(feed.clients[: stack.size].tolist()):

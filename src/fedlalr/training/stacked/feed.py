@@ -1,7 +1,7 @@
 """The batches of a stack of clients: which samples, in which local step, padded to one shape.
 
-Clients are put in order of their number of local steps, the longest first, so that those still training are always the
-first rows of the stack and nothing is computed for the others. The whole round is planned before its first step.
+Clients are sorted by their number of local steps, the longest first, so that those still training are always the first
+rows of the stack and nothing is computed for the others. The whole round is planned before its first step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedlalr.training.interfaces import Training
 from fedlalr.training.stacked.gradient import Batch
 
 LARGE_PLAN = 2_000
-"""Places from which on a plan is made on the data's own device instead of on the CPU; its numbers are the same."""
+"""Plans with at least this many entries are made on the data's device, not on the CPU; the numbers are the same."""
 
 
 class Shape(NamedTuple):
@@ -70,14 +70,14 @@ class Feed:
         return [Shape(a, high, low < high) for a, high, low in zip(active, most, least, strict=True)]
 
     def tables(self, width: int = 0) -> Tables | None:
-        """What to gather in every step, at least `width` wide, for clients that share a pool of samples."""
+        """The indices to gather in every step, at least `width` wide, for clients that share a pool of samples."""
         pool = self.training.clients
         if not isinstance(pool, Population):
             return None
         positions = self.positions.to(self.training.device)
         positions = nn.functional.pad(positions, (0, max(width - positions.shape[2], 0)), value=PADDING)
         real = positions >= 0
-        # Padding repeats the client's own first sample: it can be computed with, and no other client's data comes near.
+        # Padding repeats the client's own first sample: a valid input, and no other client's data is involved.
         filled = torch.where(real, positions, positions[:1, :, :1])
         rows = pool.rows(self.clients, filled.transpose(0, 1)).transpose(0, 1).contiguous()
         random = None
@@ -85,11 +85,11 @@ class Feed:
             step = torch.arange(1, self.longest + 1, device=rows.device).view(-1, 1, 1, 1)
             ids = self.clients.to(rows.device)
             random = pool.draws(self.training.seed, self.round, ids, step, rows.shape[2])
-            random = random.expand(*rows.shape, -1)  # without draws nothing in it depends on the step
+            random = random.expand(*rows.shape, -1)  # a transform without draws gives the same in every step
         return Tables(pool, rows, real, random)
 
     def collate(self, step: int, shape: Shape) -> Batch:
-        """The batch of local step `step` (from 1) of every active client, from data sets that are read one by one."""
+        """The batch of local step `step` (from 1) of every active client, read from one data set after another."""
         training, inputs, targets = self.training, [], []
         for client, positions in zip(self.clients.tolist(), self.positions[step - 1, : shape.active], strict=False):
             mine = positions[positions >= 0]
@@ -109,7 +109,7 @@ class Tables(NamedTuple):
     rows: Tensor
     """Indices, `[K, C, B]`."""
     real: Tensor
-    """Which of them are no padding, `[K, C, B]`."""
+    """Which of them are real, not padding, `[K, C, B]`."""
     random: Tensor | None
     """The augmentation's integers, `[K, C, B, draws]`; None without a transform."""
 

@@ -1,8 +1,8 @@
 """The gradients of many clients at once.
 
-A stacked gradient takes the parameters of C clients as one tensor `[C, P]` and a batch of each, and gives every
-client's loss and gradient. `ForwardGradient` makes one of any network that can be run over a stack: an ordinary module
-under vmap, or a form written for the network. `LinearGradient` is written out by hand for the smallest ones.
+A stacked gradient takes the parameters of C clients as one tensor `[C, P]` and one batch per client, and returns every
+client's loss and gradient. `ForwardGradient` works for any network that can run over a stack: an ordinary module under
+vmap, or a hand-written form. `LinearGradient` is written out by hand for the smallest networks.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Batch(NamedTuple):
     targets: Tensor
     """`[C, B, …]`"""
     mask: Tensor | None = None
-    """Which samples are real, bool `[C, B]`; None where all are. The rest are copies of the client's own samples."""
+    """Which samples are real, bool `[C, B]`; None if all are. The rest are copies of the client's own samples."""
 
 
 class StackedGradient(Protocol):
-    """What the stacked engine needs of a network."""
+    """What the stacked engine needs from a network."""
 
     def __call__(self, x: Tensor, buffers: Buffers, batch: Batch) -> tuple[Tensor, Tensor, Buffers]:
         """Losses `[C]`, gradients `[C, P]` of the mean loss over each client's real samples, and the buffers
@@ -44,12 +44,12 @@ class StackedGradient(Protocol):
 
 
 def gradient_at(gradient: StackedGradient, buffers: Buffers, batch: Batch) -> Callable[[Tensor], Tensor]:
-    """The gradients of one batch at any parameters `[C, P]`; the buffers stay as they are."""
+    """The gradients of one batch at any parameters `[C, P]`; the buffers do not change."""
     return lambda x: gradient(x, {name: buffer.clone() for name, buffer in buffers.items()}, batch)[1]
 
 
 class ForwardGradient:
-    """Runs a network over the stack and leaves the backward pass to autograd, which sees one large computation."""
+    """Runs a network over the stack; autograd differentiates it as one large computation."""
 
     def __init__(self, training: Training, forward: StackedForward) -> None:
         self.training, self.forward = training, forward
@@ -60,7 +60,7 @@ class ForwardGradient:
         training, inputs, targets, mask = self.training, *batch
         leaf = x.detach().requires_grad_()
         losses_of = self._losses if mask is None else self._masked_losses
-        # The cache of casts is of no use to parameters that change in every step, and may not outlive a captured graph.
+        # Cached casts are useless for parameters that change in every step, and must not outlive a captured graph.
         autocast = torch.autocast(
             training.device.type, training.compute, enabled=training.compute is not None, cache_enabled=False
         )
@@ -68,7 +68,7 @@ class ForwardGradient:
             with autocast:
                 outputs, after = self.forward(training.layout.views(leaf), buffers, inputs, mask)
                 losses = losses_of(outputs, targets, mask)
-            # The sum's gradient is every client's own: no loss knows another client's parameters.
+            # The gradient of the sum is each client's own: no loss depends on another client's parameters.
             (gradient,) = torch.autograd.grad(losses.sum(), leaf)
         return losses.detach(), gradient, after
 

@@ -1,8 +1,8 @@
-"""Convolutions, poolings and group normalisations of a stack of clients, with the channels of all clients side by side.
+"""Convolution, pooling and group normalisation of a stack of clients, with the channels of all clients side by side.
 
-C clients with kernels of their own are one convolution in C groups. vmap makes it with the channels outermost, where
-the libraries have hardly any kernels for groups; here the channels lie innermost (torch's `channels_last`), and stay so
-from one layer to the next without copying.
+C clients with kernels of their own are one convolution with C groups. vmap puts the channels outermost, where libraries
+have hardly any kernels for groups; here they are innermost (torch's `channels_last`), and stay there from one layer to
+the next without copying.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ from fedlalr.training.kernels import kernels_available
 from fedlalr.training.stacked.patch_convolution import PatchConvolution, Sizes
 
 PRODUCTS_ON = frozenset({"cuda"})
-"""Where convolutions are products over patches; elsewhere the library's own in groups is faster."""
+"""Devices where convolutions are products over patches; elsewhere the library's grouped convolution is faster."""
 
 
-class GroupedConvolution(torch.autograd.Function):
-    """A convolution that knows how to be batched over kernels. Outside vmap it has no gradient: nothing calls it
-    there."""
+class Batched(torch.autograd.Function):
+    """A function with its own rule for vmap. Outside vmap it has no gradient, and nothing calls it there."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+
+class GroupedConvolution(Batched):
+    """A convolution that can be batched over kernels."""
 
     @staticmethod
     def forward(
         input: Tensor, weight: Tensor, bias: Tensor | None, stride: Sizes, padding: Sizes, dilation: Sizes
     ) -> Tensor:
         return F.conv2d(input, weight, bias, stride, padding, dilation)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
 
     @staticmethod
     def vmap(
@@ -60,17 +63,13 @@ class GroupedConvolution(torch.autograd.Function):
         return apart(output, clients), 0
 
 
-class GroupedPooling(torch.autograd.Function):
-    """Max-pooling that treats the channels of all clients alike."""
+class GroupedPooling(Batched):
+    """Max-pooling over the channels of all clients."""
 
     @staticmethod
     def forward(input: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil: bool) -> Tensor:
         pooled: Tensor = F.max_pool2d(input, kernel, stride, padding, dilation, ceil)
         return pooled
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], input: Tensor, *options: Any) -> tuple[Tensor, int]:
@@ -82,16 +81,12 @@ class GroupedPooling(torch.autograd.Function):
         return apart(F.max_pool2d(beside(input, in_dims[0], clients), *options), clients), 0
 
 
-class GroupedNormalisation(torch.autograd.Function):
-    """Group normalisation: the groups of all clients side by side."""
+class GroupedNormalisation(Batched):
+    """Group normalisation with the groups of all clients side by side."""
 
     @staticmethod
     def forward(input: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float) -> Tensor:
         return F.group_norm(input, groups, weight, bias, eps)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
 
     @staticmethod
     def vmap(
@@ -113,11 +108,7 @@ class GroupedNormalisation(torch.autograd.Function):
 
 
 class GroupedConv2d(nn.Conv2d):
-    """Stands in for a stock `nn.Conv2d` of one group, whose parameters it takes over."""
-
-    def __init__(self, stock: nn.Conv2d) -> None:
-        super().__init__(1, 1, 1, device="meta")
-        self.__dict__.update(stock.__dict__)
+    """Stands in for a stock `nn.Conv2d` with one group."""
 
     def forward(self, input: Tensor) -> Tensor:
         apply: Callable[..., Tensor] = GroupedConvolution.apply
@@ -127,21 +118,13 @@ class GroupedConv2d(nn.Conv2d):
 class GroupedMaxPool2d(nn.MaxPool2d):
     """Stands in for a stock `nn.MaxPool2d`."""
 
-    def __init__(self, stock: nn.MaxPool2d) -> None:
-        super().__init__(1)
-        self.__dict__.update(stock.__dict__)
-
     def forward(self, input: Tensor) -> Tensor:
         apply: Callable[..., Tensor] = GroupedPooling.apply
         return apply(input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
 
 
 class GroupedGroupNorm(nn.GroupNorm):
-    """Stands in for a stock `nn.GroupNorm`, whose parameters it takes over."""
-
-    def __init__(self, stock: nn.GroupNorm) -> None:
-        super().__init__(1, 1, device="meta")
-        self.__dict__.update(stock.__dict__)
+    """Stands in for a stock `nn.GroupNorm`."""
 
     def forward(self, input: Tensor) -> Tensor:
         apply: Callable[..., Tensor] = GroupedNormalisation.apply
@@ -149,11 +132,7 @@ class GroupedGroupNorm(nn.GroupNorm):
 
 
 class StackedLinear(nn.Linear):
-    """Stands in for a stock `nn.Linear`. Weight first: so its gradient comes out in the weight's own layout."""
-
-    def __init__(self, stock: nn.Linear) -> None:
-        super().__init__(1, 1, device="meta")
-        self.__dict__.update(stock.__dict__)
+    """Stands in for a stock `nn.Linear`. The weight comes first, so that its gradient has the weight's own layout."""
 
     def forward(self, input: Tensor) -> Tensor:
         rows = input.flatten(0, -2) if input.dim() > 2 else input
@@ -171,7 +150,7 @@ def product_convolution(
     clients: int,
     *options: Sizes,
 ) -> Tensor:
-    """The convolution of every client as one matrix product, in autocast's precision where that is on."""
+    """The convolution of every client as one matrix product, in autocast's precision if autocast is on."""
     images, kernels = stacked(input, in_dims[0], clients), stacked(weight, in_dims[1], clients)
     shifts = None if bias is None else stacked(bias, in_dims[2], clients)
     if torch.is_autocast_enabled(input.device.type):
@@ -187,13 +166,13 @@ def product_convolution(
 
 
 def beside(images: Tensor, client_dim: int | None, clients: int) -> Tensor:
-    """Images `[C, B, channels, …]` as `[B, C · channels, …]` with the channels innermost in memory."""
+    """Images `[C, B, channels, …]` as `[B, C · channels, …]`, channels innermost in memory."""
     images = stacked(images, client_dim, clients).movedim(0, 1).flatten(1, 2)
     return images.contiguous(memory_format=torch.channels_last if images.dim() == 4 else torch.contiguous_format)
 
 
 def apart(images: Tensor, clients: int) -> Tensor:
-    """The way back, without copying."""
+    """The inverse of `beside`, without copying."""
     return images.view(len(images), clients, -1, *images.shape[2:]).movedim(1, 0)
 
 
@@ -201,13 +180,23 @@ def stacked(tensor: Tensor, client_dim: int | None, clients: int) -> Tensor:
     return tensor.expand(clients, *tensor.shape) if client_dim is None else tensor.movedim(client_dim, 0)
 
 
+GROUPED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Conv2d: GroupedConv2d,
+    nn.MaxPool2d: GroupedMaxPool2d,
+    nn.GroupNorm: GroupedGroupNorm,
+    nn.Linear: StackedLinear,
+}
+
+
 def grouped_layer(layer: nn.Module) -> nn.Module | None:
-    """The layer for many clients that replaces a stock one; None where there is none."""
-    if type(layer) is nn.Conv2d:
-        is_plain = layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-        return GroupedConv2d(layer) if is_plain else None
-    if type(layer) is nn.MaxPool2d:
-        return None if layer.return_indices else GroupedMaxPool2d(layer)
-    if type(layer) is nn.GroupNorm:
-        return GroupedGroupNorm(layer)
-    return StackedLinear(layer) if type(layer) is nn.Linear else None
+    """The layer for many clients that replaces a stock one, whose parameters it takes over; None if there is none."""
+    kind = GROUPED.get(type(layer))
+    if kind is None or (isinstance(layer, nn.MaxPool2d) and layer.return_indices):
+        return None
+    if isinstance(layer, nn.Conv2d) and (
+        layer.groups > 1 or layer.padding_mode != "zeros" or isinstance(layer.padding, str)
+    ):
+        return None
+    grouped = kind.__new__(kind)
+    grouped.__dict__.update(layer.__dict__)
+    return grouped

@@ -1,8 +1,8 @@
 """The gradients of many clients for a chain of linear layers: logistic regression and perceptrons.
 
-Such networks are so small that calling operators costs more than computing. Here a stack of them is one matrix product
-per layer forward and two backward, written out by hand, and the gradient of every layer lands in its place of the flat
-vector.
+Such networks are so small that calling operators costs more than computing. Here a stack of them takes one matrix
+product per layer forward and two backward, written out by hand, and each layer's gradient is written directly to its
+place in the flat vector.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from fedlalr.training.torch_internals import has_hooks, sigmoid_backward, tanh_b
 
 @dataclass(frozen=True)
 class Activation:
-    """A function between two layers, and its backward pass: from the loss's slope in its result, and that result, to
-    the slope in what it was given."""
+    """A function between two layers, and its backward pass: from the gradient of its result, and that result, to the
+    gradient of its input."""
 
     apply: Callable[[Tensor], Tensor]
     back: Callable[[Tensor, Tensor], Tensor]
@@ -53,12 +53,12 @@ FUNCTIONS: dict[object, Activation] = {
 
 
 LossSlope = Callable[[Tensor], Tensor]
-"""From the last layer's result `[C, features, B]` to the slope of every client's loss in it. Notes the losses."""
+"""From the last layer's result `[C, features, B]` to the gradient of every client's loss. Also records the losses."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One linear layer: the names of its parameters, and what follows it."""
+    """One linear layer: the names of its parameters, and the activation that follows it."""
 
     weight: str
     bias: str | None
@@ -92,7 +92,7 @@ class LinearGradient:
                 torch.sum(slope, 2, out=gradient[layer.bias])
 
     def descend(self, parameters: dict[str, Tensor], inputs: Tensor, loss_slope: LossSlope, lr: float) -> None:
-        """A plain gradient step x ← x − α g in place, without ever writing down the gradient."""
+        """A plain gradient step x ← x − α g in place, without materialising the gradient."""
         last, results = self._forward(parameters, inputs, loss_slope)
         for layer, slope, input in self._backward(parameters, results, last):
             parameters[layer.weight].baddbmm_(slope, input, alpha=-lr)
@@ -100,7 +100,7 @@ class LinearGradient:
                 parameters[layer.bias].sub_(slope.sum(2), alpha=lr)
 
     def labels(self, targets: Tensor, real: Tensor) -> Labels | None:
-        """A whole round's targets `[K, C, B]` prepared for the loss; None where it is not plain cross-entropy."""
+        """A whole round's targets `[K, C, B]` prepared for the loss; None if it is not plain cross-entropy."""
         if not self._plain_loss or targets.dtype != torch.int64 or targets.dim() != 3:
             return None
         last = self.layers[-1].weight
@@ -110,7 +110,7 @@ class LinearGradient:
     def _forward(
         self, parameters: dict[str, Tensor], inputs: Tensor, loss_slope: LossSlope
     ) -> tuple[Tensor, list[Tensor]]:
-        """The loss's slope in the last result `[C, features, B]`, and every layer's input `[C, B, features]`."""
+        """The gradient of the last result `[C, features, B]`, and every layer's input `[C, B, features]`."""
         results = [inputs.flatten(2)]
         for layer in self.layers[:-1]:
             result = torch.bmm(results[-1], parameters[layer.weight].mT)
@@ -132,9 +132,9 @@ class LinearGradient:
     def _backward(
         self, parameters: dict[str, Tensor], inputs: list[Tensor], slope: Tensor
     ) -> Iterator[tuple[Layer, Tensor, Tensor]]:
-        """From the last layer to the first: the layer, the loss's slope in its result `[C, features, B]`, its input.
+        """From the last layer to the first: the layer, the gradient of its result `[C, features, B]`, its input.
 
-        What a layer passes down is computed before it is given out, so its parameters may be changed then.
+        What a layer passes down is computed before it is yielded, so the caller may change its parameters.
         """
         for depth in range(len(self.layers) - 1, -1, -1):
             layer, mine = self.layers[depth], slope
@@ -147,7 +147,7 @@ class LinearGradient:
             yield layer, mine, inputs[depth]
 
     def bytes_each(self, slots: int) -> int:
-        """The memory that one client takes: its slots before and after a step, its gradient, and what flows through."""
+        """The memory that one client takes: its slots before and after a step, its gradient, and its activations."""
         layout, sizes = self.training.layout, self.training.clients.sizes
         shapes = dict(zip(layout.names, layout.shapes, strict=True))
         samples = int(sizes.max()) if self.training.batch_size is None else self.training.batch_size
@@ -155,7 +155,7 @@ class LinearGradient:
         return layout.dtype.itemsize * (layout.size * (2 * slots + 4) + 2 * samples * flow)
 
     def loss_slope(self, batch: Batch, total: Tensor, outputs: Tensor) -> Tensor:
-        """The slope of every client's loss in the outputs `[C, features, B]`; adds the losses to a total `[C]`."""
+        """The gradient of every client's loss in the outputs `[C, features, B]`; adds the losses to a total `[C]`."""
         if self._plain_loss and batch.targets.dtype == torch.int64 and batch.targets.dim() == 2:
             labels = Labels.of(batch.targets, batch.mask, outputs.shape[1], outputs.dtype)
             noted = torch.zeros_like(outputs)
@@ -183,20 +183,19 @@ def is_plain_cross_entropy(loss: Loss) -> bool:
 class Labels(NamedTuple):
     """The targets of cross-entropy in a form that leaves little to do in a local step.
 
-    Like torch's, the loss passes over the ignored label; a batch with nothing else has no slope, and no number for a
-    loss.
+    As in torch, the loss skips the ignored label; a batch with no other label has a zero gradient, and NaN for a loss.
     """
 
     share: Tensor
-    """What each sample counts in its client's mean, `[…, C, 1, B]`."""
+    """The weight of each sample in its client's mean, `[…, C, 1, B]`."""
     taken: Tensor
-    """Minus that at each sample's class, and zero at the others, `[…, C, classes, B]`."""
+    """Minus that weight at each sample's class, and zero at the others, `[…, C, classes, B]`."""
     missing: Tensor
-    """What is missing in the loss: zero, and NaN where a batch is ignored as a whole, `[…, C]`."""
+    """What to add to the loss: zero, or NaN if a whole batch is ignored, `[…, C]`."""
 
     @classmethod
     def of(cls, targets: Tensor, real: Tensor | None, classes: int, dtype: torch.dtype) -> Labels:
-        """Of targets `[…, C, B]`, of which some may be padding."""
+        """Prepare targets `[…, C, B]`, of which some may be padding."""
         counts = targets != IGNORED_LABEL if real is None else (targets != IGNORED_LABEL) & real
         share = counts.to(dtype)
         number = share.sum(-1)
@@ -207,18 +206,18 @@ class Labels(NamedTuple):
         return cls(share, taken, torch.zeros_like(number).masked_fill_(ignored, torch.nan))
 
     def steps(self, first: int, last: int) -> list[Labels]:
-        """Those of some rows, step by step."""
+        """The labels of some rows, step by step."""
         return [Labels(*one) for one in zip(*(part[:, first:last].unbind(0) for part in self), strict=True)]
 
     def first(self, shape: Shape) -> Labels:
-        """Those of the clients that are still training."""
+        """The labels of the clients that are still training."""
         share, taken = (part[: shape.active, :, : shape.width] for part in self[:2])
         return Labels(share, taken, self.missing[: shape.active])
 
     def loss_slope(self, noted: Tensor, logits: Tensor) -> Tensor:
-        """The slope of every client's mean cross-entropy in the logits `[C, classes, B]`.
+        """The gradient of every client's mean cross-entropy in the logits `[C, classes, B]`.
 
-        Each sample's part of the loss is added to what is `noted`, in the same shape: to sum it is for later.
+        Each sample's part of the loss is added to `noted`, in the same shape, to be summed later.
         """
         logs = torch.log_softmax(logits, 1)
         noted.addcmul_(logs, self.taken)
@@ -226,7 +225,7 @@ class Labels(NamedTuple):
 
 
 def linear_chain(training: Training, sample: torch.Size) -> list[Layer] | None:
-    """The layers of a module that is a chain of linear layers on flat samples and nothing else, or None."""
+    """The layers of a module that is just a chain of linear layers on flat samples, or None."""
     model = training.model
     if training.compute is not None or list(model.buffers()) or any(not p.requires_grad for p in model.parameters()):
         return None
@@ -234,7 +233,7 @@ def linear_chain(training: Training, sample: torch.Size) -> list[Layer] | None:
         return None
     try:
         graph = fx.symbolic_trace(model).graph
-    except Exception:  # whatever a module's own code makes of a symbolic input: it is no plain chain
+    except Exception:  # the module's code cannot be traced, so it is not a plain chain
         return None
     layers = _read_chain(list(graph.nodes), dict(model.named_modules()), flat=len(sample) == 1)
     if not layers:

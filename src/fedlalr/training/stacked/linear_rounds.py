@@ -1,9 +1,8 @@
-"""The local steps of a chain of linear layers on a CPU, arranged so that little is left to do in each.
+"""The local steps of a chain of linear layers on a CPU, arranged to do as little as possible in each step.
 
-Clients go through their rounds in groups that a shared cache holds. While they do, every slot lies layer by layer: the
-weights of one layer of all these clients side by side, which is what batched products want, instead of all layers of
-one client. Labels are prepared for the whole round at once, and losses are added up at its end. The numbers are the
-same.
+Clients train in groups that fit into a shared cache. Meanwhile every slot is stored layer by layer: the weights of one
+layer of all these clients side by side, as batched products need them, instead of all layers of one client. Labels are
+prepared once for the whole round, and losses are summed at its end. The results do not change.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ from fedlalr.training.stacked.linear import Labels, LinearGradient, LossSlope
 from fedlalr.training.stacked.stack import Stack
 
 CACHE = 32 << 20
-"""Bytes of slots in a group of clients. Smaller groups pay more often for calling operators than they gain."""
+"""Bytes of slots in a group of clients. Smaller groups lose more to operator overhead than they gain."""
 
 
 class Layers:
-    """Some slots of a group of clients, each in one piece of memory, layer by layer."""
+    """Some slots of a group of clients, each in one block of memory, layer by layer."""
 
     def __init__(self, layout: Layout, names: tuple[str, ...], clients: int) -> None:
         self.layout, self.clients = layout, clients
         self.whole = Slots(
             **{name: torch.empty(clients * layout.size, dtype=layout.dtype, device="cpu") for name in names}
         )
-        """Every slot in one piece."""
+        """Every slot as one block."""
         self.parts = {name: self._views(slot, clients) for name, slot in self.whole.items()}
         """Every layer's parameters, `[C, …]`, by slot and name."""
 
@@ -52,18 +51,18 @@ class Layers:
         }
 
     def load(self, state: Slots) -> None:
-        """Take the slots from stacks `[C, P]`."""
+        """Copy the slots from stacks `[C, P]`."""
         for name, slot in state.items():
             for layer, value in self.layout.views(slot).items():
                 self.parts[name][layer].copy_(value)
 
     def store(self, state: Slots) -> None:
-        """Put the slots into stacks `[C, P]`."""
+        """Copy the slots into stacks `[C, P]`."""
         for name, slot in state.items():
             self._store(name, slot)
 
     def give_away(self, names: Sequence[str]) -> Slots:
-        """Some slots as stacks `[C, P]`, each in memory that is done with but still in the cache. Ends the layers."""
+        """Some slots as stacks `[C, P]`, each in memory that is free but still in the cache. Invalidates the layers."""
         free = [slot for name, slot in self.whole.items() if name not in names]
         stacks = {}
         for name in names:
@@ -85,21 +84,21 @@ class Layers:
 
 
 class LinearRounds:
-    """Takes a cohort through all local steps of a round, for the methods that have a step in place."""
+    """Runs all local steps of a round for a cohort, for the methods that have a fused step."""
 
     def __init__(self, training: Training, gradient: LinearGradient, forms: Forms) -> None:
         self.training, self._gradient = training, gradient
         self._step = forms.cpu(training.algorithm)
         self._decay = replace(training.regularisation, clip_norm=None)  # clipping needs all layers of a client
         self.descends = forms is SGD and training.regularisation.is_off
-        """Whether a local step is a bare gradient step, for which no gradient need be written down."""
+        """Whether a local step is a bare gradient step, which needs no materialised gradient."""
         finish = type(training.algorithm).finish
         self._sends_only = finish in (FedAvg.finish, LocalSGD.finish, FedLALR.finish)
-        """Whether a reply is made of x and of what is sent as it is."""
+        """Whether a reply depends only on x and on slots that are sent as they are."""
         self._memory: Layers | None = None
 
     def run(self, feed: Feed, tables: Tables, start: Stack, lr: float) -> Stack:
-        """The stack after the round, in memory of its own; without slots that a reply does not need."""
+        """The stack after the round, in its own memory, without the slots that a reply does not need."""
         needed = {"x", *self.training.algorithm.slots.up} if self._sends_only else set(start.state)
         names = [name for name in start.state if name in needed]
         batches = Batches(feed, tables, self._gradient)
@@ -119,14 +118,14 @@ class LinearRounds:
         return Stack(end, start.buffers, total)
 
     def _group(self, start: Stack) -> int:
-        """How many clients go through their steps together."""
+        """How many clients train together."""
         layout, held = self.training.layout, len(start.state) + (not self.descends)
         most = max(CACHE // (held * layout.size * layout.dtype.itemsize), 1)
         groups = -(-start.size // most)
         return -(-start.size // groups)
 
     def _layers(self, slots: tuple[str, ...], clients: int) -> Layers:
-        """Memory for a group, the same again where it fits."""
+        """Memory for a group, reused if it fits."""
         memory = self._memory
         if memory is None or memory.clients != clients:
             names = slots if self.descends else (*slots, "gradient")
@@ -134,7 +133,7 @@ class LinearRounds:
         return memory
 
     def _steps(self, batches: Batches, layers: Layers, first: int, total: Tensor, lr: float) -> None:
-        """All steps of the clients from one row on; their losses are added to the total."""
+        """All steps of the clients from row `first` on; their losses are added to the total."""
         parts, active = layers.parts, layers.clients
         for clients, inputs, loss_slope in batches.of(first, first + layers.clients, total):
             if clients < active:
@@ -146,7 +145,7 @@ class LinearRounds:
                 self._update(layers, parts, active == layers.clients, lr)
 
     def _update(self, layers: Layers, parts: dict[str, dict[str, Tensor]], everyone: bool, lr: float) -> None:
-        """The step in place: over everything at once, or layer by layer where some clients are through."""
+        """The fused step: over everything at once, or layer by layer if some clients have finished."""
         training, pieces = self.training, [layers.whole]
         if training.clip_norm is not None:
             clip(list(parts["gradient"].values()), training.clip_norm)
@@ -158,21 +157,21 @@ class LinearRounds:
 
 
 Step = tuple[int, Tensor, LossSlope]
-"""The number of clients still training, their inputs, and what gives the slope of their losses."""
+"""The number of clients still training, their inputs, and the function for the gradient of their losses."""
 
 
 class Batches:
-    """A round's batches, with the labels prepared where the loss allows it."""
+    """A round's batches, with prepared labels if the loss allows it."""
 
     def __init__(self, feed: Feed, tables: Tables, gradient: LinearGradient) -> None:
         self._feed, self._tables, self._gradient = feed, tables, gradient
         self._labels = gradient.labels(tables.pool.targets[tables.rows], tables.real)
 
     def of(self, first: int, last: int, total: Tensor) -> Iterator[Step]:
-        """Every local step of some rows, each good until the next; in the end their losses are added to a total."""
+        """Every local step of some rows, each valid until the next; at the end their losses are added to a total."""
         pool, shapes = self._tables.pool, self._feed.shapes(first, last)
         if not shapes:
-            return  # an interval may leave them without a step
+            return  # an interval may give them no step
         if isinstance(pool.inputs, Tensor) and pool.transform is None and self._labels is not None:
             yield from self._prepared(pool.inputs, self._labels, shapes, first, total)
         else:
@@ -180,7 +179,7 @@ class Batches:
                 yield self._gathered(k, first, shape, total)
 
     def _prepared(self, pool: Tensor, labels: Labels, shapes: list[Shape], first: int, total: Tensor) -> Iterator[Step]:
-        """Samples of a pool, always in the same memory, which is still in the cache from the last step."""
+        """Samples of a pool, always in the same memory, which is still in the cache from the previous step."""
         last, width = first + shapes[0].active, self._tables.rows.shape[2]
         rows = self._tables.rows[:, first:last].unbind(0)
         noted = torch.zeros_like(labels.taken[0, first:last])
@@ -199,7 +198,7 @@ class Batches:
         total[: len(noted)] += noted.sum((1, 2)) + labels.missing[:, first:last].sum(0)
 
     def _gathered(self, k: int, first: int, shape: Shape, total: Tensor) -> Step:
-        """Samples that are augmented, or whose loss is not cross-entropy."""
+        """Samples with augmentation, or with a loss other than cross-entropy."""
         tables, rows, width = self._tables, slice(first, first + shape.active), slice(shape.width)
         batch = gather(
             tables.pool,
@@ -211,10 +210,10 @@ class Batches:
 
 
 def clip(gradients: list[Tensor], most: float) -> None:
-    """Cut every client's gradient, given by layers `[C, …]`, down to a norm."""
+    """Clip every client's gradient, given by layers `[C, …]`, to a norm."""
     norms = [torch.linalg.vector_norm(part.flatten(1), dim=1, keepdim=True) for part in gradients]
     layers = torch.cat(norms, 1)
-    if not isfinite(layers.sum().item()):  # squares overflow: then of every number by itself
+    if not isfinite(layers.sum().item()):  # the squares overflow: `clip_factor` needs every number
         layers = torch.cat([part.flatten(1) for part in gradients], 1)
     factor = clip_factor(layers, most)
     for part in gradients:

@@ -14,20 +14,20 @@ from fedlalr.training.options import Loss
 from fedlalr.training.torch_internals import tree_map
 
 IGNORED_LABEL = -100
-"""The label that torch's losses over classes pass over unless they are told another one."""
+"""The label that torch's classification losses ignore by default."""
 
 
 def mean_loss(loss: Loss, outputs: object, targets: Tensor, mask: Tensor | None) -> Tensor:
-    """The user's loss of a batch as one number, of which some samples may be padding."""
+    """The user's loss of a batch, some samples of which may be padding, as one number."""
     value = loss(outputs, targets) if mask is None else masked_loss(loss, outputs, targets, mask)
-    return value.reshape(())  # a loss may be one number in a row
+    return value.reshape(())  # a loss may have shape [1]
 
 
 def masked_loss(loss: Loss, outputs: object, targets: Tensor, mask: Tensor) -> Tensor:
     """The user's loss over the samples that `mask` (bool `[B]`) keeps, for a loss that is a mean over samples.
 
-    Losses of the cross-entropy family pass over a label by themselves, so the padding gets that label and every option
-    they have keeps its meaning. Any other loss is asked sample by sample.
+    Losses of the cross-entropy family ignore one label, so the padding gets that label and all their options keep their
+    meaning. Any other loss is computed sample by sample.
     """
     ignored = ignored_label(loss)
     if ignored is not None and _is_mean_over_classes(loss) and not targets.is_floating_point():
@@ -42,9 +42,9 @@ def masked_loss(loss: Loss, outputs: object, targets: Tensor, mask: Tensor) -> T
 
 
 def ignored_label(loss: object) -> int | None:
-    """The label that a loss of the cross-entropy family, as a function, a module or with options given, passes over.
+    """The label that a loss of the cross-entropy family (a function, a module or a partial) ignores.
 
-    None: it is another loss.
+    None for any other loss.
 
     >>> ignored_label(partial(nn.functional.cross_entropy, label_smoothing=0.1))
     -100
@@ -60,7 +60,7 @@ def _is_mean_over_classes(loss: object) -> bool:
 
 
 def _class_options(loss: object) -> Mapping[str, Any] | None:
-    """The options of a loss of the cross-entropy family."""
+    """The options of a loss of the cross-entropy family; None for any other loss."""
     if type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss):
         assert isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
         return {"ignore_index": loss.ignore_index, "reduction": loss.reduction}

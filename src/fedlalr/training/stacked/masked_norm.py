@@ -1,8 +1,8 @@
 """BatchNorm over the real samples of a padded batch.
 
-A stack of clients whose batches differ in length is padded to one length. torch's BatchNorm would let the padding into
-its statistics; this one weighs it with zero and gives what torch's layer gives on the unpadded batch, running
-statistics included.
+A stack of clients whose batches differ in length is padded to one length. torch's BatchNorm would include the padding
+in its statistics; this one weights it with zero and gives what torch's layer gives on the unpadded batch, including the
+running statistics.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from torch import Tensor, nn
 from fedlalr.training.torch_internals import BatchNorm, BatchNormSubstitute
 
 STOCK = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-"""The layers that can be replaced: what a subclass changes is not known here."""
+"""The layers that can be replaced; a subclass may change anything."""
 STARTS = {"running_mean": 0.0, "running_var": 1.0, "num_batches_tracked": 0.0}
-"""What BatchNorm's running statistics are before any batch."""
+"""The initial values of BatchNorm's running statistics."""
 
 
 class MaskedBatchNorm(BatchNormSubstitute):
-    """Stands in for one stock layer, whose parameters and buffers it takes over. Without a mask it is that layer."""
+    """Stands in for a stock layer. Without a mask it behaves like that layer."""
 
     mask: Tensor | None
-    """Which samples of the batch are real, bool `[B]`; None where all are."""
+    """Which samples of the batch are real, bool `[B]`; None if all are."""
     over_samples_alone: bool
-    """Whether an input without further dimensions was seen: then torch's layer refuses a batch of one sample."""
+    """Whether an input without further dimensions was seen; torch's layer rejects a batch of one such sample."""
     averaging: bool
-    """Whether the running statistics are to be the mean over inputs, whatever the momentum."""
+    """Whether the running statistics are the mean over all inputs, whatever the momentum."""
     averaged: int
-    """How many inputs they are the mean of; a module may call a layer more than once for a batch."""
+    """The number of inputs averaged so far; a module may call a layer more than once per batch."""
 
     def __init__(self, stock: BatchNorm) -> None:
         super().__init__(stock)
@@ -47,7 +47,7 @@ class MaskedBatchNorm(BatchNormSubstitute):
         places = input[0, 0].numel()
         self.over_samples_alone |= places == 1
         cumulative = self.training and self.track_running_stats and self.momentum is None
-        # of one sample with the channels innermost in memory torch's gradient is wrong on a CPU
+        # on a CPU torch's gradient of a single channels-last sample is wrong
         if self.mask is None and not cumulative and len(input) > 1:
             return super().forward(input)
         self.check_input(input)
@@ -91,7 +91,7 @@ def masked_norm(layer: nn.Module) -> nn.Module | None:
 
 @contextmanager
 def masked(layers: list[MaskedBatchNorm], mask: Tensor | None) -> Iterator[None]:
-    """Let the layers know which samples are real while a batch goes through."""
+    """Tell the layers which samples are real during a forward pass."""
     for layer in layers:
         layer.mask = mask
     try:

@@ -1,4 +1,4 @@
-"""Dropout that a module calls as a function, without a layer for it, switched off for a while."""
+"""Turns off dropout that a module calls as a function rather than as a layer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class NoDropout(TorchFunctionMode):
-    """Every function of the dropout family gives back what it was given, and attention drops nothing.
+    """Every function of the dropout family returns its input, and attention drops nothing.
 
     >>> import torch
     >>> with NoDropout():

@@ -1,8 +1,8 @@
 """The convolution of many clients as a batched matrix product over patches, for GPUs.
 
-cuDNN has no forward kernel for a convolution in many groups and runs them one after another, in bfloat16 the weight
-gradient too; its input gradient is good. Cut into patches, the forward pass and the weight gradient are one batched
-product each, at the price of the memory for the patches. Images lie as `[C, B, height, width, channels]`.
+cuDNN has no forward kernel for a convolution with many groups and runs the groups one by one, in bfloat16 for the
+weight gradient too; its input gradient is fast. With patches, the forward pass and the weight gradient are one batched
+product each, at the cost of memory for the patches. Images are laid out as `[C, B, height, width, channels]`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Sizes = tuple[int, ...]
 
 
 class PatchConvolution(torch.autograd.Function):
-    """Images `[C, B, i, h, w]` with kernels `[C, o, i, k, l]` to `[C, B, o, h', w']`, in one group a client."""
+    """Images `[C, B, i, h, w]` and kernels `[C, o, i, k, l]` to `[C, B, o, h', w']`, one group per client."""
 
     @staticmethod
     def forward(ctx: Any, images: Tensor, weight: Tensor, stride: Sizes, padding: Sizes, dilation: Sizes) -> Tensor:
@@ -43,7 +43,7 @@ class PatchConvolution(torch.autograd.Function):
 
 
 def cut(images: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> Tensor:
-    """All patches that the kernel sees, copied side by side: `[C, B, h', w', k, l, channels]`."""
+    """All patches under the kernel, copied: `[C, B, h', w', k, l, channels]`."""
     places = images.movedim(2, 4)
     if any(padding):
         places = F.pad(places, (0, 0, padding[1], padding[1], padding[0], padding[0]))
@@ -72,10 +72,10 @@ def cut(images: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: 
 def _input_gradient(
     shape: Sizes, weight: Tensor, slope: Tensor, stride: Sizes, padding: Sizes, dilation: Sizes
 ) -> Tensor:
-    """The gradient in the images, by the library's convolution in groups."""
+    """The gradient of the images, by the library's grouped convolution."""
     clients, batch, channels = shape[:3]
     above = slope.movedim(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
-    # The images themselves do not enter their own gradient; the library looks at their shape and layout.
+    # The gradient does not depend on the images; the library only reads their shape and layout.
     below = torch.empty(
         (batch, clients * channels, *shape[3:]),
         dtype=slope.dtype,

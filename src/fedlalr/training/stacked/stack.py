@@ -1,4 +1,4 @@
-"""Clients in the middle of a round, and the replies of several parts of a cohort put together."""
+"""The state of clients in the middle of a round, and how to join the replies of parts of a cohort."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Stack:
         )
 
     def own(self) -> Stack:
-        """A copy that shares memory with nothing."""
+        """A copy in its own memory."""
         return Stack(
             self.state.map(lambda tensor: tensor.clone(memory_format=torch.contiguous_format)),
             {name: buffer.clone() for name, buffer in self.buffers.items()},
@@ -43,7 +43,7 @@ class Stack:
         )
 
     def join(self, finished: list[Stack]) -> Stack:
-        """This stack with those that left it put back after it, the last to leave first."""
+        """This stack followed by the clients that left it, the last to leave first."""
         if not finished:
             return self
         parts = [self, *reversed(finished)]
@@ -55,17 +55,17 @@ class Stack:
 
 
 def stacked(tensor: Tensor, count: int) -> Tensor:
-    """A slot of every client, `[C, P]`, from one that all clients share or from a stack."""
+    """A slot as a stack `[C, P]`, from a stack or from a vector that all clients share."""
     return tensor if tensor.dim() > 1 else tensor.expand(count, -1)
 
 
 def join_replies(parts: list[Replies]) -> Replies:
-    """The replies of several parts of a cohort as one, in the order of the clients' ids."""
+    """Join the replies of several parts of a cohort, ordered by client id."""
     if len(parts) == 1:
         return parts[0]
     failures = {client: reason for part in parts for client, reason in part.failures.items()}
     traces = [trace for part in parts for trace in part.traces]
-    parts = [part for part in parts if len(part.clients)] or parts[:1]  # an empty part knows no dtypes
+    parts = [part for part in parts if len(part.clients)] or parts[:1]  # an empty part has no dtypes
     clients = torch.cat([part.clients for part in parts])
     whole = Replies(
         clients=clients,

@@ -1,4 +1,4 @@
-"""Normalisation statistics of one model on every client's own data, many clients at once."""
+"""Normalisation statistics of one model on each client's own data, for many clients at once."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class TakesStatistics(Protocol):
     """One network, run in training mode on a batch of each client."""
 
     def fresh_statistics(self) -> dict[str, float]:
-        """The buffers that hold running statistics, by name, and what each starts from."""
+        """The buffers that hold running statistics, by name, with their initial values."""
         ...
 
     def statistics(
         self, parameters: Mapping[str, Tensor], buffers: Buffers, inputs: Tensor, mask: Tensor | None, seen: int
     ) -> Buffers:
-        """The buffers `[C, …]` afterwards: means over this batch and those that were `seen` before it.
+        """The buffers `[C, …]` afterwards: means over this batch and the `seen` batches before it.
 
-        Parameters are those of one network; inputs `[C, B, …]` and the mask as in `StackedForward`.
+        The parameters are those of one network; inputs `[C, B, …]` and mask are as in `StackedForward`.
         """
         ...
 

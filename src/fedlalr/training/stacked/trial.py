@@ -1,8 +1,8 @@
-"""Whether a network can be trained as a stack, found out by trying before the run starts.
+"""Checks that a network can be trained as a stack, by trying it before the run starts.
 
 A few samples of one client go through the stack and through plain autograd. Losses, gradients and buffers must agree,
-also for a batch that was padded, if clients differ in size. So a module that vmap cannot batch, a loss that is no mean
-over samples or a layer that mixes samples is refused here, with the reason, and not found out by its results.
+also for a padded batch if clients differ in size. So a module that vmap cannot batch, a loss that is not a mean over
+samples, or a layer that mixes samples is rejected here, with the reason, before it can give wrong results.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from fedlalr.training.torch_internals import DropoutNd
 from fedlalr.training.torch_state import copied, forked_generators, get_buffers, set_buffers
 
 SAMPLES = 8
-"""How many samples are tried."""
+"""The number of samples to try."""
 
 Result = tuple[Tensor, Tensor, Buffers]
 """Loss, gradient and buffers."""
 
 
 class CannotStack(ValueError):
-    """The network, its loss or its data do not fit the stacked engine."""
+    """The stacked engine cannot train this network, loss or data."""
 
 
 def choose_gradient(training: Training) -> StackedGradient:
-    """The fastest stacked gradient that gives plain autograd's numbers."""
+    """The fastest stacked gradient that agrees with plain autograd."""
     trial = StackingTrial(training)
     refusals = []
     for gradient in _candidates(training, trial.inputs.shape[1:]):
@@ -49,11 +49,11 @@ def choose_gradient(training: Training) -> StackedGradient:
 
 
 def _candidates(training: Training, sample: torch.Size) -> Iterator[StackedGradient]:
-    """The ways to a gradient, fastest first.
+    """The ways to compute the gradient, fastest first.
 
     In full precision on a CPU, grouped layers under vmap come before a form. A step of five ConvMixers of 64 channels
-    and four blocks on 20 images each takes 0.32 s through them and 0.66 s through the form, with GroupNorm 0.31 and
-    0.42 s (one thread). vmap refuses CharLSTM's recurrence, so its form is taken there too.
+    and four blocks on 20 images each takes 0.32 s with them and 0.66 s with the form, with GroupNorm 0.31 and 0.42 s
+    (one thread). vmap cannot batch CharLSTM's recurrence, so its form is used there too.
     """
     layers = linear_chain(training, sample)
     if layers is not None:
@@ -70,7 +70,7 @@ def _candidates(training: Training, sample: torch.Size) -> Iterator[StackedGradi
 
 @contextmanager
 def without_tf32() -> Iterator[None]:
-    """Full float32 products for a while: a pooling that picks another pixel makes two right gradients differ."""
+    """Use full float32 products: if pooling picks another pixel, two correct gradients differ."""
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
     before = products.allow_tf32, convolutions.allow_tf32
     products.allow_tf32 = convolutions.allow_tf32 = False
@@ -81,7 +81,7 @@ def without_tf32() -> Iterator[None]:
 
 
 class StackingTrial:
-    """A few samples of a client, with what plain autograd makes of them."""
+    """A few samples of a client, to compare a stacked gradient with plain autograd."""
 
     def __init__(self, training: Training) -> None:
         self.training = training
@@ -100,12 +100,12 @@ class StackingTrial:
         self._buffers = get_buffers(self._model)
 
     def check(self, gradient: StackedGradient) -> None:
-        """Refuse a stacked gradient that raises or that differs from plain autograd."""
+        """Reject a stacked gradient that raises or differs from plain autograd."""
         count = len(self.targets)
         modules = [*_modules(gradient), self._model]
         with forked_generators(self.training.device), without_dropout(modules), without_tf32():
             if not self._agrees(gradient, count):
-                raise CannotStack("batched over clients, the model's gradient is not the one of plain autograd")
+                raise CannotStack("batched over clients, the model's gradient differs from plain autograd's")
             if self.padded and not self._agrees(gradient, max(count - 3, 2)):
                 raise CannotStack(
                     "clients differ in size, and padding their batches changes the result: the loss must be a mean "
@@ -113,13 +113,12 @@ class StackingTrial:
                 )
 
     def _agrees(self, gradient: StackedGradient, short: int) -> bool:
-        """Whether a client with all samples and one with the first few, padded to as many, get plain autograd's
-        numbers."""
+        """Whether a client with all samples and one with the first few, padded, both agree with plain autograd."""
         losses, gradients, buffers = self._stacked(gradient, short)
         for row, count in enumerate((len(self.targets), short)):
             right = self._plain(row, count)
             mine = losses[row], gradients[row], {name: buffer[row] for name, buffer in buffers.items()}
-            repeatable = self._close(self._plain(row, count), right)  # a module may draw numbers of its own
+            repeatable = self._close(self._plain(row, count), right)  # a module may draw random numbers
             if repeatable and not self._close(mine, right):
                 return False
         return True
@@ -139,7 +138,7 @@ class StackingTrial:
             raise CannotStack(f"the model cannot be batched over clients by torch.func.vmap ({message})") from error
 
     def _plain(self, row: int, count: int) -> Result:
-        """Loss, gradient and buffers of one client alone."""
+        """Loss, gradient and buffers of one client by plain autograd."""
         training, model = self.training, self._model
         set_buffers(model, self._buffers)
         training.layout.load(model, self.x[row])
@@ -167,7 +166,7 @@ class StackingTrial:
 
 
 def _close(mine: Tensor, right: Tensor, tolerance: float) -> bool:
-    """Whether two tensors agree relative to their size; a gradient that vanishes by itself counts as agreeing."""
+    """Whether two tensors agree relative to their norm, or both vanish."""
     if not torch.equal(mine.isfinite(), right.isfinite()):
         return False
     mine, right = (torch.nan_to_num(tensor, posinf=0.0, neginf=0.0) for tensor in (mine, right))
@@ -175,14 +174,14 @@ def _close(mine: Tensor, right: Tensor, tolerance: float) -> bool:
 
 
 def _modules(gradient: StackedGradient) -> list[nn.Module]:
-    """The module that a stacked gradient runs, if it runs one."""
+    """The modules that a stacked gradient runs."""
     forward = gradient.forward if isinstance(gradient, ForwardGradient) else None
     return [forward.model] if isinstance(forward, VmapForward) else []
 
 
 @contextmanager
 def without_dropout(modules: list[nn.Module]) -> Iterator[None]:
-    """Let nothing be dropped, so that two computations can be compared."""
+    """Turn off dropout, so that two computations can be compared."""
     dropouts = [layer for module in modules for layer in module.modules() if isinstance(layer, DropoutNd)]
     training = [layer.training for layer in dropouts]
     for layer in dropouts:

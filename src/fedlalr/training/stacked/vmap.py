@@ -19,12 +19,10 @@ from fedlalr.training.torch_state import copied
 
 
 class VmapForward:
-    """A `StackedForward` of any module that vmap can batch. It works on a copy; parameters and buffers come in
-    stacked."""
+    """A `StackedForward` for any module that vmap can batch. Runs a copy; parameters and buffers are passed stacked."""
 
     def __init__(self, module: nn.Module, *, grouped: bool = True) -> None:
-        """`grouped` puts layers that are faster for many clients in the place of torch's; not every layer goes with
-        them."""
+        """`grouped` uses layers that are faster for many clients than torch's; not every module works with them."""
         self.model = copied(module)
         if not self.model.training:
             self.model.train()
@@ -58,7 +56,7 @@ class VmapForward:
 
     @property
     def refuses_single_samples(self) -> bool:
-        """Whether a BatchNorm has been seen that takes its statistics over the samples alone and so needs two."""
+        """Whether some BatchNorm averages over the samples alone and so needs at least two of them."""
         return any(layer.over_samples_alone for layer in self._norms)
 
     @property
@@ -67,7 +65,7 @@ class VmapForward:
         return all(layer in self._norms for layer in self.model.modules() if isinstance(layer, BatchNorm))
 
     def fresh_statistics(self) -> dict[str, float]:
-        """The buffers that hold running statistics, by name, and what each starts from."""
+        """The buffers that hold running statistics, by name, with their initial values."""
         return {
             f"{path}.{name}" if path else name: STARTS[name]
             for path, layer in self.model.named_modules()
@@ -83,11 +81,11 @@ class VmapForward:
         named = {name: value.to(self._dtypes[name]) for name, value in parameters.items()} | dict(buffers)
         with masked(self._norms, mask):
             outputs = functional_call(self.model, named, (inputs,))
-        return outputs, {name: named[name].detach() for name in buffers}  # written in place, or replaced in the dict
+        return outputs, {name: named[name].detach() for name in buffers}  # updated in place, or replaced in the dict
 
     @contextmanager
     def _averaging(self, *, anew: bool) -> Iterator[None]:
-        """Running statistics are means over all that a layer is given, from now on or from when that began."""
+        """Make running statistics means over all inputs of a layer, continuing the previous ones unless `anew`."""
         momenta = [layer.momentum for layer in self._norms]
         try:
             for layer in self._norms:

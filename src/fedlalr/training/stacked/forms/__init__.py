@@ -1,8 +1,8 @@
-"""The paper's networks written for a stack of clients: the same parameters and results, on a GPU faster than vmap.
+"""The paper's networks written for a stack of clients: same parameters and results, faster than vmap on a GPU.
 
-`stacked_form(module, compute, sample)` gives one where there is one. A form runs either in plain PyTorch, in the
-parameters' own precision, or (asked for bfloat16, on a GPU with Triton) through the kernels of
-`fedlalr.training.kernels`. `inference_form` gives one network in evaluation mode through those kernels.
+`stacked_form(module, compute, sample)` returns the form of a module, if it has one. A form runs in plain PyTorch in the
+parameters' own precision or, in bfloat16 on a GPU with Triton, through the kernels of `fedlalr.training.kernels`.
+`inference_form` runs one network in evaluation mode through those kernels.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["StackedForward", "inference_form", "stacked_form"]
 
 
 def stacked_form(module: nn.Module, compute: torch.dtype | None, sample: torch.Size) -> StackedForward | None:
-    """A stacked form of a module for inputs whose samples have this shape, or None where there is none.
+    """The stacked form of a module for inputs whose samples have this shape, or None if there is none.
 
-    `compute` is None for the parameters' own precision or bfloat16 for the kernels, which the module's device must
-    have.
+    `compute` is None for the parameters' own precision, or bfloat16 for the kernels, which must be available on the
+    module's device.
     """
     forms: tuple[type[ConvMixerForm] | type[CharLSTMForm], ...] = (ConvMixerForm, CharLSTMForm)
     for form in forms:
@@ -36,9 +36,9 @@ def stacked_form(module: nn.Module, compute: torch.dtype | None, sample: torch.S
 def inference_form(
     module: nn.Module, compute: torch.dtype | None, sample: torch.Size
 ) -> Callable[[Tensor], Tensor] | None:
-    """A module in evaluation mode, inputs to outputs without gradients, where the kernels have a faster form of it.
+    """A faster function from inputs to outputs of a module in evaluation mode, without gradients, or None.
 
-    It computes with the module's parameters and buffers as they are at each call.
+    It reads the module's parameters and buffers at each call.
     """
     if compute is None or not ConvMixerForm.fits(module, compute, sample) or has_hooks(module):
         return None

@@ -1,4 +1,4 @@
-"""CharLSTM over a stack of clients: one product for all input projections of a layer, then its recurrence."""
+"""CharLSTM over a stack of clients: one product for all input projections of a layer, then the recurrence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedlalr.training.stacked.forms.form import precision_fits
 
 
 class CharLSTMForm:
-    """A `StackedForward` of `CharLSTM`. It has no buffers, and samples do not meet, so a mask changes nothing."""
+    """A `StackedForward` of `CharLSTM`. It has no buffers and does not mix samples, so a mask changes nothing."""
 
     def __init__(self, module: nn.Module, compute: torch.dtype | None) -> None:
         assert isinstance(module, CharLSTM)
@@ -23,7 +23,7 @@ class CharLSTMForm:
 
     @staticmethod
     def fits(module: nn.Module, compute: torch.dtype | None, sample: torch.Size) -> bool:
-        """Whether the module is a CharLSTM of stock layers and the kernels, if asked for, take its size."""
+        """Whether the module is a CharLSTM of stock layers whose size the kernels, if requested, support."""
         if type(module) is not CharLSTM or len(sample) != 1 or not precision_fits(module, compute):
             return False
         if module.embedding.padding_idx is not None or module.embedding.max_norm is not None:
@@ -41,10 +41,10 @@ class CharLSTMForm:
         inputs: Tensor,
         mask: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        characters = inputs.transpose(1, 2).contiguous()  # time before batch: what a step needs lies together
+        characters = inputs.transpose(1, 2).contiguous()  # time before batch: what one step needs is contiguous
         run = self._plain if self.compute is None else self._fast
         weight, bias = parameters["head.weight"], parameters["head.bias"]
-        with torch.autocast(inputs.device.type, enabled=False):  # the operations choose their precision themselves
+        with torch.autocast(inputs.device.type, enabled=False):  # the operations choose their own precision
             last = run(parameters, parameters["embedding.weight"], characters)
             logits = torch.baddbmm(bias[:, None, :], last.to(weight.dtype), weight.transpose(1, 2))
         return logits, dict(buffers)
@@ -67,7 +67,7 @@ class CharLSTMForm:
         return x[:, -1, :, : self.hidden]
 
     def _gates(self, parameters: Mapping[str, Tensor], layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """A layer's parameters with the four gates as a dimension of their own."""
+        """A layer's parameters with a separate dimension for the four gates."""
         w_ih, w_hh, b_ih, b_hh = (
             torch.unflatten(parameters[f"lstm.{name}_l{layer}"], 1, (4, self.hidden))
             for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")

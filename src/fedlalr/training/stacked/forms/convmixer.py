@@ -1,7 +1,7 @@
-"""ConvMixer over a stack of clients, on maps that lie as `[C, D, B, H, W]`.
+"""ConvMixer over a stack of clients, on maps laid out as `[C, D, B, H, W]`.
 
 In that layout a 1×1 convolution is one batched matrix product, and everything that a BatchNorm channel averages over is
-one contiguous piece of memory. GroupNorm works on the same maps.
+contiguous in memory. GroupNorm works on the same maps.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ConvMixerForm:
 
     @staticmethod
     def fits(module: nn.Module, compute: torch.dtype | None, sample: torch.Size) -> bool:
-        """Whether the module is a ConvMixer of stock layers and the kernels, if asked for, take its maps."""
+        """Whether the module is a ConvMixer of stock layers whose maps the kernels, if requested, support."""
         if type(module) is not ConvMixer or len(sample) != 3 or not precision_fits(module, compute):
             return False
         norms = [layer for name, layer in module.named_modules() if name.endswith("norm")]
@@ -56,7 +56,7 @@ class ConvMixerForm:
         inputs: Tensor,
         mask: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        with torch.autocast(inputs.device.type, enabled=False):  # the operations choose their precision themselves
+        with torch.autocast(inputs.device.type, enabled=False):  # the operations choose their own precision
             stack = _Stack(self, parameters, buffers, mask)
             return self._forward(stack, inputs), stack.new_buffers()
 
@@ -67,7 +67,7 @@ class ConvMixerForm:
             return self._forward(_Stack(self, parameters, buffers, mask=None, frozen=True), inputs)
 
     def fresh_statistics(self) -> dict[str, float]:
-        """The buffers that hold running statistics, by name, and what each starts from."""
+        """The buffers that hold running statistics, by name, with their initial values."""
         batch_norms = [name for name, layer in self.norms.items() if isinstance(layer, nn.BatchNorm2d)]
         return {f"{name}.{kind}": start for name in batch_norms for kind, start in STARTS.items()}
 
@@ -75,7 +75,7 @@ class ConvMixerForm:
     def statistics(
         self, parameters: Mapping[str, Tensor], buffers: Buffers, inputs: Tensor, mask: Tensor | None, seen: int
     ) -> Buffers:
-        """The running statistics of one network on each client's batch and those `seen` before, by their mean."""
+        """The running statistics of one network, averaged over each client's batch and the `seen` ones before it."""
         shared = {name: value.expand(len(inputs), *value.shape) for name, value in parameters.items()}
         with torch.autocast(inputs.device.type, enabled=False):
             stack = _Stack(self, shared, buffers, mask, share=1 / (seen + 1))
@@ -93,13 +93,13 @@ class ConvMixerForm:
         return torch.baddbmm(bias[:, None, :], x.transpose(1, 2), weight.transpose(1, 2))
 
     def _patches(self, weight: Tensor, images: Tensor) -> Tensor:
-        """The patch convolution as a product: every patch is a column."""
+        """The patch convolution as a matrix product: every patch is a column."""
         clients, batch, channels, height, width = images.shape
         p, rows, columns = self.patch, height // self.patch, width // self.patch
         tiles = images[..., : rows * p, : columns * p].reshape(clients, batch, channels, rows, p, columns, p)
         tiles = tiles.to(self.compute or weight.dtype).permute(0, 2, 4, 6, 1, 3, 5).flatten(1, 3)
         weight = weight.flatten(2)
-        if self.compute is not None:  # whole groups of eight keep the products on the tensor cores
+        if self.compute is not None:  # multiples of eight keep the products on the tensor cores
             extra = -tiles.shape[1] % 8
             tiles, weight = F.pad(tiles, (0,) * 7 + (extra,)), F.pad(weight, (0, extra))
         product: Tensor = operations(self.compute).pointwise(weight, tiles)
@@ -107,7 +107,7 @@ class ConvMixerForm:
 
 
 class _Stack:
-    """One pass through the network: looks up parameters by name and collects the new running statistics."""
+    """One forward pass: looks up parameters by name and collects the new running statistics."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class _Stack:
         frozen: bool = False,
         share: float | None = None,
     ) -> None:
-        """`share` is that of this batch in the running statistics, where it is not each layer's momentum."""
+        """`share` is the weight of this batch in the running statistics, instead of each layer's momentum."""
         self.form, self.parameters, self.buffers, self.mask = form, parameters, buffers, mask
         self.frozen, self.share = frozen, share
         self.operations = operations(form.compute)
@@ -167,7 +167,7 @@ class _Stack:
 
 
 def operations(compute: torch.dtype | None) -> ModuleType:
-    """The operations on maps: plain ones, or kernels for bfloat16."""
+    """The operations on maps: plain PyTorch, or the kernels for bfloat16."""
     if compute is None:
         return plain
     from fedlalr.training.kernels import maps  # Triton is not installed everywhere
@@ -176,7 +176,7 @@ def operations(compute: torch.dtype | None) -> ModuleType:
 
 
 def _is_stock(module: ConvMixer) -> bool:
-    """Whether the layers but the norms are those that ConvMixer makes: a caller may have put others in their place."""
+    """Whether all layers except the norms are ConvMixer's own: a caller may have replaced some."""
     if type(module.blocks) is not nn.Sequential or not all(type(block) is MixerBlock for block in module.blocks):
         return False
     names = [
@@ -210,7 +210,7 @@ def _options_of(layer: nn.Conv2d) -> tuple[object, ...]:
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    """Whether a norm is torch's own, of a kind and with options that the forms know."""
+    """Whether a norm is torch's own, of a kind and with options that the forms support."""
     if type(layer) is nn.GroupNorm:
         return layer.affine
     return type(layer) is nn.BatchNorm2d and layer.affine and layer.track_running_stats and layer.momentum is not None

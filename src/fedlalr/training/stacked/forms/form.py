@@ -1,4 +1,4 @@
-"""What a stacked form of a network is."""
+"""The interface of a stacked form of a network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedlalr.training.kernels import kernels_available
 
 
 class StackedForward(Protocol):
-    """A network in training mode over a stack of clients, each with parameters, buffers and a batch of its own."""
+    """A network in training mode over a stack of clients, each with its own parameters, buffers and batch."""
 
     def __call__(
         self,
@@ -24,14 +24,14 @@ class StackedForward(Protocol):
         """Logits `[C, B, classes]` and the buffers afterwards.
 
         Parameters and buffers are `[C, …]` under the module's names; parameters may be views of a flat `[C, P]`. Inputs
-        are `[C, B, …]`; `mask` `[C, B]` marks the samples that are real, None: all. It is differentiable in the
-        parameters and never waits for the device.
+        are `[C, B, …]`; `mask` `[C, B]` marks the real samples (None: all). Differentiable in the parameters; never
+        synchronises with the device.
         """
         ...
 
 
 def precision_fits(module: nn.Module, compute: torch.dtype | None) -> bool:
-    """Whether a form can run in this precision where the module is: its own always, bfloat16 through the kernels."""
+    """Whether a form can run in this precision on the module's device: its own always, bfloat16 by the kernels."""
     if not all(parameter.requires_grad for parameter in module.parameters()):
         return False
     if compute is None:
