@@ -135,9 +135,9 @@ DEFENCES = (
     Defence("none", Trusting, max_norm_ratio=None),
     Defence("default"),
     Defence("bound 5", max_norm_ratio=5.0),
-    Defence("bounded", reduce=fl.Bounded(1.0)),
-    Defence("trimmed", reduce=fl.Trimmed(0.3)),
-    Defence("median", reduce=fl.Median()),
+    Defence("bounded", reduce=fl.reductions.Bounded(1.0)),
+    Defence("trimmed", reduce=fl.reductions.Trimmed(0.3)),
+    Defence("median", reduce=fl.reductions.Median()),
 )
 
 

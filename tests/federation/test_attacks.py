@@ -11,6 +11,7 @@ import torch
 
 import fedlalr as fl
 from conftest import make_clients, make_model
+from fedlalr import reductions
 from fedlalr.training import ENGINES
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "attacks.py"
@@ -68,7 +69,13 @@ def test_an_undetected_fall_of_v_hat_is_possible_only_without_the_rule(attacks):
 
 @pytest.mark.parametrize(
     ("how", "least", "most"),
-    [("max", 30, 100), ("mean", 10, 30), ("median", 0.5, 2), (fl.Trimmed(0.2), 0.5, 2), (fl.Bounded(1.0), 0.5, 2)],
+    [
+        ("max", 30, 100),
+        ("mean", 10, 30),
+        ("median", 0.5, 2),
+        (reductions.Trimmed(0.2), 0.5, 2),
+        (reductions.Bounded(1.0), 0.5, 2),
+    ],
     ids=str,
 )
 def test_one_client_alone_raises_v_hat_for_all_unless_the_reduction_is_robust(how, least, most, attacks):

@@ -14,6 +14,7 @@ from torch import nn
 
 import fedlalr as fl
 from conftest import make_clients, make_model
+from fedlalr import reductions
 from fedlalr.algorithms.slots import Slots, SlotTable
 from fedlalr.federation import screen
 from fedlalr.federation.replies.reductions import SHARE
@@ -68,7 +69,7 @@ def test_one_attacker_of_fifty_is_stopped_by_default(attack, attacks, defences):
     assert attacked > honest - 0.05
 
 
-@pytest.mark.parametrize("how", [fl.Median(), fl.Trimmed(0.2), fl.Bounded(1.0)], ids=repr)
+@pytest.mark.parametrize("how", [reductions.Median(), reductions.Trimmed(0.2), reductions.Bounded(1.0)], ids=repr)
 def test_a_robust_reduction_of_x_covers_the_buffers(how, attacks):
     """One of ten sends statistics that are far off. No bound is set: it is the reduction that holds."""
 
@@ -87,7 +88,7 @@ def test_a_robust_reduction_of_x_covers_the_buffers(how, attacks):
 
     honest = statistics("reference", how)
     assert (statistics(attacked, how) - honest).norm() < honest.norm()
-    assert (statistics(attacked, fl.Mean()) - honest).norm() > 10 * honest.norm()
+    assert (statistics(attacked, reductions.Mean()) - honest).norm() > 10 * honest.norm()
 
 
 def cohort(count: int = 5, size: int = 8) -> tuple[Replies, Slots, SlotTable]:

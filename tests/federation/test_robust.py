@@ -11,10 +11,19 @@ from hypothesis.extra import numpy as hnp
 
 import fedlalr as fl
 from conftest import make_clients, make_model
+from fedlalr import reductions
 from fedlalr.federation.replies import reductions as robust
 from fedlalr.federation.replies.reductions import REDUCTIONS, as_reductions, change_norms, norms_and_falls
 
-EVERY = [fl.Mean(), fl.Max(), fl.Median(), fl.Trimmed(0.2), fl.Trimmed(0.45), fl.Bounded(1.0), fl.Bounded(5.0)]
+EVERY = [
+    reductions.Mean(),
+    reductions.Max(),
+    reductions.Median(),
+    reductions.Trimmed(0.2),
+    reductions.Trimmed(0.45),
+    reductions.Bounded(1.0),
+    reductions.Bounded(5.0),
+]
 numbers = st.floats(-1e6, 1e6, width=32)
 stacks = hnp.arrays("float32", st.tuples(st.integers(1, 12), st.integers(1, 5)), elements=numbers)
 every = pytest.mark.parametrize("reduction", EVERY, ids=repr)
@@ -47,7 +56,7 @@ def test_a_coordinate_nobody_touched_stays_exactly(reduction, stack):
 @given(stack=stacks)
 def test_the_median_is_numpys(stack):
     values = torch.from_numpy(stack).double()
-    found = fl.Median().reduce(values, values[0], even(len(values), torch.float64))
+    found = reductions.Median().reduce(values, values[0], even(len(values), torch.float64))
     np.testing.assert_allclose(found.numpy(), np.median(values.numpy(), axis=0), rtol=1e-12, atol=1e-6)
 
 
@@ -58,13 +67,13 @@ def test_the_trimmed_mean_leaves_out_both_ends(stack, share):
     count = len(values)
     out = min(int(np.ceil(share * count)), (count - 1) // 2)
     expected = np.sort(values.numpy(), axis=0)[out : count - out].mean(0)
-    found = fl.Trimmed(share).reduce(values, None, even(count, torch.float64))
+    found = reductions.Trimmed(share).reduce(values, None, even(count, torch.float64))
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12, atol=1e-6)
 
 
 def test_the_trimmed_mean_of_a_small_cohort_leaves_out_at_least_one_at_either_end():
     values = torch.tensor([[-900.0], [1.0], [2.0], [3.0], [900.0]])
-    assert fl.Trimmed(0.01).reduce(values, None, even(5)) == 2.0
+    assert reductions.Trimmed(0.01).reduce(values, None, even(5)) == 2.0
 
 
 def test_a_bounded_mean_cuts_a_long_change_to_the_median_length_and_leaves_short_ones():
@@ -73,7 +82,7 @@ def test_a_bounded_mean_cuts_a_long_change_to_the_median_length_and_leaves_short
     share = torch.tensor([0.1, 0.2, 0.3, 0.4])
     cut = torch.tensor([[3.0, 4.0], [0.0, 5.0], [3.0, 4.0], [0.6, 0.8]])
     expected = broadcast + (cut * share[:, None]).sum(0)
-    torch.testing.assert_close(fl.Bounded(1.0).reduce(values, broadcast, share), expected)
+    torch.testing.assert_close(reductions.Bounded(1.0).reduce(values, broadcast, share), expected)
 
 
 def test_a_bounded_mean_holds_where_most_of_the_cohort_stood_still():
@@ -81,13 +90,13 @@ def test_a_bounded_mean_holds_where_most_of_the_cohort_stood_still():
     broadcast = torch.tensor([30.0, 40.0])
     values = broadcast.repeat(4, 1)
     values[3, 0] += 4e16
-    found = fl.Bounded(5.0).reduce(values, broadcast, even(4))
+    found = reductions.Bounded(5.0).reduce(values, broadcast, even(4))
     torch.testing.assert_close(found, broadcast + torch.tensor([5 * robust.SHARE * 50 / 4, 0.0]))
     values[3, 0] = 30 + 4.9 * robust.SHARE * 50
-    torch.testing.assert_close(fl.Bounded(5.0).reduce(values, broadcast, even(4)), values.mean(0))
+    torch.testing.assert_close(reductions.Bounded(5.0).reduce(values, broadcast, even(4)), values.mean(0))
 
 
-@pytest.mark.parametrize("reduction", [fl.Median(), fl.Trimmed(0.2), fl.Bounded(1.0)], ids=repr)
+@pytest.mark.parametrize("reduction", [reductions.Median(), reductions.Trimmed(0.2), reductions.Bounded(1.0)], ids=repr)
 @settings(deadline=None, max_examples=50)
 @given(hostile=st.floats(-(2.0**100), 2.0**100, width=32))
 def test_one_hostile_reply_in_seven_moves_the_result_no_further_than_the_honest_ones_reach(reduction, hostile):
@@ -101,9 +110,13 @@ def test_one_hostile_reply_in_seven_moves_the_result_no_further_than_the_honest_
 def test_sorting_in_parts_gives_the_same_result(monkeypatch):
     torch.manual_seed(0)
     values, broadcast = torch.randn(9, 1000), torch.randn(1000)
-    whole = [reduction.reduce(values, broadcast, even(9)) for reduction in (fl.Median(), fl.Trimmed(0.2))]
+    whole = [
+        reduction.reduce(values, broadcast, even(9)) for reduction in (reductions.Median(), reductions.Trimmed(0.2))
+    ]
     monkeypatch.setattr(robust, "COORDINATES_AT_A_TIME", 100)
-    parts = [reduction.reduce(values, broadcast, even(9)) for reduction in (fl.Median(), fl.Trimmed(0.2))]
+    parts = [
+        reduction.reduce(values, broadcast, even(9)) for reduction in (reductions.Median(), reductions.Trimmed(0.2))
+    ]
     torch.testing.assert_close(whole, parts, rtol=1e-6, atol=1e-6)
 
 
@@ -132,7 +145,11 @@ def test_slots_are_reduced_each_in_its_own_way():
     def run(**how):
         return fl.run(make_model(), make_clients(), fl.FedLALR(), **common, **how).state
 
-    plain, mixed, median = run(), run(reduce={"v_hat": "median"}), run(reduce={"x": "median", "v_hat": fl.Median()})
+    plain, mixed, median = (
+        run(),
+        run(reduce={"v_hat": "median"}),
+        run(reduce={"x": "median", "v_hat": reductions.Median()}),
+    )
     same = {slot: torch.equal(plain[slot]["0.weight"], mixed[slot]["0.weight"]) for slot in plain}
     assert same == {"x": True, "m": True, "v_hat": False}
     assert torch.equal(mixed["v_hat"]["0.weight"], median["v_hat"]["0.weight"])
@@ -143,9 +160,9 @@ TABLE = fl.FedLALR().slots
 
 
 def test_names_tables_and_objects_are_understood():
-    given = {"x": "median", "m": {"name": "trimmed", "share": 0.1}, "v_hat": fl.Bounded(3)}
-    slots = {"x": fl.Median(), "m": fl.Trimmed(0.1), "v_hat": fl.Bounded(3)}
-    assert as_reductions(given, TABLE) == slots | {"buffers": fl.Median()}
+    given = {"x": "median", "m": {"name": "trimmed", "share": 0.1}, "v_hat": reductions.Bounded(3)}
+    slots = {"x": reductions.Median(), "m": reductions.Trimmed(0.1), "v_hat": reductions.Bounded(3)}
+    assert as_reductions(given, TABLE) == slots | {"buffers": reductions.Median()}
     assert as_reductions(None, TABLE) == {}
 
 
@@ -156,7 +173,7 @@ def test_names_tables_and_objects_are_understood():
         ({"v": "median"}, ValueError, "the slot 'v', but the clients send x, m, v_hat"),
         ({"vhat": "max"}, ValueError, "Did you mean 'v_hat'?"),
         ({"x": 3}, TypeError, "the reduction of x must be one of 'mean'.*not 3"),
-        ({"x": fl.Median}, TypeError, "or an object such as fl.Trimmed"),
+        ({"x": reductions.Median}, TypeError, "or an object such as fl.reductions.Trimmed"),
         ({"x": {"name": "trimmed", "part": 0.1}}, ValueError, "of x has no option 'part'; it takes share"),
         ("median", TypeError, "reduce must be a table from slot to reduction"),
     ],
@@ -169,12 +186,12 @@ def test_wrong_reductions_are_refused_with_a_sentence(given, kind, message):
 @pytest.mark.parametrize("share", [0.0, 0.5, -0.1, True, float("nan"), "a"])
 def test_a_share_outside_its_range_is_refused(share):
     with pytest.raises(ValueError, match=r"must lie in \(0, 0.5\)"):
-        fl.Trimmed(share)
+        reductions.Trimmed(share)
 
 
 def test_a_ratio_that_is_not_positive_is_refused():
     with pytest.raises(ValueError, match="the ratio of Bounded must be a finite number above 0"):
-        fl.Bounded(0)
+        reductions.Bounded(0)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-44, 1e-30, 1e-12, 1.0, 1e14, 1e30, 1e38])
@@ -191,7 +208,7 @@ def test_rough_norms_are_right_at_any_scale(scale):
 
 def test_rounding_does_not_trim_one_reply_more():
     values = torch.arange(100.0)[:, None] ** 3
-    mean = fl.Trimmed(0.07).reduce(values, None, torch.full((100,), 0.01))
+    mean = reductions.Trimmed(0.07).reduce(values, None, torch.full((100,), 0.01))
     assert mean.item() == pytest.approx(values[7:93].mean().item())
 
 

@@ -60,7 +60,7 @@ def job(engine: str, algorithm=None, **options):
     return result, watcher.seen
 
 
-class Halved(fl.Mean):
+class Halved(fl.reductions.Mean):
     """Goes half the way, in another precision."""
 
     def reduce(self, values, reference, share):
@@ -84,7 +84,7 @@ JOBS = {
     "scaffold": lambda engine: job(engine, fl.SCAFFOLD()),
     "recalibrated": lambda engine: job(engine, fl.FedAvg(), buffers="recalibrate"),
     "median": lambda engine: job(engine, reduce={"x": "median", "v_hat": "median"}, clients_per_round=None),
-    "own": lambda engine: job(engine, reduce={"x": Halved(), "v_hat": fl.Max()}),
+    "own": lambda engine: job(engine, reduce={"x": Halved(), "v_hat": fl.reductions.Max()}),
     "measured": lambda engine: job(engine, metrics={"margin": margin}),
     "nan": lambda engine: job(engine, clients=with_nan(), clients_per_round=None),
     "one sample": lambda engine: job(engine, clients=make_clients((7, 12, 6, 10, 1, 23)), clients_per_round=None),

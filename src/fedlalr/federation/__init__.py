@@ -4,7 +4,6 @@ from fedlalr.federation.gradient_norms import GradientNorms
 from fedlalr.federation.observers import Observer, RunInfo, Stop
 from fedlalr.federation.record import Record
 from fedlalr.federation.replies.payload import Expected, Reply
-from fedlalr.federation.replies.reductions import Bounded, Max, Mean, Median, Trimmed
 from fedlalr.federation.replies.screening import Rejection, screen
 from fedlalr.federation.result import Result
 from fedlalr.federation.round import RoundFailed
@@ -15,13 +14,9 @@ from fedlalr.federation.storage.journal import RunDirectoryError
 from fedlalr.federation.trajectory import Trajectory
 
 __all__ = [
-    "Bounded",
     "CheckpointError",
     "Expected",
     "GradientNorms",
-    "Max",
-    "Mean",
-    "Median",
     "Observer",
     "Record",
     "Rejection",
@@ -33,7 +28,6 @@ __all__ = [
     "RunInfo",
     "Stop",
     "Trajectory",
-    "Trimmed",
     "run",
     "screen",
 ]

@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from fedlalr.algorithms.slots import Algorithm
 from fedlalr.common.option_types import Count, Positive
+from fedlalr.common.suggestions import hint
 from fedlalr.data.population import Clients, Samples
 from fedlalr.federation.metrics import Metrics
 from fedlalr.federation.observers import Observer
@@ -127,6 +128,15 @@ class Options(LocalOptions):
         if str(self.run_dir).startswith("~"):  # without a shell, a folder of that name would be made
             object.__setattr__(self, "run_dir", os.path.expanduser(str(self.run_dir)))
 
+    @classmethod
+    def named(cls, given: Mapping[str, Any], allowed: Sequence[str] | None = None, where: str = "fl.run") -> Options:
+        """The options in a dict; a name that is not one of them is rejected with the nearest."""
+        names = allowed or [each.name for each in in_reading_order()]
+        for name in given:
+            if name not in names:
+                raise TypeError(f"{where} has no option {name!r}; choose from {', '.join(names)}.{hint(name, names)}")
+        return cls(**given)
+
     def check(self, model: nn.Module, algorithm: Algorithm) -> None:
         """Reject values that are not allowed."""
         check_model(model)
@@ -175,6 +185,16 @@ def documented(function: Function) -> Function:
     lines = [f"    {each.name}: {each.metadata['doc']}" for each in in_reading_order()]
     function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__ or ""), *lines])
     return function
+
+
+def options_table() -> str:
+    """The options as the table in `docs/api.md`."""
+    rows = [f"| `{each.name}` | {_shown(each.default)} | {each.metadata['doc']} |" for each in in_reading_order()]
+    return "\n".join(["| option | default | |", "|---|---|---|", *rows])
+
+
+def _shown(default: object) -> str:
+    return f"`{getattr(default, '__name__', repr(default))}`"
 
 
 def check_model(model: object) -> None:

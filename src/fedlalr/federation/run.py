@@ -35,7 +35,7 @@ def run(model: nn.Module, clients: Clients | Sequence[object], algorithm: Algori
         clients: `(inputs, targets)` pairs, torch Datasets, or a population such as `fl.data.load("cifar10")`.
         algorithm: Such as `fl.FedLALR(lr=2e-3)`.
     """
-    problem = Problem.of(model, as_clients(clients), algorithm, Options(**options))
+    problem = Problem.of(model, as_clients(clients), algorithm, Options.named(options))
     with Session(problem, Simulation(problem)) as session:
         for _ in session.rounds():
             pass

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
-from fedlalr.common.suggestions import hint
 from fedlalr.federation.options import Options
 
 OWN_ARGUMENTS = ("test", "metrics", "observers")
@@ -25,12 +24,7 @@ def read_settings(given: Mapping[str, Any] | None, **own: Any) -> Options:
     A node takes from them how it trains, the server takes the rest. Both must be given the same table: the server
     rejects replies of a node that trained with other settings.
     """
-    allowed = settings_names()
-    for name in given or {}:
-        if name not in allowed:
-            choices = f"{', '.join(allowed)}.{hint(name, allowed)}"
-            raise TypeError(f"there is no setting {name!r} on Flower; choose from {choices}")
-    options = Options(**(given or {}), **own)
+    options = replace(Options.named(given or {}, settings_names(), "Flower"), **own)
     if options.buffers == "recalibrate":
         raise ValueError(
             "buffers='recalibrate' needs a second pass over the clients' data in every round, which the exchange "

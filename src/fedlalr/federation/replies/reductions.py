@@ -295,6 +295,6 @@ def _as_reduction(slot: str, how: object) -> SlotReduction:
     if isinstance(how, type) or not hasattr(how, "reduce"):
         raise TypeError(
             f"the reduction of {slot} must be one of {', '.join(map(repr, REDUCTIONS))}, or an object such as "
-            f"fl.Trimmed(0.2), not {how!r}"
+            f"fl.reductions.Trimmed(0.2), not {how!r}"
         )
     return cast(SlotReduction, how)

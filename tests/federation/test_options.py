@@ -1,0 +1,65 @@
+"""Every option is defined once, and everything that shows or checks options is derived from the definition."""
+
+import inspect
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import fedlalr as fl
+from conftest import make_clients, make_model
+from fedlalr.common.option_types import Count, NotNegative, Positive, Seed, check_type
+from fedlalr.config.schema import OPTIONS, Config
+from fedlalr.federation.options import Options, options_table
+from fedlalr.training import Training
+from fedlalr.training.options import LocalOptions, options_in
+
+PAGE = Path(__file__).parents[2] / "docs" / "api.md"
+
+
+def test_the_signature_and_the_help_of_run_have_every_option():
+    given = {name: p.default for name, p in inspect.signature(fl.run).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    assert given == {each.name: each.default for each in fields(Options)}
+    for each in fields(Options):
+        assert f"    {each.name}: {each.metadata['doc']}" in fl.run.__doc__
+
+
+def test_the_table_in_the_documentation_is_the_definitions():
+    """Print it with: python -c 'from fedlalr.federation.options import options_table as t; print(t())'."""
+    assert options_table() in PAGE.read_text(encoding="utf-8")
+
+
+def test_a_configuration_has_the_options_with_their_defaults():
+    defaults = {name: field.default for name, field in Config.model_fields.items() if name in OPTIONS}
+    wanted = {each.name: each.default for each in fields(Options) if each.name in OPTIONS}
+    different = {name for name in wanted if defaults[name] != wanted[name]}
+    assert different == {"local"}  # a table of its own in a file
+    assert defaults["local"].epochs == wanted["local"].count
+
+
+def test_training_has_every_option_of_a_client():
+    assert {each.name for each in options_in(LocalOptions, "client")} <= {each.name for each in fields(Training)}
+
+
+def test_a_misspelt_option_is_rejected_with_the_nearest():
+    with pytest.raises(TypeError, match=r"fl\.run has no option 'batchsize'.*Did you mean 'batch_size'"):
+        fl.run(make_model(), make_clients(), fl.FedAvg(), batchsize=3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (Count, (1, 10**6), (0, 1.0, True, "1", None)),
+        (Count | None, (1, None), (0, "None")),
+        (Positive, (1e-9, 3), (0, -1.0, float("nan"), float("inf"), True)),
+        (NotNegative, (0, 0.5), (-1e-9, float("nan"), "0")),
+        (Seed, (0, 2**63 - 1), (-1, 2**63, 0.5, True)),
+        (bool, (True, False), (0, 1, None)),
+    ],
+)
+def test_a_type_says_which_values_are_allowed(kind, good, bad):
+    for value in good:
+        check_type("it", value, kind)
+    for value in bad:
+        with pytest.raises((ValueError, TypeError), match="it must be"):
+            check_type("it", value, kind)
