@@ -29,6 +29,7 @@ import fedlalr as fl
 from fedlalr.algorithms import create
 from fedlalr.federation import round as server
 from fedlalr.federation.storage import journal as rundir
+from fedlalr.federation.storage import kept_files
 
 torch.set_num_threads(1)
 
@@ -40,10 +41,11 @@ def problem(width: int) -> tuple[nn.Module, list[tuple[torch.Tensor, torch.Tenso
 
 
 def train(options: dict, run_dir: Path | None, end: Path) -> None:
+    kept_files.FILES = options["kept_files"]
     model, clients = problem(options["width"])
     result = fl.run(
         model, clients, create(options["algorithm"], **options["hyperparameters"]), rounds=options["rounds"],
-        local=fl.Steps(2), batch_size=4, clients_per_round=3, engine=options["engine"], run_dir=run_dir,
+        local=fl.Steps(2), batch_size=4, clients_per_round=options["cohort"], engine=options["engine"], run_dir=run_dir,
         resume=run_dir is not None, checkpoint_every=options["every"], test=clients[0],
     )  # fmt: skip
     tensors = {f"{slot}/{n}": value for slot, values in result.state.items() for n, value in values.items()}
@@ -214,7 +216,7 @@ def times(options: dict, root: Path, undisturbed: Path) -> dict[str, int]:
 
 DEFAULTS = {
     "algorithm": "fedlalr", "hyperparameters": {}, "width": 16, "rounds": 3, "engine": "reference", "every": 1,
-    "seed": 0, "first": 1, "stride": 1, "deaths": 10,
+    "seed": 0, "first": 1, "stride": 1, "deaths": 10, "cohort": 3, "kept_files": 64,
 }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 import warnings
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ import fedlalr as fl
 from conftest import make_clients, make_model
 from fedlalr.federation.storage.checkpoint import canonical
 from fedlalr.federation.storage.journal import RunDirectoryError, clear_run, versions
+from fedlalr.federation.storage.kept_files import FILES
 from fedlalr.training.stacked.engine import StackedEngine
 from test_contract import VARIANTS
 
@@ -195,6 +197,24 @@ def test_what_clients_keep_is_written_as_far_as_it_changed_and_goes_when_nothing
     )
 
 
+def test_cohorts_of_one_leave_few_files_of_what_clients_keep(tmp_path):
+    counts = []
+
+    class Watch(fl.Observer):
+        def on_round(self, record):
+            counts.append(len(list((tmp_path / "checkpoint").glob("kept-*"))))
+
+    clients = [make_clients()[0]] * 400
+    options = {"clients": clients, "clients_per_round": 1, "rounds": 90}
+    whole = run(fl.SCAFFOLD(0.1), **options)
+    with pytest.raises(KeyboardInterrupt):
+        run(fl.SCAFFOLD(0.1), **options, run_dir=tmp_path, observers=[Watch(), StopAt(75)])
+    resumed = run(fl.SCAFFOLD(0.1), **options, run_dir=tmp_path, resume=True, observers=[Watch()])
+    # Two checkpoints stay, and a merge is one file more than what the one before refers to.
+    assert FILES // 2 < max(counts) <= FILES + 1
+    assert same(whole, resumed)
+
+
 def test_damage_to_what_clients_keep_is_passed_over_like_any_other(tmp_path):
     run(fl.SCAFFOLD(0.1), run_dir=tmp_path, rounds=4)
     newest = json.loads((tmp_path / "checkpoint/round-000004/checkpoint.json").read_text())["content"]["kept"]
@@ -344,15 +364,10 @@ def unusual_losses():
     """Losses around which there is more than numbers."""
     if flag := False:
         scale = 2.0
-    calls, names, kind, few = 0, np.array(["a", "b"]), "smooth", np.longdouble(1)
+    names, kind, few = np.array(["a", "b"]), "smooth", np.longdouble(1)
 
     def with_an_empty_cell(outputs, targets):
         return nn.functional.cross_entropy(outputs, targets) * (scale if flag else 1)
-
-    def that_counts(outputs, targets):
-        nonlocal calls
-        calls += 1
-        return nn.functional.cross_entropy(outputs, targets)
 
     def with_names(outputs, targets):
         return nn.functional.cross_entropy(outputs, targets) * float(few) * len(names) * len(kind)
@@ -361,14 +376,33 @@ def unusual_losses():
         return nn.functional.cross_entropy(outputs, targets) * len(both)
 
     both = (with_itself, partial(with_itself, 1))
-    return [with_an_empty_cell, that_counts, with_names, with_itself]
+    return [with_an_empty_cell, with_names, with_itself]
 
 
-@pytest.mark.parametrize("which", range(4))
+@pytest.mark.parametrize("which", range(3))
 def test_a_run_goes_on_with_whatever_is_around_its_loss(which, tmp_path):
     loss = unusual_losses()[which]
     run(loss=loss, run_dir=tmp_path, rounds=2)
     assert len(run(loss=loss, run_dir=tmp_path, resume=True).history) > 2
+
+
+def counting_loss():
+    calls = 0
+
+    def loss(outputs, targets):
+        nonlocal calls
+        calls += 1
+        return nn.functional.cross_entropy(outputs, targets)
+
+    return loss
+
+
+def test_a_number_around_a_loss_counts_as_it_is_when_the_run_starts_or_resumes(tmp_path):
+    loss = counting_loss()
+    run(loss=loss, run_dir=tmp_path, rounds=2)
+    with pytest.raises(RunDirectoryError, match=r"loss\.calls was 1 and is now \d+"):
+        run(loss=loss, run_dir=tmp_path, resume=True)
+    assert len(run(loss=counting_loss(), run_dir=tmp_path, resume=True).metrics) > 2, "as in a new process"
 
 
 def test_other_values_of_frozen_parameters_are_another_run(tmp_path):
@@ -609,6 +643,35 @@ def test_another_version_of_a_library_is_a_warning(tmp_path):
     rewrite(tmp_path, versions=versions() | {"torch": "1.0"})
     with pytest.warns(RuntimeWarning, match=r"torch was '1.0' and is now .*; the last bits may differ"):
         run(run_dir=tmp_path, resume=True, rounds=4)
+
+
+OTHER_INSTRUCTIONS = """
+import sys, warnings
+import torch
+from test_checkpoint import run
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    run(run_dir=sys.argv[1], resume=True, rounds=3)
+print(torch.backends.cpu.get_cpu_capability(), *(str(one.message) for one in caught), sep="|")
+"""
+
+
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="there are no others to switch off")
+def test_other_instructions_of_the_processor_are_a_warning(tmp_path):
+    """torch is told by its own variable to do without the newer ones, as on an older processor."""
+    run(run_dir=tmp_path, rounds=2)
+    here = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER_INSTRUCTIONS, str(tmp_path)],
+        env=os.environ | {"ATEN_CPU_CAPABILITY": "default", "PYTHONPATH": here},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    now, *warned = done.stdout.strip().split("|")
+    before = torch.backends.cpu.get_cpu_capability()
+    assert now == "DEFAULT"
+    assert [text for text in warned if f"instructions was '{before}' and is now 'DEFAULT'; the last bits" in text]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

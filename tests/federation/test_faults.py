@@ -71,6 +71,14 @@ def test_a_run_killed_at_some_operations_on_files_goes_on_to_the_same_bits(memor
 
 
 @posix
+def test_a_run_killed_while_it_merges_what_clients_keep_goes_on_to_the_same_bits(memory):
+    options = {"algorithm": "scaffold", "hyperparameters": {"lr": 0.1}, "rounds": 5, "cohort": 2, "kept_files": 2}
+    tally = crash("operations", memory, stride=4, **options)
+    assert tally["kills"] >= 15
+    assert tally["half_written"] >= 1
+
+
+@posix
 def test_a_run_killed_at_random_instants_goes_on_to_the_same_bits(memory):
     tally = crash("times", memory, deaths=4, algorithm="scaffold", width=2000)
     assert tally["kills"] + tally["interrupts"] >= 4

@@ -53,7 +53,7 @@ def test_a_run_is_read_with_everything_it_wrote(comparison_folder: Path) -> None
     assert run.summary["status"] == "finished"
     assert run.failure is None
     assert run.choices["engine"] == "reference"
-    assert set(run.versions) == {"python", "torch", "numpy"}
+    assert set(run.versions) == {"python", "torch", "numpy", "instructions"}
     assert {(point.round, point.client) for point in run.trajectory} == {(1, 3), (1, 5), (3, 3), (3, 5)}
 
 

@@ -146,8 +146,8 @@ documentation of fedlalr for certificates, node keys and what happens when somet
     flower-supernode --insecure --superlink 127.0.0.1:8000 --port 9094 --node-config 'partition-id=0'   # … and so on
     flwr run . --stream
 
-The same run in the simulator, to the same bits on a CPU with one thread (with `clients_per_round` the cohorts differ:
-a deployment draws them from a secret):
+The same run in the simulator, to the same bits on a CPU with one thread (with `clients_per_round`, other cohorts are
+drawn here, from a secret):
 
     fedlalr run {package}/config.yaml engine=reference
 """

@@ -7,29 +7,33 @@ that going on with other ones can be refused by name.
 from __future__ import annotations
 
 import dataclasses
-import dis
 import functools
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedlalr.data.population import Clients, Population, Samples
+from fedlalr.data.population import Clients, DatasetClients, Population, Samples
 from fedlalr.training.interfaces import Training
 from fedlalr.training.options import LocalOptions, options_in
 
 Facts = dict[str, Any]
 """Name → JSON value; nested things are flattened to dotted names."""
 
-SAMPLED_ROWS = 64
-"""Samples of the pool whose inputs are hashed. Targets and the partition are hashed whole."""
+SAMPLES = 4096
+"""The most samples of all clients that are hashed, and the most inputs of the test set."""
+SAMPLES_PER_CLIENT = 4
+"""Evenly spread from a client's first to its last. Fewer if there are many clients; one of some if too many."""
+CLIENTS_READ_TWICE = 16
+"""Data sets that are read a second time, to see whether a sample is the same at every read."""
 
 _NO_CONSTANT = object()
 
@@ -48,7 +52,7 @@ def facts_of(
         **{name: plain(value) for name, value in options.items()},
         "model": _model_facts(training),
         "data": _data_facts(population),
-        "test": None if test is None else {"inputs": _sampled(test[0]), "targets": hash_tensor(test[1])},
+        "test": None if test is None else _test_facts(*test),
     }
     return flat(facts)
 
@@ -151,7 +155,8 @@ def plain(value: object) -> Any:
 def _taken_along(function: FunctionType, depth: int = 3) -> Facts:
     """The constants around a function that was made in place, as by `pinball(0.9)`, and its defaults.
 
-    Lists, tables, other objects and what the function itself sets anew may grow as a run goes, and are left out.
+    They count as they are when a run starts or resumes. Lists, tables and other objects may change as a run goes, and
+    are left out: a function that counts its calls should count in one of those.
     """
     if "<" not in function.__qualname__ or not depth:
         return {}
@@ -163,13 +168,11 @@ def _taken_along(function: FunctionType, depth: int = 3) -> Facts:
 
 
 def _closure(function: FunctionType) -> dict[str, object]:
-    """The variables of the functions around a function that have a value and that it does not set itself."""
-    sets = {line.argval for line in dis.get_instructions(function) if line.opname == "STORE_DEREF"}
+    """The variables of the functions around a function that have a value."""
     found: dict[str, object] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # a cell is empty where its variable was never set
-            if name not in sets:
-                found[name] = cell.cell_contents
+            found[name] = cell.cell_contents
     return found
 
 
@@ -221,20 +224,64 @@ def _data_facts(population: Clients) -> Facts:
     sizes = population.sizes
     facts: Facts = {"clients": len(population), "samples": int(sizes.sum()), "sizes": hash_tensor(sizes)}
     if isinstance(population, Population):
+        rows = [population.partition[client][places] for client, places in _sampled(sizes)]
         facts |= {
             "partition": hash_tensor(torch.from_numpy(population.partition.indices)),
-            "inputs": _sampled(population.inputs),
+            "inputs": _hash_rows(population.inputs, np.concatenate(rows)),
             "targets": hash_tensor(population.targets),
             "transform": plain(population.transform),
         }
+    elif isinstance(population, DatasetClients):
+        facts |= _dataset_facts(population)
     return facts
 
 
-def _sampled(samples: Samples) -> str:
-    """A hash of the number of samples and of some of them, evenly spread."""
-    count = len(samples)
-    rows = torch.linspace(0, count - 1, min(count, SAMPLED_ROWS), dtype=torch.float64, device="cpu").long()
-    return f"{count} samples, {hash_tensor(samples[rows.to(samples.device)])}"
+def _test_facts(inputs: Samples, targets: Tensor) -> Facts:
+    return {"inputs": _hash_rows(inputs, _spread(len(inputs), SAMPLES)), "targets": hash_tensor(targets)}
+
+
+def _sampled(sizes: Tensor) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Clients, and the places of the samples of each that are hashed: of every client, unless there are too many."""
+    each = min(SAMPLES_PER_CLIENT, max(1, SAMPLES // len(sizes)))
+    for client in _spread(len(sizes), SAMPLES).tolist():
+        yield client, _spread(int(sizes[client]), each)
+
+
+def _spread(count: int, most: int) -> NDArray[np.int64]:
+    """At most so many of the places `0 … count − 1`, evenly spread, the first and the last among them."""
+    return np.linspace(0, count - 1, min(count, most)).astype(np.int64)
+
+
+def _hash_rows(samples: Samples, rows: NDArray[np.int64]) -> str:
+    """A hash of the number of samples and of some of them, a few at a time, since samples may be large."""
+    whole = hashlib.sha256()
+    for start in range(0, len(rows), 64):
+        some = torch.from_numpy(rows[start : start + 64]).to(samples.device)
+        whole.update(hash_tensor(samples[some]).encode())
+    return f"{len(samples)} samples, {whole.hexdigest()[:16]}"
+
+
+def _dataset_facts(population: DatasetClients) -> Facts:
+    """Hashes of sampled inputs and targets. What changes from one read to the next, as by augmentation, does not count;
+    a client that cannot be read, whose replies a run leaves out, counts by its kind of error."""
+    sampled = list(_sampled(population.sizes))
+    few = _spread(len(sampled), CLIENTS_READ_TWICE)
+    with torch.random.fork_rng(devices=[]):
+        found = np.array([_hashed_batch(population, *one) for one in sampled])
+        again = np.array([_hashed_batch(population, *sampled[place]) for place in few])
+    same = (found[few] == again).all(axis=0)
+    return {
+        name: digest({"clients": found[:, part].tolist()})[:16] if same[part] else "different at every read"
+        for part, name in enumerate(("inputs", "targets"))
+    }
+
+
+def _hashed_batch(population: DatasetClients, client: int, places: NDArray[np.int64]) -> tuple[str, str]:
+    try:
+        inputs, targets = population.batch(client, torch.from_numpy(places))
+    except Exception as error:  # a data set is the user's own code, and may raise anything
+        return type(error).__name__, type(error).__name__
+    return hash_tensor(inputs), hash_tensor(targets)
 
 
 def _described(module: nn.Module) -> str:

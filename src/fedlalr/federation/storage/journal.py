@@ -297,12 +297,17 @@ def clear_run(directory: str | Path, also: Iterable[str] = ()) -> None:
 
 
 def versions() -> dict[str, str]:
-    """The versions that bits may depend on."""
-    return {"python": sys.version.split()[0], "torch": torch.__version__, "numpy": np.__version__}
+    """The versions that bits may depend on, and the processor's instructions that torch uses."""
+    return {
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+    }
 
 
 def _check_same_run(description: Mapping[str, Any], facts: Facts, path: Path) -> None:
-    """Refuse to go on with anything but the same run; another version of a library is worth a warning."""
+    """Reject anything but the same run; another version of a library or other instructions are worth a warning."""
     different = differences(description["facts"], facts)
     if different:
         raise RunDirectoryError(
@@ -312,7 +317,7 @@ def _check_same_run(description: Mapping[str, Any], facts: Facts, path: Path) ->
     changed = differences(description["versions"], versions())
     if changed:
         warnings.warn(
-            f"going on with other versions than the run began with: {'; '.join(changed)}; the last bits may differ",
+            f"resuming in another environment than the run began in: {'; '.join(changed)}; the last bits may differ",
             RuntimeWarning,
             stacklevel=5,
         )

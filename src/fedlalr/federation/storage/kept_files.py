@@ -2,14 +2,17 @@
 
 A population may keep far more than the server holds, and in a round only the cohort's part of it changes. So every
 checkpoint adds one file with the rows that changed since the one before, and its description says which client's row is
-in which file. When more than half of all rows are out of date, everything is written anew.
+in which file. When more than half of all rows are out of date, everything is written again. When there are `FILES`
+files, the next one takes in the rows of the smaller half of them. Old files stay until no checkpoint refers to them.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,10 @@ from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots
 from fedlalr.federation.storage.tensor_file import Seal, read_tensors, take, write_tensors
+
+FILES = 64
+"""The most files that one checkpoint refers to. Merging the smaller half, and not all, leaves large files alone: with
+2,000 clients, one a round, a row is written 2.8 times on average."""
 
 _NAME = re.compile(r"kept-\d{6,}\.safetensors")
 _CLIENTS = "clients"
@@ -42,6 +49,8 @@ class KeptFiles:
         rows = sum(self._rows.values()) + len(changed)
         if rows > 2 * len(kept):
             changed = sorted(kept)
+        elif changed and len(self._seals) >= FILES:
+            changed = sorted({*changed, *self._in_smallest(FILES // 2)})
         if changed:
             name = f"kept-{round:06d}.safetensors"
             aside = self.folder / f".writing-{name}"
@@ -80,6 +89,11 @@ class KeptFiles:
             for file in there:
                 if file.name not in used:
                     file.unlink(missing_ok=True)
+
+    def _in_smallest(self, count: int) -> list[int]:
+        """The clients whose rows are in the files with the fewest rows that count."""
+        files = {name for name, _ in sorted(Counter(self._place.values()).items(), key=itemgetter(1))[:count]}
+        return [client for client, name in self._place.items() if name in files]
 
     def _note(self, name: str, seal: Seal, rows: int, clients: Mapping[int, Slots]) -> None:
         self._seals[name], self._rows[name] = seal, rows
