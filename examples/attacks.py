@@ -193,7 +193,7 @@ def run(
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
     kept, failed = Remember(), None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", fl.RepliesRefused)
+        warnings.simplefilter("ignore", fl.RepliesRejected)
         try:
             fl.run(
                 model,

@@ -402,7 +402,7 @@ def test_a_number_around_a_loss_counts_as_it_is_when_the_run_starts_or_resumes(t
     run(loss=loss, run_dir=tmp_path, rounds=2)
     with pytest.raises(RunDirectoryError, match=r"loss\.calls was 1 and is now \d+"):
         run(loss=loss, run_dir=tmp_path, resume=True)
-    assert len(run(loss=counting_loss(), run_dir=tmp_path, resume=True).metrics) > 2, "as in a new process"
+    assert len(run(loss=counting_loss(), run_dir=tmp_path, resume=True).history) > 2, "as in a new process"
 
 
 def test_other_values_of_frozen_parameters_are_another_run(tmp_path):

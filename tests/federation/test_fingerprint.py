@@ -64,7 +64,7 @@ def test_a_run_is_not_resumed_with_other_samples_behind_its_datasets(kind, whose
     run(datasets(), tmp_path)
     with pytest.raises(RunDirectoryError, match=rf"cannot go on with other settings: data\.{name} was"):
         run(datasets(change, whose), tmp_path, rounds=4)
-    assert len(run(datasets(), tmp_path, rounds=4).metrics) == 4
+    assert len(run(datasets(), tmp_path, rounds=4).history) == 4
 
 
 def pool(changed=()):
@@ -80,7 +80,7 @@ def test_a_run_is_not_resumed_with_other_inputs_of_one_client_of_a_population(cl
     run(pool(), tmp_path)
     with pytest.raises(RunDirectoryError, match=r"cannot go on with other settings: data\.inputs was"):
         run(pool([client]), tmp_path, rounds=4)
-    assert len(run(pool(), tmp_path, rounds=4).metrics) == 4
+    assert len(run(pool(), tmp_path, rounds=4).history) == 4
 
 
 class Noisy(Own):
@@ -101,7 +101,7 @@ def test_a_run_whose_datasets_augment_their_inputs_resumes_but_not_with_other_ta
         run([Noisy(pair, shift=1) for pair in PAIRS], tmp_path, rounds=4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert len(run([Noisy(pair) for pair in PAIRS], tmp_path, rounds=4).metrics) == 4
+        assert len(run([Noisy(pair) for pair in PAIRS], tmp_path, rounds=4).history) == 4
     assert data_facts(DatasetClients([Noisy(pair) for pair in PAIRS]))["inputs"] == "different at every read"
 
 
@@ -117,8 +117,8 @@ def test_a_client_that_cannot_be_read_is_left_out_of_rounds_and_does_not_end_the
     def fails(inputs, target):
         raise OSError("the disk is gone")
 
-    with pytest.warns(fl.RepliesRefused, match="the disk is gone"):
-        assert len(run(datasets(fails, [3]), tmp_path, rounds=4).metrics) == 4
+    with pytest.warns(fl.RepliesRejected, match="the disk is gone"):
+        assert len(run(datasets(fails, [3]), tmp_path, rounds=4).history) == 4
     with pytest.raises(RunDirectoryError, match=r"data\.inputs was"):
         run(datasets(), tmp_path, rounds=5)
 

@@ -43,7 +43,7 @@ def defences(attacks):
 def test_clients_with_a_rare_class_are_heard_after_the_majority_has_converged(attacks, defences):
     """Three honest clients of a hundred: their changes are hundreds of times as long as the median."""
     with warnings.catch_warnings():
-        warnings.simplefilter("error", fl.RepliesRefused)
+        warnings.simplefilter("error", fl.RepliesRejected)
         rare, others, result = attacks.run_rare(defences["default"], fl.FedLALR(lr=0.1), rounds=40)
     assert rare == 1.0
     assert others == 1.0
@@ -160,7 +160,7 @@ def test_a_client_that_is_rejected_in_several_rounds_running_is_named(tmp_path):
     clients = make_clients()
     clients[2] = (torch.full_like(clients[2][0], torch.nan), clients[2][1])
     common = {"local": fl.Steps(2), "batch_size": 4, "engine": "reference"}
-    with pytest.warns(fl.RepliesRefused) as told:
+    with pytest.warns(fl.RepliesRejected) as told:
         result = fl.run(make_model(), clients, fl.FedLALR(), rounds=5, run_dir=tmp_path, **common)
     named = [
         str(warning.message)

@@ -456,7 +456,7 @@ def test_settings_and_method_may_depend_on_the_runs_configuration(tmp_path):
         ({"layout": "flat"}, ValueError, "layout"),
         ({"retries": -1}, ValueError, "retries must be"),
         ({"settings": {"min_clients": 9}}, ValueError, "min_clients is 9"),
-        ({"settings": {"engine": "stacked"}}, TypeError, "no setting 'engine'"),
+        ({"settings": {"engine": "stacked"}}, TypeError, "no option 'engine'"),
     ],
 )
 def test_options_that_cannot_work_are_refused(options, error, reason):
