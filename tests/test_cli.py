@@ -196,6 +196,28 @@ def test_an_interrupt_ends_with_130_and_says_how_to_go_on(monkeypatch: pytest.Mo
     assert len(Path("here/metrics.jsonl").read_text().splitlines()) == 5
 
 
+def test_a_run_interrupted_in_its_first_round_does_not_read_as_one_that_diverged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedlalr.training.engines.reference.ReferenceEngine.train", interrupt)
+    result = cli("run", *SMALL, "--run-dir", "here")
+    assert result.exit_code == 130
+    assert "fedlalr: no round was finished\n" in result.stdout
+    assert "go on with: fedlalr resume here" in result.stdout
+    assert "finite" not in result.output
+
+
+@pytest.mark.parametrize("command", [("run", *SMALL), ("compare", *SMALL), ("reproduce", "heterogeneity"), ("resume",)])
+def test_a_run_directory_that_is_a_file_is_called_one(command: tuple[str, ...]) -> None:
+    Path("here").touch()
+    result = cli(*command, *(["here"] if command == ("resume",) else ["--run-dir", "here"]))
+    assert result.exit_code == 2
+    assert "here is a file, and a directory is" in result.stderr
+
+
 def test_a_run_that_goes_on_counts_all_that_was_sent() -> None:
     whole = cli("run", *SMALL[1:], "rounds=4", "--run-dir", "whole").stdout
     cli("run", *SMALL, "--run-dir", "here")
@@ -330,6 +352,20 @@ def test_long_runs_show_about_a_hundred_plain_lines(capsys: pytest.CaptureFixtur
     for round in range(1, 1001):
         progress.on_round(Record(round, 1.0, None, 1.0, 0.1, 0.1, 1, 1, 10))
     assert 100 <= len(capsys.readouterr().out.splitlines()) <= 103
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(150_000.0, "takes about 42 hours on this CPU"), (60.0, ""), (None, "")])
+def test_a_long_run_on_a_cpu_is_announced(seconds: float | None, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    from fedlalr.cli.progress import RunProgress
+    from fedlalr.federation import RunInfo
+
+    info = RunInfo("FedAvg", "workers", "heavy", "cpu", 100, 1, 10, 10, 5, seconds=seconds)
+    RunProgress(Console(width=200)).on_start(info)
+    _, *more = capsys.readouterr().out.splitlines()
+    assert bool(more) == bool(said)
+    assert all(said in line and "device=cuda" in line and "rounds=2" in line for line in more)
 
 
 def test_downloads_show_one_line_for_each_thing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,8 @@ def test_every_bound_is_printed_term_by_term_with_the_largest_marked() -> None:
     for heading in ("Theorem 1, as stated", "Theorem 1, as the proof ends", "Corollary 1", "Corollary 2"):
         assert heading in result.stdout
     assert "506 ←" in result.stdout
+    assert result.stdout.count("sum (vacuous)") == 4
+    assert result.stdout.count("is vacuous") == 1
     assert "the cap does not bind" in result.stdout
     assert "121 kB" in result.stdout
     assert "80.9 kB" in result.stdout  # momentum is not sent where it is restarted
@@ -41,6 +43,7 @@ def test_json_has_the_numbers_of_the_functions() -> None:
     problem = Problem(L=1.0, sigma=1.6, G_inf=1.6, d=8, gap=2.8, eps=0.5, beta1=0.9)
     assert plain["bounds"][0]["total"] == pytest.approx(theorem1(problem, N=16, K=8, T=4096).total)
     assert plain["bounds"][0]["dominant"] == "αN/T"
+    assert plain["bounds"][0]["vacuous"] is True
     assert plain["step_size"]["alpha"] == pytest.approx(0.0220971)
     assert plain["communication"]["K = 8"]["complexity"] == pytest.approx(1 / (8 * 0.01**2))
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedlalr.data import batches as batches_module
 from fedlalr.data.batches import PADDING, batch_counts, batches_per_pass, plan
 from fedlalr.data.random import bits, key
 
@@ -28,15 +32,48 @@ def test_every_pass_shows_every_sample_once(sizes, batch_size, epochs, seed):
 
 
 @settings(deadline=None, max_examples=60)
-@given(sizes=sizes_of_clients, batch_size=st.one_of(st.none(), st.integers(1, 12)), steps=st.integers(1, 9))
-def test_a_clients_batches_do_not_depend_on_who_else_is_asked_for(sizes, batch_size, steps):
+@given(
+    sizes=sizes_of_clients,
+    batch_size=st.one_of(st.none(), st.integers(1, 12)),
+    steps=st.integers(1, 9),
+    small=st.sampled_from([0, batches_module.SMALL_SHUFFLE]),
+)
+def test_a_clients_batches_do_not_depend_on_who_else_is_asked_for(sizes, batch_size, steps, small):
     size, ids = torch.tensor(sizes), torch.arange(len(sizes)) * 7
-    together = plan(5, 2, ids, size, torch.full_like(size, steps), batch_size)
+    with mock.patch.object(batches_module, "SMALL_SHUFFLE", small):
+        together = plan(5, 2, ids, size, torch.full_like(size, steps), batch_size)
     for row in range(len(sizes)):
         alone = plan(5, 2, ids[row : row + 1], size[row : row + 1], torch.tensor([steps]), batch_size)[0]
         mine = together[row]
         for k in range(steps):
             assert mine[k][mine[k] != PADDING].tolist() == alone[k][alone[k] != PADDING].tolist()
+
+
+def uneven(small: int, large: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Ids, sizes and steps of one tiny client among large ones."""
+    sizes = torch.tensor([large, large, small, *[large] * 7])
+    return torch.arange(10) * 3, sizes, torch.full_like(sizes, 100)
+
+
+def test_a_tiny_client_is_not_shuffled_at_the_size_of_the_largest(monkeypatch):
+    shuffled, shuffle = [], batches_module._shuffles
+
+    def counted(*arguments):
+        shuffled.append(shuffle(*arguments))
+        return shuffled[-1]
+
+    monkeypatch.setattr(batches_module, "_shuffles", counted)
+    ids, sizes, steps = uneven(1, 20_000)
+    plan(0, 1, ids, sizes, steps, 50)
+    assert sum(order.numel() for order in shuffled) == 100 * 1 + 9 * 20_000
+
+
+def test_the_plan_of_uneven_clients_is_the_one_of_earlier_versions():
+    batches = plan(3, 2, *uneven(3, 20_000), 50)
+    assert batches.shape == (10, 100, 50)
+    assert batches[2, :3, :3].tolist() == [[0, 2, 1], [1, 2, 0], [1, 0, 2]]
+    assert batches[0, 0, :4].tolist() == [12801, 14766, 3123, 809]
+    assert hashlib.sha256(batches.numpy().tobytes()).hexdigest()[:16] == "64416351c9436734"
 
 
 @settings(deadline=None, max_examples=100)

@@ -592,6 +592,8 @@ def test_a_read_only_directory_is_a_clear_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(RunDirectoryError, match="cannot be written: Not a directory"):
         run(run_dir=tmp_path / "file" / "run")
+    with pytest.raises(RunDirectoryError, match="file is a file, and run_dir must be a directory"):
+        run(run_dir=tmp_path / "file")
 
 
 def test_threads_and_engine_are_those_the_run_began_with(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 
 import pytest
@@ -48,7 +49,8 @@ def test_a_healthy_machine_fails_nothing(health):
 )
 def test_what_would_be_slow_or_fail_is_found(changes, expected, health):
     fine = replace(health, threads=1, load=0.0, memory=8 * GIB, disk={"runs": 80 * GIB}, checkpoint_seconds=0.1)
-    assert expected in [finding.what for finding in doctor._find(replace(fine, **changes), None)]
+    (advice,) = [found.advice for found in doctor._find(replace(fine, **changes), None) if found.what == expected]
+    assert re.search(r"export [A-Z_]+=\w+|fedlalr (run|reproduce) .*\w+", advice)  # a command to copy
 
 
 def test_a_processor_on_which_bfloat16_kills_is_found(monkeypatch):
@@ -59,10 +61,10 @@ def test_a_processor_on_which_bfloat16_kills_is_found(monkeypatch):
     (finding,) = doctor._bfloat16_test()
     assert finding.grade == "limited"
     assert "code -4" in finding.what
-    assert finding.advice == "compute in float32"
+    assert finding.advice == "compute in float32: fedlalr run … dtype=float32"
     monkeypatch.setattr(doctor, "FEWER_INSTRUCTIONS", {"CURED": "yes"})
     (finding,) = doctor._bfloat16_test()
-    assert finding.advice == "set CURED=yes, with which they work"
+    assert finding.advice == "with fewer instructions they work: export CURED=yes"
 
 
 def test_a_healthy_machine_with_a_gpu_has_no_findings(health):

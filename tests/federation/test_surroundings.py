@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -137,3 +139,22 @@ def test_statistics_behind_dropout_are_taken_anew_by_the_seed(engine):
         torch.manual_seed(state)
         runs.append(fl.run(model, clients, fl.FedAvg(), rounds=2, batch_size=4, buffers="recalibrate", engine=engine))
     assert_same(*runs)
+
+
+@pytest.mark.parametrize(
+    ("load", "threads", "engine", "expected"),
+    [(100, 2, "reference", 1), (0.5, 2, "reference", 0), (100, 1, "reference", 0), (100, 2, "workers:1", 0)],
+    ids=["busy", "idle", "one thread", "workers"],
+)
+def test_a_busy_machine_gets_advice_and_the_threads_stay(load, threads, engine, expected, monkeypatch, recwarn):
+    monkeypatch.setattr("os.getloadavg", lambda: (load * (os.cpu_count() or 1), 0, 0))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        trained(engine)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    advice = [str(warning.message) for warning in recwarn if "this machine is busy" in str(warning.message)]
+    assert len(advice) == expected
+    assert all("set OMP_NUM_THREADS=1 or call torch.set_num_threads(1)" in told for told in advice)

@@ -193,6 +193,20 @@ def test_extreme_values_of_eps_are_remarked():
     assert any("no room" in remark for remark in theorem1(replace(PLAIN, eps=2), **RUN).remarks)
 
 
+def test_a_bound_no_smaller_than_any_gradient_is_called_vacuous():
+    """At a million rounds the sum is about 0.2; five coordinates of at most G∞ make 5·G∞² of any gradient."""
+    long = {"N": 4, "K": 3, "T": 10**6}
+    bound = theorem1(PLAIN, **long)
+    assert bound.trivial == 5 * 2**2
+    assert bound.total < bound.trivial
+    assert not bound.is_vacuous
+    assert not [remark for remark in bound.remarks if "vacuous" in remark]
+    short = theorem1(PLAIN, **RUN, alpha=0.01)
+    assert short.total > 20
+    assert short.is_vacuous
+    assert short.remarks[-1] == "‖∇f‖² is never above d·G∞² = 20: a bound whose sum is no smaller is vacuous."
+
+
 def test_a_run_within_all_conditions_has_no_remarks():
     assert theorem1(PLAIN, N=4, K=3, T=10**6).remarks == ()
 

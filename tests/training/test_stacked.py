@@ -4,6 +4,7 @@ ones."""
 from __future__ import annotations
 
 import copy
+import re
 import resource
 import warnings
 from dataclasses import replace
@@ -87,6 +88,47 @@ class Centring(nn.Module):
 def test_a_module_that_vmap_cannot_batch_is_refused_with_the_reason():
     with pytest.raises(CannotStack, match="cannot be batched over clients"):
         StackedEngine(with_model(Recurrent()))
+
+
+class Undecided(nn.Module):
+    """Chooses by the values of its inputs."""
+
+    def forward(self, inputs):
+        return inputs if inputs.sum() > 0 else -inputs
+
+
+@pytest.mark.parametrize(
+    ("layer", "place"),
+    [
+        (
+            Undecided(),
+            rf"; in layer '2', Undecided; {re.escape(__file__)}, line \d+: return inputs if inputs\.sum\(\) > 0",
+        ),
+        (nn.RReLU(), r"aten::rrelu.*; in layer '2', RReLU\)"),
+    ],
+    ids=["own", "torch's"],
+)
+def test_a_refusal_of_vmap_names_the_layer_and_the_line_and_keeps_its_cause(layer, place):
+    training = with_model(nn.Sequential(nn.Flatten(), nn.Linear(36, 3), layer))
+    with pytest.raises(CannotStack, match=place) as refusal:
+        create_engine("stacked", training, cohort=4)
+    assert isinstance(refusal.value.__cause__.__cause__, RuntimeError)
+
+
+class Renormed(nn.Linear):
+    """Calls an operation that torch batches in a loop."""
+
+    def forward(self, inputs):
+        return super().forward(torch.renorm(inputs.flatten(1), 2, 0, 1.0))
+
+
+def test_torchs_warnings_of_slow_batching_are_not_shown(recwarn):
+    training = with_model(Renormed(36, 3))
+    engine, _ = create_engine("stacked", training, cohort=4)
+    run_round(initial_state(training), torch.arange(4), 0.01, engine, training, Rules())
+    assert [str(warning.message) for warning in recwarn] == []
+    torch.func.vmap(lambda row: torch.renorm(row, 2, 0, 1.0))(torch.ones(2, 3, 4))
+    assert "batching rule for aten::renorm" in str(recwarn.pop(UserWarning).message)  # the caller's own are
 
 
 def test_a_layer_that_mixes_samples_is_refused_only_where_batches_would_be_padded():

@@ -25,6 +25,7 @@ from fedlalr.data.population import as_clients
 from fedlalr.federation.round import Rules, run_round
 from fedlalr.federation.session import initial_state
 from fedlalr.training.engines.reference import ReferenceEngine
+from fedlalr.training.engines.shared_memory import ship, unship
 from fedlalr.training.engines.workers import WorkerDied, WorkersEngine, end_idle_workers
 from fedlalr.training.interfaces import Training
 from fedlalr.training.layout import Layout
@@ -41,6 +42,19 @@ class Own(Dataset):
 
     def __getitem__(self, index):
         return self.pair[0][index], self.pair[1][index]
+
+
+class Mapped(Dataset):
+    """A client's part of a file that is mapped into memory as a whole."""
+
+    def __init__(self, inputs, start, targets):
+        self.inputs, self.start, self.targets = inputs, start, targets
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, index):
+        return torch.from_numpy(np.array(self.inputs[self.start + index])), self.targets[index]
 
 
 class Norm(nn.Module):
@@ -137,6 +151,47 @@ def test_modules_and_data_sets_of_a_test_module_and_statistics_travel():
     finally:
         engine.close()
     assert_equal_states(state, expected, rtol=1e-10, atol=1e-14)
+
+
+def shipped(value):
+    """What another process gets of a value, and the bytes copied for it."""
+    arena, bounds = ship(value)
+    with closing(arena):
+        return unship(arena, bounds), arena.size
+
+
+def test_clients_over_a_memory_mapped_file_share_the_file(tmp_path: Path):
+    pairs = make_clients((8, 12, 4, 8, 12))
+    np.save(tmp_path / "inputs.npy", torch.cat([inputs for inputs, _ in pairs] * 1000).numpy())
+    clients = [
+        Mapped(np.load(tmp_path / "inputs.npy", mmap_mode="r"), start, targets)
+        for start, (_, targets) in zip((0, 8, 20, 24, 32), pairs, strict=True)
+    ]
+    setting = training(clients=clients)
+    assert shipped(setting)[1] < (tmp_path / "inputs.npy").stat().st_size / 10
+    with closing(WorkersEngine(setting, 2)) as engine:
+        state, _ = two_rounds(engine, setting)
+    assert_equal_states(state, two_rounds(ReferenceEngine(setting), setting)[0])
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("mode", ["r", "r+", "c"])
+def test_parts_of_memory_mapped_files_arrive_as_they_are(mode, order, tmp_path: Path):
+    np.save(tmp_path / "file.npy", np.asarray(np.arange(24.0).reshape(4, 6), order=order))
+    whole = np.load(tmp_path / "file.npy", mmap_mode=mode)
+    if mode != "r":
+        whole[0, 0] = 7  # in the file, or in a private copy of its page
+    parts = [whole, whole[1:3], whole[::-1, 1::2], np.asarray(whole)[2], whole.T, whole[[2, 0]], whole[4:]]
+    for mine, theirs in zip(shipped(parts)[0], parts, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_memory_that_several_clients_share_is_copied_once():
+    array, tensor = np.ones(10_000), torch.ones(10_000)
+    views, size = shipped([array[:], array[:], tensor[:], tensor.view(100, 100)])
+    assert size < array.nbytes + 4 * len(tensor) + 5_000
+    assert [view.shape for view in views] == [(10_000,), (10_000,), (10_000,), (100, 100)]
+    assert all(bool((view == 1).all()) for view in views)
 
 
 def test_a_client_that_raises_is_named_and_the_others_go_on():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,8 +26,13 @@ Arguments = Annotated[
 
 
 def at_home(path: Path | None) -> Path | None:
-    """A path with ~ as the home directory: a shell leaves it alone in `--run-dir=~/runs`."""
-    return None if path is None else path.expanduser()
+    """A folder with ~ as the home directory: a shell leaves it alone in `--run-dir=~/runs`."""
+    if path is None:
+        return None
+    path = path.expanduser()
+    if os.path.isfile(path):
+        raise typer.BadParameter(f"{path} is a file, and a directory is needed here; name another one")
+    return path
 
 
 RunDir = Annotated[

@@ -21,6 +21,8 @@ from fedlalr.report.failures import kind
 _PLAIN_LINES = 100
 """At most about so many lines for a run that is not on a terminal."""
 _PLAIN_WIDTH = 130
+LONG_RUN = 600
+"""Seconds from which on a run is announced as long."""
 
 
 def standard_output() -> Console:
@@ -67,6 +69,11 @@ class RunProgress(Observer):
             f"{info.algorithm}: {info.population:,} clients, {info.clients_per_round:,} a round, "
             f"{info.parameters:,} parameters; engine {info.engine} ({info.reason}) on {info.device}"
         )
+        if info.seconds is not None and info.seconds > LONG_RUN:
+            self.console.print(
+                f"warning: this takes about {in_hours(info.seconds)} on this CPU; run it on a GPU (device=cuda), "
+                f"or try fewer rounds first (rounds={max(1, info.rounds // 50)})"
+            )
         if self.live:
             self._progress.add_task("run", total=info.rounds, completed=info.first_round - 1, facts="")
             self._progress.start()
@@ -156,6 +163,17 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(whole, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def in_hours(seconds: float) -> str:
+    """
+    >>> in_hours(1_000), in_hours(100_000), in_hours(10_000_000)
+    ('17 minutes', '28 hours', '116 days')
+    """
+    for unit, size in (("days", 86_400), ("hours", 3_600)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 60:.0f} minutes"
 
 
 class JobsProgress:

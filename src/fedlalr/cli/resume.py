@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedlalr.cli.errors import complain
 from fedlalr.cli.options import Debug, Json, Quiet, at_home, progress_console
 from fedlalr.cli.run import run_shown
 from fedlalr.cli.tracking import Track, tracked
@@ -55,7 +51,7 @@ def resume(
     if process_rank() > 0:  # under torchrun the first process reads, writes and shows, for all
         configuration.execute(config)
         return
-    with plain_warnings(), tracked(track, config, run_dir) as trackers:
+    with tracked(track, config, run_dir) as trackers:
         run_shown(
             run_dir,
             progress_console(as_json),
@@ -63,11 +59,3 @@ def resume(
             as_json,
             lambda progress: configuration.execute(config, run_dir, [progress, *trackers], resume=True, debug=debug),
         )
-
-
-@contextmanager
-def plain_warnings() -> Iterator[None]:
-    """Show warnings as lines for people, without the place in the code that they come from."""
-    with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: complain(f"warning: {message}")
-        yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import chain, count
@@ -101,7 +102,7 @@ def run_shown(
 
     silent = quiet or (as_json and not console.is_terminal)
     try:
-        with RunProgress(console, silent, folder) as progress:
+        with plain_warnings(), RunProgress(console, silent, folder) as progress:
             execute(progress)
     except KeyboardInterrupt:
         if show(folder, as_json):
@@ -109,6 +110,14 @@ def run_shown(
         raise
     write_page(folder)
     show(folder, as_json)
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Show warnings as lines for people, without the place in the code that they come from."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: complain(f"warning: {message}")
+        yield
 
 
 def write_page(folder: Path) -> None:
@@ -165,6 +174,8 @@ def show(folder: Path, as_json: bool) -> bool:
 def outcome(summary: dict[str, Any]) -> str:
     """How good the model is, and after how many rounds."""
     accuracy, best, rounds = summary["accuracy"], summary["best_accuracy"], summary["rounds"]
+    if not rounds:
+        return "no round was finished"
     measured = "" if accuracy is None else f"accuracy {accuracy:.1%} (best {best:.1%}), "
     loss = "no finite loss" if summary["loss"] is None else f"loss {summary['loss']:.3f}"
     return f"{measured}{loss} after {rounds} round{'' if rounds == 1 else 's'}"

@@ -163,7 +163,7 @@ def show(
         for term in bound.terms:
             mark = " ←" if term is bound.dominant else ""
             table.add_row(term.name, f"{term.coefficient:.3g}", f"{term.factor:.3g}", f"{term.value:.3g}{mark}")
-        table.add_row("sum", "", "", f"{bound.total:.3g}")
+        table.add_row("sum (vacuous)" if bound.is_vacuous else "sum", "", "", f"{bound.total:.3g}")
         console.print(table)
     for remark in dict.fromkeys(remark for bound in bounds for remark in bound.remarks):
         console.print(f"• {remark}")
@@ -193,6 +193,7 @@ def as_plain(problem: Problem, bounds: list[Bound], costs: dict[str, Communicati
                 "form": bound.form,
                 "terms": {term.name: term.value for term in bound.terms},
                 "total": bound.total,
+                "vacuous": bound.is_vacuous,
                 "dominant": bound.dominant.name,
                 "remarks": bound.remarks,
             }

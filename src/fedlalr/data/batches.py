@@ -13,6 +13,10 @@ from fedlalr.data.random import BATCHES, bits, key
 
 PADDING = -1
 """Marks the places of a batch plan that hold no sample."""
+MOST_PADDING = 4
+"""Clients are shuffled together up to so many times the places that their samples take."""
+SMALL_SHUFFLE = 100_000
+"""Places up to which padding does not matter."""
 
 
 def batches_per_pass(sizes: Tensor, batch_size: int | None, drop_last: bool = False) -> Tensor:
@@ -42,17 +46,44 @@ def plan(
     a client does not depend on which other clients are asked for with it. The plan is made on `device`, by default
     where `sizes` is; its numbers are the same, and given `sizes` on the CPU nothing waits for the device.
     """
-    longest, most = int(sizes.max()), int(steps.max())
-    width = longest if batch_size is None else min(batch_size, longest)
+    where = sizes.device if device is None else device
     per_pass = batches_per_pass(sizes, batch_size, drop_last)
-    passes = int(((steps - 1) // per_pass).max()) + 1 if most else 0
+    passes = (steps - 1) // per_pass + 1
     used = sizes if batch_size is None else _used(sizes, batch_size, drop_last)
-    clients, sizes, steps, per_pass, used = torch.stack([clients, sizes, steps, per_pass, used]).to(
-        sizes.device if device is None else device
-    )
-    step = torch.arange(most, device=sizes.device)
+    table = torch.stack([clients, sizes, steps, per_pass, used, passes])
+    by_size = sizes.argsort(stable=True)
+    groups = _alike(by_size[passes[by_size].argsort(stable=True)], sizes, passes)
+    if len(groups) == 1:
+        return _plan_alike(seed, round, table, batch_size, where)
+    longest = int(sizes.max())
+    width = longest if batch_size is None else min(batch_size, longest)
+    whole = torch.full((len(sizes), int(steps.max()), width), PADDING, device=where)
+    for rows in groups:
+        part = _plan_alike(seed, round, table[:, rows], batch_size, where)
+        whole[rows.to(where), : part.shape[1], : part.shape[2]] = part
+    return whole
+
+
+def _alike(rows: Tensor, sizes: Tensor, passes: Tensor) -> list[Tensor]:
+    """Groups of clients, each shuffled as one tensor: padded to the most passes and the largest size among them.
+
+    One group, unless that would sort a lot of padding: then halves that are more alike. `rows` are in their order.
+    """
+    needed = int((sizes[rows] * passes[rows]).sum())
+    padded = len(rows) * int(sizes[rows].max()) * int(passes[rows].max())
+    if padded <= max(MOST_PADDING * needed, SMALL_SHUFFLE):
+        return [rows]
+    return [group for half in rows.chunk(2) for group in _alike(half, sizes, passes)]
+
+
+def _plan_alike(seed: int, round: int, table: Tensor, batch_size: int | None, device: torch.device) -> Tensor:
+    """The plan of clients whose shuffles are padded to one shape; `table` has a row for each fact about them."""
+    longest, most, passes = (int(table[row].max()) for row in (1, 2, 5))
+    width = longest if batch_size is None else min(batch_size, longest)
+    clients, sizes, steps, per_pass, used, _ = table.to(device)
+    step = torch.arange(most, device=device)
     which_pass = step // per_pass[:, None]  # [C, K]
-    place = (step % per_pass[:, None])[:, :, None] * (batch_size or 0) + torch.arange(width, device=sizes.device)
+    place = (step % per_pass[:, None])[:, :, None] * (batch_size or 0) + torch.arange(width, device=device)
     valid = (place < used[:, None, None]) & (step < steps[:, None])[:, :, None]
     order = _shuffles(seed, round, clients, sizes, passes, longest)  # [C, passes, longest]
     place = which_pass.clamp(max=max(passes - 1, 0))[:, :, None] * longest + place.clamp(max=longest - 1)

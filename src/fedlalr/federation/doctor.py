@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -109,18 +110,26 @@ def _find(health: Health, failure: str | None) -> Iterator[Finding]:
         yield Finding(
             "slow",
             f"torch computes with {health.threads} threads on {health.cores} cores",
-            f"set OMP_NUM_THREADS={health.cores} or less",
+            f"export OMP_NUM_THREADS={health.cores}",
         )
     if health.load is not None and health.load > health.cores + 0.5:
         yield Finding(
             "slow",
             f"{health.load:.1f} processes want {health.cores} cores",
-            "other work slows this machine down; timings taken now mean little",
+            "other work slows this machine down, and threads wait for each other: export OMP_NUM_THREADS=1",
         )
     if not any(device.startswith("cuda") for device in health.devices):
-        yield Finding("slow", "no GPU", "presets of the paper's size take hours here; `--scale smoke` takes minutes")
+        yield Finding(
+            "slow",
+            "no GPU",
+            "experiments of the paper's size take hours here; `fedlalr reproduce all --scale smoke` takes minutes",
+        )
     if health.memory < LITTLE_MEMORY:
-        yield Finding("slow", f"{health.memory / GIB:.1f} GiB of memory left", "use smaller cohorts or models")
+        yield Finding(
+            "slow",
+            f"{health.memory / GIB:.1f} GiB of memory left",
+            "use smaller cohorts: fedlalr run … clients_per_round=5",
+        )
     shared = Path("/dev/shm")
     if shared.is_dir() and shutil.disk_usage(shared).total < LITTLE_SHARED_MEMORY:
         yield Finding(
@@ -130,22 +139,27 @@ def _find(health: Health, failure: str | None) -> Iterator[Finding]:
         )
     for name, free in health.disk.items():
         if free < LITTLE_DISK:
-            yield Finding("fails", f"{free / GIB:.1f} GiB of disk left for {name}", "make room, or use another folder")
+            yield Finding("fails", f"{free / GIB:.1f} GiB of disk left for {name}", _another_folder(name))
     if failure is not None:
-        yield Finding("fails", f"no checkpoint can be written: {failure}", "choose a run directory you may write to")
+        yield Finding("fails", f"no checkpoint can be written: {failure}", _another_folder("runs"))
     elif health.checkpoint_seconds is not None and health.checkpoint_seconds > SLOW_CHECKPOINT_SECONDS:
         yield Finding(
             "slow",
             f"a checkpoint of a million parameters takes {health.checkpoint_seconds:.1f} s",
-            "use a faster disk, or checkpoint_every=10",
+            "write fewer, or to a faster disk: fedlalr run … checkpoint_every=10 --run-dir DIR",
         )
     reason = _unwritable(data_folder())
     if reason is not None:
         yield Finding(
             "limited",
             f"the data folder cannot be written, so no data can be fetched: {reason}",
-            "set FEDLALR_DATA to one that can",
+            _another_folder("data"),
         )
+
+
+def _another_folder(name: str) -> str:
+    command = "export FEDLALR_DATA=DIR" if name == "data" else "fedlalr run … --run-dir DIR"
+    return f"make room, or use a folder elsewhere that you may write to: {command}"
 
 
 def _self_test() -> Iterator[Finding]:
@@ -153,7 +167,11 @@ def _self_test() -> Iterator[Finding]:
     try:
         first, second = _tiny_run(), _tiny_run()
     except Exception as error:  # whatever a broken installation raises is the finding
-        yield Finding("fails", f"a tiny run raises {type(error).__name__}: {error}", "reinstall fedlalr and torch")
+        yield Finding(
+            "fails",
+            f"a tiny run raises {type(error).__name__}: {error}",
+            "install both again: pip install --force-reinstall fedlalr torch",
+        )
         return
     if any(not torch.equal(value, second.state["x"][name]) for name, value in first.state["x"].items()):
         yield Finding("fails", "the same tiny run twice gives different bits", "runs here cannot be repeated exactly")
@@ -174,7 +192,9 @@ def _bfloat16_test() -> Iterator[Finding]:
     yield Finding(
         "limited",
         f"products in bfloat16 on the processor end a process with code {ended}, so dtype=bfloat16 works on a GPU only",
-        f"set {cure}, with which they work" if _end_of(BFLOAT16, **FEWER_INSTRUCTIONS) == 0 else "compute in float32",
+        f"with fewer instructions they work: export {cure}"
+        if _end_of(BFLOAT16, **FEWER_INSTRUCTIONS) == 0
+        else "compute in float32: fedlalr run … dtype=float32",
     )
 
 
@@ -191,7 +211,9 @@ def _tiny_run() -> Result:
         torch.manual_seed(0)
         clients = [(torch.randn(8, 4), torch.randint(0, 3, (8,))) for _ in range(3)]
         model = nn.Linear(4, 3)
-    return run(model, clients, FedLALR(), rounds=2, local=Steps(2), batch_size=4, device="cpu")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "this machine is busy")  # which is a finding of its own
+        return run(model, clients, FedLALR(), rounds=2, local=Steps(2), batch_size=4, device="cpu")
 
 
 def _time_checkpoint(folder: Path) -> tuple[float | None, str | None]:

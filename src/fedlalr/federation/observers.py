@@ -33,6 +33,8 @@ class RunInfo:
     parameters: int
     slots: tuple[str, ...] = ()
     """What a client has in its local steps; nothing where that happens elsewhere."""
+    seconds: float | None = None
+    """About how long all rounds take, by one local step; known for large networks on a CPU that `auto` chose for."""
 
 
 class Stop(Exception):

@@ -18,9 +18,12 @@ from fedlalr.federation.round import RoundOutcome, ServerState, run_round
 from fedlalr.federation.sampling import sample
 from fedlalr.federation.session import Problem, Session, run_info
 from fedlalr.training import Engine, create_engine
+from fedlalr.training.engines.auto import estimated_seconds, is_heavy
 from fedlalr.training.engines.distributed import join_ranks
 from fedlalr.training.interfaces import Probe
 from fedlalr.training.local_step import starting_slots
+from fedlalr.training.machine import warn_if_busy
+from fedlalr.training.torch_state import number_of_threads
 
 
 @documented
@@ -60,16 +63,29 @@ class Simulation:
             chosen, reason = self._requested(training), "the caller's own"
         else:
             chosen, reason = create_engine(choices.get("engine", self._requested), training, self.problem.cohort_size)
+        self._chosen = chosen
+        seconds = self._estimate(chosen, state)
         if choices:
             reason = "the run was started with it"
             if choices.get("chunk") is not None and hasattr(chosen, "chunk"):
                 chosen.chunk = choices["chunk"]
         else:
             choices |= {"engine": chosen.name, "threads": torch.get_num_threads()}
-        self._chosen = chosen
-        return run_info(
-            self.problem, state, chosen.name, reason, tuple(starting_slots(training.algorithm, state.slots))
-        )
+            if training.device.type == "cpu" and chosen.name != "workers":
+                warn_if_busy()
+        slots = tuple(starting_slots(training.algorithm, state.slots))
+        return run_info(self.problem, state, chosen.name, reason, slots, seconds)
+
+    def _estimate(self, chosen: Engine, state: ServerState) -> float | None:
+        """How long the rest of a heavy run takes on a CPU; None for others, and where the caller chose the engine."""
+        problem, training = self.problem, self.problem.training
+        automatic = self._requested == "auto" and training.device.type == "cpu" and chosen.name != "stacked"
+        if not automatic or not is_heavy(training, problem.cohort_size):
+            return None
+        processes = getattr(chosen, "count", None)  # of one thread each
+        with number_of_threads(1 if processes else torch.get_num_threads()):
+            each = estimated_seconds(training, problem.cohort_size)
+        return each * (problem.options.rounds - state.round) / (processes or 1)
 
     def run_round(self, state: ServerState, lr: float) -> RoundOutcome:
         """Sample the cohort by (seed, round) and train it with the engine."""

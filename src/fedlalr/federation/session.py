@@ -296,7 +296,14 @@ def make_record(
     )
 
 
-def run_info(problem: Problem, state: ServerState, engine: str, reason: str, slots: tuple[str, ...] = ()) -> RunInfo:
+def run_info(
+    problem: Problem,
+    state: ServerState,
+    engine: str,
+    reason: str,
+    slots: tuple[str, ...] = (),
+    seconds: float | None = None,
+) -> RunInfo:
     """What is known when a run starts."""
     training = problem.training
     return RunInfo(
@@ -310,6 +317,7 @@ def run_info(problem: Problem, state: ServerState, engine: str, reason: str, slo
         clients_per_round=problem.cohort_size,
         parameters=training.layout.size,
         slots=slots,
+        seconds=seconds,
     )
 
 

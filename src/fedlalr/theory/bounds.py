@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -45,6 +45,13 @@ class Bound:
     step: StepSize
     terms: tuple[Term, ...]
     remarks: tuple[str, ...]
+    trivial: float
+    """d·G∞², which ‖∇f‖² never exceeds."""
+
+    @property
+    def is_vacuous(self) -> bool:
+        """Whether it says nothing that the bound on every coordinate of a gradient does not say."""
+        return not self.total < self.trivial
 
     @property
     def total(self) -> float:
@@ -158,7 +165,11 @@ def _bound(
             raise ValueError(f'form="constants" has α = √(N/{run.below}) built in; leave alpha out or use form="proof"')
         step = StepSize(alpha=checks.positive("alpha", alpha), uncapped=step.uncapped, cap=step.cap)
     terms = _rates(parts, run) if form == "constants" else _terms(parts, step.alpha, run, form)
-    return Bound(source, form, step, terms, tuple(_remarks(problem, step, run, form)))
+    bound = Bound(source, form, step, terms, tuple(_remarks(problem, step, run, form)), problem.d * problem.G_inf**2)
+    if not bound.is_vacuous:
+        return bound
+    vacuous = f"‖∇f‖² is never above d·G∞² = {bound.trivial:.3g}: a bound whose sum is no smaller is vacuous."
+    return replace(bound, remarks=(*bound.remarks, vacuous))
 
 
 def _terms(parts: Constants, alpha: float, run: _Run, form: str) -> tuple[Term, ...]:

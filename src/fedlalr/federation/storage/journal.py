@@ -88,6 +88,8 @@ class Journal:
     def __enter__(self) -> Journal:
         """Take the directory. A directory that holds a run is refused unless that run is to be resumed."""
         if self.path is not None:
+            if os.path.isfile(self.path):
+                raise RunDirectoryError(f"{self.path} is a file, and run_dir must be a directory; choose another one")
             with explained(f"the run directory {self.path} cannot be written"):
                 self.path.mkdir(parents=True, exist_ok=True)
                 self._lock = FileLock(self.path / LOCK_FILE)

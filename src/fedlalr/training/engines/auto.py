@@ -5,25 +5,31 @@
 3. On a CPU, for a chain of linear layers with at most 1,000,000 parameters: `stacked`. Most of such a network's time is
    overhead, which a stack pays once for all clients.
 4. On a CPU with several cores, for a round of at least 10⁹ multiplications or a network with recurrent layers:
-   `workers`.
+   `workers`, if copies of the data for them fit into an eighth of the machine's memory. Memory-mapped NumPy files are
+   not copied.
 5. Else `reference`.
 """
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedlalr.training.interfaces import Training
 from fedlalr.training.machine import usable_cores
 from fedlalr.training.stacked.linear import linear_chain
-from fedlalr.training.torch_state import forked_generators, in_mode
+from fedlalr.training.torch_state import copied, forked_generators, in_mode
 
 MOST_PARAMETERS = 1_000_000
 """Up to which size a chain of linear layers is stacked on a CPU."""
 WORTH_PROCESSES = 1e9
 """Multiplications of a round from which on worker processes pay."""
+MOST_SHIPPED = 1 / 8
+"""Part of the machine's memory up to which data are copied for worker processes."""
 
 
 def candidates(training: Training, cohort: int) -> list[tuple[str, str]]:
@@ -50,33 +56,71 @@ def is_small_chain(training: Training) -> bool:
 
 
 def is_heavy(training: Training, cohort: int) -> bool:
-    """Whether a round is so much arithmetic that processes for it pay."""
+    """Whether a round is so much arithmetic, forward and twice as much backward, that processes for it pay."""
     if any(isinstance(layer, nn.RNNBase) for layer in training.model.modules()):
         return True
+    return 3 * multiplications(training) * samples_of_round(training, cohort) >= WORTH_PROCESSES
+
+
+def samples_of_round(training: Training, cohort: int) -> float:
+    """How many samples go through the network in a round, each counted as often as it does; by the first clients."""
     sizes = training.clients.sizes.double()
     clients = torch.arange(min(len(sizes), 1000), device="cpu")
     batch = sizes[clients] if training.batch_size is None else sizes[clients].clamp(max=training.batch_size)
-    samples = float((training.steps(1, clients) * batch).mean()) * cohort
-    return 3 * multiplications(training) * samples >= WORTH_PROCESSES  # forward, and twice backward
+    return float((training.steps(1, clients) * batch).mean()) * cohort
+
+
+def estimated_seconds(training: Training, cohort: int) -> float:
+    """About how long a round takes on the CPU: the gradient of one small batch is timed, on a copy of the network."""
+    inputs, targets = training.clients.batch(0, torch.zeros(8, dtype=torch.int64, device="cpu"))
+    model = copied(training.model).eval()  # BatchNorm gets one sample eight times
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    began = time.perf_counter()
+    with (
+        forked_generators(training.device),
+        torch.autocast("cpu", training.compute, enabled=training.compute is not None),
+    ):
+        torch.autograd.grad(training.loss(model(inputs), targets), parameters, allow_unused=True)
+    return (time.perf_counter() - began) / len(targets) * samples_of_round(training, cohort)
 
 
 def multiplications(training: Training) -> int:
-    """Of one sample's forward pass, counted in linear layers and convolutions."""
-    model = training.model
+    """Of one sample's forward pass, whatever modules make them."""
+    model, counted = training.model, Multiplications()
     inputs, _ = training.clients.batch(0, torch.arange(1, device="cpu"))
-    counted = 0
-
-    def count(layer: nn.Module, given: tuple[Tensor, ...], result: Tensor) -> None:
-        nonlocal counted
-        assert isinstance(layer.weight, Tensor)
-        each = given[0] if isinstance(layer, _ConvTransposeNd) else result
-        counted += each.numel() * layer.weight[0].numel()
-
-    hooks = [layer.register_forward_hook(count) for layer in model.modules() if isinstance(layer, nn.Linear | _ConvNd)]
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # which makes one operation of a whole layer of a transformer
     try:
-        with torch.no_grad(), forked_generators(training.device), in_mode(model, training=False):
+        with torch.no_grad(), forked_generators(training.device), in_mode(model, training=False), counted:
             model(inputs)
     finally:
-        for hook in hooks:
-            hook.remove()
-    return counted
+        torch.backends.mha.set_fastpath_enabled(fast)
+    return counted.total
+
+
+class Multiplications(TorchDispatchMode):
+    """Counts those of products of matrices, convolutions and attention, which every module comes down to."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or torch would import its compiler, which takes over a second, to keep it out of here
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        match func.overloadpacket.__name__:
+            case "mm" | "bmm" | "mv" | "dot":
+                self.total += result.numel() * args[0].shape[-1]
+            case "addmm" | "baddbmm" | "addmv":
+                self.total += result.numel() * args[1].shape[-1]
+            case "convolution":
+                inputs, weight, is_transposed = args[0], args[1], args[6]
+                self.total += (inputs if is_transposed else result).numel() * weight[0].numel()
+            case name if name.startswith("_scaled_dot_product"):
+                self.total += (args[0].numel() + result[0].numel()) * args[1].shape[-2]
+        return result

@@ -7,11 +7,12 @@ from collections.abc import Callable
 import torch
 
 from fedlalr.common.checks import check_choice
-from fedlalr.training.engines.auto import candidates
+from fedlalr.training.engines.auto import MOST_SHIPPED, candidates
 from fedlalr.training.engines.distributed import INNER, DistributedEngine
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.engines.workers import CannotShip, WorkersEngine
 from fedlalr.training.interfaces import Engine, Training
+from fedlalr.training.machine import memory
 from fedlalr.training.stacked.engine import StackedEngine
 from fedlalr.training.stacked.trial import CannotStack
 
@@ -38,11 +39,11 @@ def create_engine(name: str, training: Training, cohort: int) -> tuple[Engine, s
         try:
             return ENGINES[kind](training), "asked for"
         except CannotStack as refusal:
-            raise CannotStack(f"engine={name!r} cannot train this job: {refusal}. Use engine='auto'.") from None
+            raise CannotStack(f"engine={name!r} cannot train this job: {refusal}. Use engine='auto'.") from refusal
     refusals = ""
     for choice, reason in candidates(training, cohort):
         try:
-            engine = ENGINES[choice](training)
+            engine = _workers_that_fit(training) if choice == "workers" else ENGINES[choice](training)
         except CannotStack as refusal:
             refusals = f"the cohort cannot be stacked: {refusal}"
         except CannotShip as refusal:
@@ -50,6 +51,10 @@ def create_engine(name: str, training: Training, cohort: int) -> tuple[Engine, s
         else:
             return engine, refusals or reason
     raise AssertionError("the reference engine takes every job")
+
+
+def _workers_that_fit(training: Training) -> WorkersEngine:
+    return WorkersEngine(training, most=memory() * MOST_SHIPPED)
 
 
 def check_engine(name: str) -> tuple[str, str]:

@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import math
 import mmap
 import os
 import pickle
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import cloudpickle
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 _ALIGNMENT = 64
+
+Memory = tuple[int, int]
+"""Address and size. What several objects share is written once."""
+_STREAM: Memory = (0, 0)
 
 
 class Place(NamedTuple):
@@ -91,27 +97,36 @@ def _anonymous_file() -> int:
         return os.dup(file.fileno())
 
 
-def ship(value: object, by_value: Iterable[ModuleType] = ()) -> tuple[Arena, list[int]]:
-    """Write an object into a new arena, its tensors and arrays as raw memory; returns where its pieces end."""
-    buffers: list[pickle.PickleBuffer] = []
+class TooLarge(ValueError):
+    """An object takes more memory to ship than it may."""
+
+
+def ship(
+    value: object, by_value: Iterable[ModuleType] = (), *, most: float = math.inf, readers: int = 1
+) -> tuple[Arena, list[int]]:
+    """Write an object into a new arena, its tensors and arrays as raw memory; returns where its pieces end.
+
+    `most` is how many bytes that may take in all: what is no raw memory is copied again by each of the `readers`.
+    """
+    shipper = _Shipper(most, readers)
     modules = list(by_value)
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:
-        stream = io.BytesIO()
-        _Shipper(stream, protocol=5, buffer_callback=buffers.append).dump(value)
+        shipper.dump(value)
     finally:
         for module in modules:
             cloudpickle.unregister_pickle_by_value(module)
-    pieces = [memoryview(stream.getvalue()), *(buffer.raw() for buffer in buffers)]
-    ends, size = [], 0
-    for piece in pieces:
-        size = -(-size // _ALIGNMENT) * _ALIGNMENT + piece.nbytes
-        ends.append(size)
+    pieces = {_STREAM: shipper.stream.getbuffer(), **shipper.raw}
+    bounds, size = dict[Memory, tuple[int, int]](), 0
+    for memory, piece in pieces.items():
+        start = -(-size // _ALIGNMENT) * _ALIGNMENT
+        size = start + piece.nbytes
+        bounds[memory] = start, size
     arena = Arena.create(size)
-    for piece, end in zip(pieces, ends, strict=True):
-        arena.memory[end - piece.nbytes : end] = piece
-    return arena, [bound for piece, end in zip(pieces, ends, strict=True) for bound in (end - piece.nbytes, end)]
+    for memory, piece in pieces.items():
+        arena.memory[slice(*bounds[memory])] = piece
+    return arena, [bound for memory in (_STREAM, *shipper.order) for bound in bounds[memory]]
 
 
 def unship(arena: Arena, bounds: list[int]) -> Any:
@@ -122,13 +137,68 @@ def unship(arena: Arena, bounds: list[int]) -> Any:
 
 
 class _Shipper(cloudpickle.Pickler):  # type: ignore[misc]
-    """Cloudpickle with the memory of plain tensors kept out of the stream."""
+    """Cloudpickle with the memory of plain tensors and arrays kept out of the stream, and memory-mapped files sent by
+    name."""
+
+    def __init__(self, most: float, readers: int) -> None:
+        self.stream = _Stream(self._check_size)
+        self.raw: dict[Memory, memoryview] = {}
+        self.order: list[Memory] = []
+        """The raw memory that the stream refers to, first to last."""
+        self._size, self._most = 0, most
+        self._copies = readers + 2  # of the stream: this one, the arena's, and what each reader makes of it
+        super().__init__(self.stream, protocol=5, buffer_callback=self._add)
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is Tensor and not obj.requires_grad and obj.device.type == "cpu" and obj.numel():
             raw = obj.contiguous().view(-1).view(torch.uint8).numpy()
             return _tensor_from, (pickle.PickleBuffer(raw.data), obj.dtype, tuple(obj.shape))
+        if type(obj) in (np.ndarray, np.memmap):
+            file = _mapped_file(obj)
+            if file is obj:
+                mode = "r" if file.mode == "r" else "r+"
+                order = "C" if obj.flags.c_contiguous else "F"
+                return np.memmap, (os.fspath(file.filename), obj.dtype, mode, file.offset, obj.shape, order)
+            if file is not None:
+                start = obj.ctypes.data - file.ctypes.data
+                return np.ndarray, (obj.shape, obj.dtype, file, start, obj.strides)
+            if type(obj) is np.memmap:  # NumPy would put its bytes into the stream
+                return np.asarray(obj).__reduce_ex__(5)
         return super().reducer_override(obj)
+
+    def _add(self, buffer: pickle.PickleBuffer) -> None:
+        raw = buffer.raw()
+        memory = np.frombuffer(raw, np.uint8).ctypes.data, raw.nbytes
+        if memory not in self.raw:
+            self.raw[memory] = raw
+            self._size += raw.nbytes
+        self.order.append(memory)
+        self._check_size()
+
+    def _check_size(self) -> None:
+        if self._size + self._copies * self.stream.tell() > self._most:
+            raise TooLarge
+
+
+class _Stream(io.BytesIO):
+    """Memory to pickle into that has its size checked as it grows."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        super().__init__()
+        self._check = check
+
+    def write(self, data: Any, /) -> int:
+        written = super().write(data)
+        self._check()
+        return written
+
+
+def _mapped_file(array: Any) -> Any:
+    """The memory-mapped file that an array is a part of. None where it is of none, or a private copy of one."""
+    while isinstance(array, np.ndarray) and not isinstance(array.base, mmap.mmap):
+        array = array.base
+    is_file = isinstance(array, np.memmap) and array.filename is not None and array.mode != "c"
+    return array if is_file else None
 
 
 def _tensor_from(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

@@ -10,6 +10,7 @@ Started by plain `subprocess`, so it works from a script without a main guard, a
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import selectors
 import socket
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots
-from fedlalr.training.engines.shared_memory import Arena, SharedMemoryPlan, ship, unimportable_modules
+from fedlalr.training.engines.shared_memory import Arena, SharedMemoryPlan, TooLarge, ship, unimportable_modules
 from fedlalr.training.engines.worker_process import Channel, Orders, Rest, Setup, part
 from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work
 from fedlalr.training.machine import usable_cores
@@ -80,7 +81,8 @@ class WorkersEngine:
 
     name = "workers"
 
-    def __init__(self, training: Training, count: int | None = None) -> None:
+    def __init__(self, training: Training, count: int | None = None, most: float = math.inf) -> None:
+        """`most` is how many bytes the copies for the processes may take."""
         if training.device.type != "cpu":
             raise ValueError(
                 f"the workers engine trains on the CPU, not on {training.device}; use engine='stacked' there"
@@ -90,7 +92,7 @@ class WorkersEngine:
         self._processes: list[Process] = []
         self._arena: Arena | None = None
         self._cohort = torch.empty(0, dtype=torch.int64, device="cpu")
-        self._start()
+        self._start(most)
 
     def train(self, work: Work) -> Replies:
         memory, orders, descriptor = self._prepare(work)
@@ -132,12 +134,19 @@ class WorkersEngine:
             self._arena.close()
             self._arena = None
 
-    def _start(self) -> None:
+    def _start(self, most: float) -> None:
         training = self.training
         shipped = (training.model, training.loss, training.algorithm, training.local, training.clients)
         datasets = getattr(training.clients, "datasets", ())
         try:
-            arena, bounds = ship(training, unimportable_modules([*shipped, *datasets]))
+            modules = unimportable_modules([*shipped, *datasets])
+            arena, bounds = ship(training, modules, most=most, readers=self.count)
+        except TooLarge:
+            raise CannotShip(
+                f"copies of the clients' data for worker processes would take more than {most / 1e9:.2g} GB; keep "
+                f"arrays in files that np.load(path, mmap_mode='r') opens, which the processes open for themselves, "
+                f"or pass engine='workers' to copy them anyway"
+            ) from None
         except Exception as error:
             raise _unsendable(f"{type(error).__name__}: {error}") from error
         setup = Setup(bounds, [path or os.getcwd() for path in sys.path], torch.get_default_dtype())

@@ -17,6 +17,7 @@ from torch.func import vmap
 from fedlalr.training.interfaces import Buffers, Training
 from fedlalr.training.stacked.forms import StackedForward
 from fedlalr.training.stacked.masked_loss import mean_loss
+from fedlalr.training.stacked.vmap import without_fallback_warnings
 
 
 class Batch(NamedTuple):
@@ -56,6 +57,7 @@ class ForwardGradient:
         self._losses = vmap(self._loss, in_dims=(0, 0, None), randomness="different")
         self._masked_losses = vmap(self._loss, in_dims=(0, 0, 0), randomness="different")
 
+    @without_fallback_warnings()
     def __call__(self, x: Tensor, buffers: Buffers, batch: Batch) -> tuple[Tensor, Tensor, Buffers]:
         training, inputs, targets, mask = self.training, *batch
         leaf = x.detach().requires_grad_()

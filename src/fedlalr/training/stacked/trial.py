@@ -7,12 +7,16 @@ samples, or a layer that mixes samples is rejected here, with the reason, before
 
 from __future__ import annotations
 
+import linecache
+import os
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+import fedlalr
 from fedlalr.training.interfaces import Buffers, Training, real_numbers
 from fedlalr.training.stacked.forms import stacked_form
 from fedlalr.training.stacked.gradient import Batch, ForwardGradient, StackedGradient
@@ -23,6 +27,7 @@ from fedlalr.training.stacked.vmap import VmapForward
 from fedlalr.training.torch_internals import DropoutNd
 from fedlalr.training.torch_state import copied, forked_generators, get_buffers, set_buffers
 
+_LIBRARIES = tuple(package.__path__[0] + os.sep for package in (torch, fedlalr))
 SAMPLES = 8
 """The number of samples to try."""
 
@@ -135,7 +140,9 @@ class StackingTrial:
             return gradient(self.x, buffers, Batch(inputs, targets, mask))
         except Exception as error:
             message = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise CannotStack(f"the model cannot be batched over clients by torch.func.vmap ({message})") from error
+            raise CannotStack(
+                f"the model cannot be batched over clients by torch.func.vmap ({message}{_place(error, gradient)})"
+            ) from error
 
     def _plain(self, row: int, count: int) -> Result:
         """Loss, gradient and buffers of one client by plain autograd."""
@@ -171,6 +178,19 @@ def _close(mine: Tensor, right: Tensor, tolerance: float) -> bool:
         return False
     mine, right = (torch.nan_to_num(tensor, posinf=0.0, neginf=0.0) for tensor in (mine, right))
     return float((mine - right).norm()) <= tolerance * float(right.norm()) + 1e-12
+
+
+def _place(error: Exception, gradient: StackedGradient) -> str:
+    """Where an error arose: the layer, and the last line of code that is neither torch's nor ours."""
+    names = {layer: name for module in _modules(gradient) for name, layer in module.named_modules()}
+    layer = line = ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        owner, file = frame.f_locals.get("self"), frame.f_code.co_filename
+        if isinstance(owner, nn.Module) and owner in names:
+            layer = f"; in {f'layer {names[owner]!r}' if names[owner] else 'the model'}, {type(owner).__name__}"
+        if not file.startswith(_LIBRARIES) and frame.f_globals.get("__name__") != "contextlib":
+            line = f"; {file}, line {number}: {linecache.getline(file, number).strip()}"
+    return layer + line
 
 
 def _modules(gradient: StackedGradient) -> list[nn.Module]:

@@ -18,6 +18,17 @@ from fedlalr.training.torch_internals import BatchNorm
 from fedlalr.training.torch_state import copied
 
 
+@contextmanager
+def without_fallback_warnings() -> Iterator[None]:
+    """Keep torch from telling which operations it has no batching rule for: the caller did not choose vmap."""
+    show = getattr(torch._C._functorch, "_set_vmap_fallback_warning_enabled")  # noqa: B009 - torch's stubs lack it
+    show(False)
+    try:
+        yield
+    finally:
+        show(True)
+
+
 class VmapForward:
     """A `StackedForward` for any module that vmap can batch. Runs a copy; parameters and buffers are passed stacked."""
 
@@ -46,6 +57,7 @@ class VmapForward:
         return outputs, after
 
     @torch.no_grad()
+    @without_fallback_warnings()
     def statistics(
         self, parameters: Mapping[str, Tensor], buffers: Buffers, inputs: Tensor, mask: Tensor | None, seen: int
     ) -> Buffers:
