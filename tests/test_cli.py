@@ -409,7 +409,7 @@ def test_a_report_where_a_folder_has_its_name_is_refused_in_a_line() -> None:
     ("setting", "told"),
     [
         ("data.validation=0.9999", "holds out all 1,"),
-        ("model.hidden=1000000000000", "model: a mlp of this size does not fit into the memory here"),
+        ("model.hidden=2000000000", "model: a mlp of this size does not fit into the memory here"),
     ],
 )
 def test_settings_that_leave_nothing_to_train_are_told_in_a_line(setting: str, told: str) -> None:

@@ -1,5 +1,10 @@
 """Federated optimisation with client-specific adaptive learning rates."""
 
+from fedlalr.common.interrupts import exit_quietly_during_imports
+
+exit_quietly_during_imports()  # before torch, which takes seconds
+
+# ruff: noqa: E402
 from fedlalr import data, models, theory
 from fedlalr.algorithms import (
     SCAFFOLD,

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,8 @@ from fedlalr.data.sources.source import Route
 from fedlalr.data.sources.source import fetch as fetch_source
 
 CONTENT = bytes(range(256)) * 10_000
-FACT = Fact(len(CONTENT), "sha256", hashlib.sha256(CONTENT).hexdigest())
+SIZE = len(CONTENT)
+FACT = Fact(SIZE, "sha256", hashlib.sha256(CONTENT).hexdigest())
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -36,9 +38,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_error(404)
             return
         self.send_response(200)
-        if self.path != "/unsized":
-            self.send_header("Content-Length", str(len(CONTENT)))
+        if self.path not in ("/unsized", "/endless"):
+            self.send_header("Content-Length", {"/larger": str(30 << 30), "/odd": "many"}.get(self.path, f"{SIZE}"))
         self.end_headers()
+        if self.path in ("/larger", "/endless"):
+            with suppress(ConnectionError):  # the client goes away
+                while True:
+                    self.wfile.write(CONTENT)
+            return
         if self.path == "/breaks":
             self.wfile.write(CONTENT[:300_000])
         elif self.path == "/other":
@@ -60,7 +67,7 @@ def server() -> Iterator[str]:
         running.shutdown()
 
 
-@pytest.mark.parametrize("page", ["whole", "unsized"])
+@pytest.mark.parametrize("page", ["whole", "unsized", "odd"])
 def test_a_download_is_whole_and_reports_its_progress(server: str, page: str, tmp_path: Path) -> None:
     seen: list[tuple[str, int, int | None]] = []
     path = fetch.download(f"{server}/{page}", tmp_path / "file", FACT, lambda *step: seen.append(step))
@@ -71,7 +78,13 @@ def test_a_download_is_whole_and_reports_its_progress(server: str, page: str, tm
 
 @pytest.mark.parametrize(
     ("page", "reason"),
-    [("breaks", "broke off after 300,000 of 2,560,000"), ("other", "gave a wrong file"), ("missing", "Not Found")],
+    [
+        ("breaks", "ended after 300,000 of 2,560,000"),
+        ("other", "gave a wrong file"),
+        ("missing", "Not Found"),
+        ("larger", "gives 32,212,254,720 bytes, but 2,560,000 are expected"),
+        ("endless", "gives more than the 2,560,000 bytes that are expected"),
+    ],
 )
 def test_a_bad_download_leaves_the_old_file_and_nothing_else(
     server: str, page: str, reason: str, tmp_path: Path
@@ -81,6 +94,19 @@ def test_a_bad_download_leaves_the_old_file_and_nothing_else(
         fetch.download(f"{server}/{page}", tmp_path / "file", FACT)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize(
+    ("page", "reason"),
+    [("larger", "bytes, but at most 3,000,000 are expected"), ("endless", "more than the 3,000,000 bytes that")],
+)
+def test_a_download_of_unknown_size_has_a_limit(
+    server: str, page: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "LARGEST", 3_000_000)
+    with pytest.raises(RouteFailed, match=reason):
+        fetch.download(f"{server}/{page}", tmp_path / "file")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_failed_download_can_be_repeated(server: str, tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def test_log_interval_is_the_floor_of_the_logarithm(start, base, exponent, t):
     ("make", "message"),
     [
         (lambda: fl.Steps(0), "Steps's count must be a whole number of at least 1, not 0"),
+        (lambda: fl.Steps(10**20), "Steps's count must be at most 10,000,000, not 1000"),
         (lambda: fl.Epochs(1.5), "Epochs's count must be a whole number"),
         (lambda: fl.LogInterval(0, 2.0), "LogInterval's start must be"),
         (lambda: fl.LogInterval(3, 1.0), "LogInterval's base must be a finite number of at least 1.001"),

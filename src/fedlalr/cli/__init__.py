@@ -49,7 +49,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback(
     epilog="Exit codes: 0 done, 1 a run failed, 2 a command or setting cannot be used, 3 data not found or damaged, "
-    "130 interrupted."
+    "130 interrupted, 143 terminated."
 )
 def _main(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,

@@ -5,11 +5,13 @@
 2    the command, a setting or a file cannot be used
 3    a data set is not there, or damaged
 130  interrupted with Ctrl-C
+143  terminated by SIGTERM
 """
 
 from __future__ import annotations
 
 import errno
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +20,10 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-FAILED, USAGE, NO_DATA, INTERRUPTED = 1, 2, 3, 130
+from fedlalr.common.interrupts import terminable
+from fedlalr.common.printable import printable
+
+FAILED, USAGE, NO_DATA = 1, 2, 3
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What the operating system says when a file could be used, but not now."""
 
@@ -41,18 +46,19 @@ class Commands(TyperGroup):
     """The commands; turns the library's errors into a message and an exit code, and lets programming errors through."""
 
     def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt as interrupt:
-            if not isinstance(interrupt, InterruptTold):
-                complain("interrupted")
-            raise typer.Exit(INTERRUPTED) from None
-        except Exception as error:
-            code = exit_code(error)
-            if code is None:
-                raise
-            complain(f"error: {told(error)}")
-            raise typer.Exit(code) from error
+        with terminable() as received:
+            try:
+                return super().invoke(ctx)
+            except KeyboardInterrupt as interrupt:
+                if not isinstance(interrupt, InterruptTold):
+                    complain("interrupted")
+                raise typer.Exit(128 + (received or [signal.SIGINT])[0]) from None
+            except Exception as error:
+                code = exit_code(error)
+                if code is None:
+                    raise
+                complain(f"error: {told(error)}")
+                raise typer.Exit(code) from error
 
 
 def exit_code(error: Exception) -> int | None:
@@ -92,4 +98,4 @@ def told(error: Exception) -> str:
 
 def complain(message: str) -> None:
     """A line on standard error, which carries nothing else."""
-    print(message, file=sys.stderr)
+    print(printable(message), file=sys.stderr)

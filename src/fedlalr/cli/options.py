@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from fedlalr.common import reading
+
 if TYPE_CHECKING:
     from fedlalr.config import Config
 
@@ -29,7 +31,7 @@ def at_home(path: Path | None) -> Path | None:
     """A folder with ~ as the home directory: a shell leaves it alone in `--run-dir=~/runs`."""
     if path is None:
         return None
-    path = path.expanduser()
+    path = reading.at_home(path)
     if os.path.isfile(path):
         raise typer.BadParameter(f"{path} is a file, and a directory is needed here; name another one")
     return path
@@ -75,9 +77,9 @@ def is_setting(argument: str) -> bool:
 
 def progress_console(as_json: bool) -> Console:
     """Where progress is shown: with the results, but beside them when those are JSON."""
-    from fedlalr.cli.progress import standard_output
+    from fedlalr.cli.progress import Terminal, standard_output
 
-    return Console(stderr=True, highlight=False, markup=False) if as_json else standard_output()
+    return Terminal(stderr=True) if as_json else standard_output()
 
 
 def fetch_if_needed(config: Config, console: Console, quiet: bool) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from fedlalr.cli.files import data_folder_told
+from fedlalr.common.printable import printable
 from fedlalr.config import RunDirectory
 from fedlalr.config.jobs import Event, Job
 from fedlalr.federation import Observer, Record, RunInfo
@@ -25,10 +27,20 @@ LONG_RUN = 600
 """Seconds from which on a run is announced as long."""
 
 
+class Terminal(Console):
+    """Shows what it is given literally: no markup, no highlighting, no escape codes."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
+
+
 def standard_output() -> Console:
     """Where results go; wide enough for a table when it is a file. Brackets in names and folders are just that."""
     width = None if sys.stdout.isatty() else _PLAIN_WIDTH
-    return Console(width=width, highlight=False, markup=False, soft_wrap=not sys.stdout.isatty())
+    return Terminal(width=width, soft_wrap=not sys.stdout.isatty())
 
 
 class RunProgress(Observer):

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+MOST = 2**31 - 1
+"""The largest count that a setting can have. Products of two such counts still fit into 64 bits."""
+
 
 def check_count(name: str, value: object, also: str = "") -> None:
-    """Reject anything but a whole number of at least 1. `also` names what else is allowed."""
+    """Reject anything but a whole number from 1 to `MOST`. `also` names what else is allowed."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} must be a whole number of at least 1{also}, not {value!r}")
+    if value > MOST:
+        raise ValueError(f"{name} must be at most {MOST:,}{also}, not {value!r}")
 
 
 def check_seed(name: str, value: object, also: str = "") -> None:
@@ -61,7 +67,11 @@ def check_betas(betas: Sequence[float], name: str = "betas") -> None:
 
 def squared(eps: float, params: Tensor) -> Tensor:
     """ε² in every coordinate, to divide by the root of. Refused where the parameters' precision cannot hold it."""
-    least = torch.finfo(params.dtype).smallest_normal
+    least, most = torch.finfo(params.dtype).smallest_normal, torch.finfo(params.dtype).max
+    if eps * eps > most:
+        raise ValueError(
+            f"eps is {eps!r}, and its square is too large for {params.dtype}; use at most {math.sqrt(most):.2g}"
+        )
     if eps * eps < least:
         raise ValueError(
             f"eps is {eps!r}, and its square is too small for {params.dtype}, so that steps might be divided by 0; "
@@ -83,7 +93,9 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max  # also of whole numbers that no float can hold
 
 
 def _shown(value: object) -> str:

@@ -13,9 +13,17 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import Field
 
-from fedlalr.common.checks import check_choice, check_count, check_flag, check_not_negative, check_positive, check_seed
+from fedlalr.common.checks import (
+    MOST,
+    check_choice,
+    check_count,
+    check_flag,
+    check_not_negative,
+    check_positive,
+    check_seed,
+)
 
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=MOST)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedlalr import data
 from fedlalr.algorithms import registry
 from fedlalr.algorithms.slots import Algorithm
+from fedlalr.common.reading import at_home
 from fedlalr.config.errors import ConfigError
 from fedlalr.config.run_dir import RunDirectory, summarise
 from fedlalr.config.schema import MODELS, OPTIONS, Config, LocalConfig, ModelConfig
@@ -123,7 +124,7 @@ def execute(
     What cannot run at all raises `ConfigError` before the first round and leaves no file. A run that fails or is
     interrupted leaves its records and a summary that says so.
     """
-    run_dir = None if run_dir is None else Path(run_dir).expanduser()
+    run_dir = None if run_dir is None else at_home(run_dir)
     directory = RunDirectory(run_dir) if run_dir is not None else None
     prepared = _prepare(config)
     if directory is not None and not resume:

@@ -16,6 +16,8 @@ from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
 
+from fedlalr.common.interrupts import blocked
+from fedlalr.common.reading import open_file, whole_lines
 from fedlalr.config.build import execute
 from fedlalr.config.errors import ConfigError
 from fedlalr.config.loading import check
@@ -41,7 +43,8 @@ class Job:
     def rounds_done(self) -> int:
         """Rounds recorded so far."""
         try:
-            return (self.folder / METRICS_FILE).read_bytes().count(b"\n")
+            with open_file(self.folder / METRICS_FILE) as lines:
+                return sum(1 for _ in whole_lines(lines))
         except (FileNotFoundError, NotADirectoryError):
             return 0
 
@@ -174,7 +177,8 @@ def _drain(pool: ProcessPoolExecutor, jobs: Sequence[Job], waiting: list[int], w
         while waiting and len(running) < workers and not broken:
             job = jobs[waiting[0]]
             try:
-                future = pool.submit(_work, job.config.model_dump(), str(job.folder))
+                with blocked():  # a submission may start a process
+                    future = pool.submit(_work, job.config.model_dump(), str(job.folder))
             except BrokenProcessPool:
                 broken = True
             else:
@@ -203,7 +207,7 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         for process in multiprocessing.active_children():
-            process.terminate()
+            process.kill()
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

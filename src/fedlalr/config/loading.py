@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from fedlalr.algorithms import registry
+from fedlalr.common.reading import read_file
 from fedlalr.common.suggestions import hint
 from fedlalr.config import yaml_file
 from fedlalr.config.errors import ConfigError, listed
@@ -18,6 +19,8 @@ from fedlalr.config.overrides import Tree, expand, merge, parse_overrides
 from fedlalr.config.schema import Config, Named
 
 CONFIG_FILE = "config.yaml"
+LARGEST_CONFIG = 1 << 20
+"""Bytes."""
 
 
 def presets() -> dict[str, str]:
@@ -92,7 +95,7 @@ def _read_preset(name: str) -> Tree:
 
 def _read_file(path: Path) -> Tree:
     try:
-        tree = yaml_file.parse(path.read_text(encoding="utf-8"))
+        tree = yaml_file.parse(read_file(path, LARGEST_CONFIG).decode())
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text in UTF-8; save it in that encoding"
         raise ConfigError(f"the configuration {path} cannot be read: {reason}.{_like(path)}") from error

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlalr.common.files import write_whole
+from fedlalr.common.reading import open_file, whole_lines
 from fedlalr.config.errors import ConfigError
 from fedlalr.config.loading import CONFIG_FILE, dump, load
 from fedlalr.config.schema import Config
@@ -22,6 +23,8 @@ from fedlalr.training.machine import hardware
 
 REPORT_FILE = "report.html"
 SUMMARY_FILE = "summary.json"
+LARGEST_SUMMARY = 1 << 26
+"""Bytes."""
 
 Summary = dict[str, Any]
 
@@ -65,13 +68,16 @@ class RunDirectory:
         file = self.path / METRICS_FILE
         if not file.is_file():
             return []
-        return [Record.from_json(line) for line in file.read_text(encoding="utf-8").split("\n")[:-1]]
+        with open_file(file) as content:
+            return [Record.from_json(line.decode()) for line in whole_lines(content)]
 
     def summary(self) -> Summary | None:
         """The summary, or None while the run is not over."""
         file = self.path / SUMMARY_FILE
         if not file.is_file():
             return None
+        if file.stat().st_size > LARGEST_SUMMARY:
+            raise ValueError(f"{SUMMARY_FILE} is larger than any real one")
         summary: Summary = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(summary, dict):
             raise ValueError(f"{SUMMARY_FILE} holds no table of results")

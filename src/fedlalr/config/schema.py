@@ -17,11 +17,11 @@ from fedlalr import models
 from fedlalr.algorithms import registry
 from fedlalr.common.option_types import Count, NotNegative, Positive, Seed
 from fedlalr.common.suggestions import hint
-from fedlalr.config.errors import listed
+from fedlalr.config.errors import hint, listed
 from fedlalr.data.sources import SOURCES
 from fedlalr.federation.options import Options, in_reading_order
 from fedlalr.training.engines.registry import ENGINES, check_engine
-from fedlalr.training.intervals import LEAST_BASE
+from fedlalr.training.intervals import LEAST_BASE, MOST_STEPS
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "convmixer": models.ConvMixer,
@@ -33,6 +33,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 """Networks by the names that configurations use."""
 
+LocalCount = Annotated[int, Field(ge=1, le=MOST_STEPS)]
 Scheme = Literal["dirichlet", "dirichlet-classes", "iid", "shards", "lognormal", "natural"]
 Settings = dict[str, Any]
 
@@ -79,9 +80,9 @@ class PartitionConfig(Section):
 class LocalConfig(Section):
     """How long a client trains in a round: `epochs`, or `steps`, or `start` and `base` (K_t = start + ⌊log_base t⌋)."""
 
-    epochs: Count | None = None
-    steps: Count | None = None
-    start: Count | None = None
+    epochs: LocalCount | None = None
+    steps: LocalCount | None = None
+    start: LocalCount | None = None
     base: Annotated[float, Field(ge=LEAST_BASE, allow_inf_nan=False)] | None = None
     unit: Literal["steps", "epochs"] | None = None
 

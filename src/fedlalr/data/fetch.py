@@ -18,12 +18,16 @@ from typing import BinaryIO
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
+from fedlalr.common.reading import at_home, open_file
+
 Progress = Callable[[str, int, int | None], None]
 """Called with what is under way, the bytes done and the bytes in total (None: unknown)."""
 
 CONNECT_SECONDS = 5.0
 """A host that does not answer within this time counts as unreachable."""
 LOCK_SECONDS = 3600.0
+LARGEST = 256 << 20
+"""No file of a data set is larger; what claims otherwise is rejected before it takes memory or disk."""
 _CHUNK = 1 << 20
 
 
@@ -55,7 +59,7 @@ class Fact:
     def check_file(self, path: Path) -> None:
         """Refuse a file that is not the expected one, without reading it into memory."""
         self._compare_size(path.stat().st_size, str(path))
-        with path.open("rb") as file:
+        with open_file(path) as file:
             self._compare_digest(hashlib.file_digest(file, self.algorithm).hexdigest(), str(path))
 
     def _compare_size(self, size: int, where: str) -> None:
@@ -74,9 +78,18 @@ class Fact:
 
 
 def data_folder() -> Path:
-    """Where data sets are kept: `FEDLALR_DATA`, or the platform's cache folder."""
+    """Where data sets are kept: `FEDLALR_DATA`, the platform's cache folder or, without a home, .fedlalr/data here."""
     chosen = os.environ.get("FEDLALR_DATA")
-    return Path(chosen).expanduser() if chosen else user_cache_path("fedlalr") / "data"
+    return at_home(chosen) if chosen else _cache_folder() or Path.cwd() / ".fedlalr" / "data"
+
+
+def _cache_folder() -> Path | None:
+    """The platform's cache folder; None for a user without a home, as in a container with a user id of its own."""
+    try:
+        folder = user_cache_path("fedlalr") / "data"
+    except RuntimeError:
+        return None
+    return folder if folder.is_absolute() else None  # older platformdirs leave ~ as it is
 
 
 def make_folder(folder: Path) -> Path:
@@ -97,6 +110,8 @@ def make_folder(folder: Path) -> Path:
 @contextmanager
 def locked(folder: Path, name: str, progress: Progress | None = None) -> Iterator[None]:
     """Hold the right to write one data set of a folder, across processes. A killed holder lets go by itself."""
+    if progress is not None and not os.environ.get("FEDLALR_DATA") and _cache_folder() is None:
+        progress(f"there is no home folder: {name} is kept in {folder}; FEDLALR_DATA names another place", 0, None)
     lock = FileLock(make_folder(folder) / f".{name}.lock")
     try:
         lock.acquire(timeout=0)
@@ -150,11 +165,12 @@ def download(url: str, path: Path, fact: Fact | None = None, progress: Progress 
     def write(temporary: Path) -> None:
         request = urllib.request.Request(url, headers={"User-Agent": "fedlalr"})
         with urllib.request.urlopen(request, timeout=CONNECT_SECONDS) as answer, temporary.open("wb") as file:
-            stated = answer.headers.get("Content-Length")
-            total = int(stated) if stated else (fact.size if fact else None)
+            total = _stated_size(url, answer.headers.get("Content-Length"), fact.size if fact else None)
             done = _copy(answer, file, description, total, progress)
-        if total is not None and done != total:
-            raise RouteFailed(f"{url} broke off after {done:,} of {total:,} bytes")
+        if done > (total or LARGEST):
+            raise RouteFailed(f"{url} gives more than the {total or LARGEST:,} bytes that are expected")
+        if total is not None and done < total:
+            raise RouteFailed(f"{url} ended after {done:,} of {total:,} bytes")
         if fact is not None:
             fact.check_file(temporary)
 
@@ -178,15 +194,25 @@ def reachable(url: str) -> bool:
         return False
 
 
+def _stated_size(url: str, stated: str | None, known: int | None) -> int | None:
+    """The size to expect, before anything is read; None where nobody says."""
+    if stated is None or not (stated.isascii() and stated.isdigit()):
+        return known
+    size = int(stated[:20])  # more digits are no size, and take long to read
+    if size > LARGEST or size != (known or size):
+        expected = f"{known:,}" if known else f"at most {LARGEST:,}"
+        raise RouteFailed(f"{url} gives {size:,} bytes, but {expected} are expected")
+    return size
+
+
 def _copy(source: BinaryIO, target: BinaryIO, description: str, total: int | None, progress: Progress | None) -> int:
+    """Copy up to the expected size, and some bytes beyond it where there are more."""
     done = 0
-    while chunk := source.read(_CHUNK):
+    while done <= (total or LARGEST) and (chunk := source.read(_CHUNK)):
         target.write(chunk)
         done += len(chunk)
         if progress is not None:
             progress(description, done, total)
-        if total is not None and done > total:
-            break
     return done
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from fedlalr.algorithms import FedLALR
+from fedlalr.common.reading import at_home
 from fedlalr.data.fetch import data_folder
 from fedlalr.data.sources import available
 from fedlalr.federation.result import Result
@@ -241,13 +242,13 @@ def _devices() -> Iterator[str]:
 
 def _existing(folder: Path) -> Path:
     """The folder, or the nearest one above it that is there."""
-    folder = folder.expanduser().absolute()
+    folder = at_home(folder).absolute()
     return next(place for place in (folder, *folder.parents) if place.is_dir())
 
 
 def _unwritable(folder: Path) -> str | None:
     """Why nothing can be written to a folder, be it still to be made; None where it can."""
-    folder = folder.expanduser().absolute()
+    folder = at_home(folder).absolute()
     nearest = next(place for place in (folder, *folder.parents) if place.exists())
     if not nearest.is_dir():
         return f"{nearest} is a file"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from fedlalr.algorithms.slots import Algorithm
 from fedlalr.common.option_types import Count, Positive
+from fedlalr.common.reading import at_home
 from fedlalr.common.suggestions import hint
 from fedlalr.data.population import Clients, Samples
 from fedlalr.federation.metrics import Metrics
@@ -126,7 +126,7 @@ class Options(LocalOptions):
         if isinstance(self.dtype, str):
             object.__setattr__(self, "dtype", _DTYPES.get(self.dtype, self.dtype))
         if str(self.run_dir).startswith("~"):  # without a shell, a folder of that name would be made
-            object.__setattr__(self, "run_dir", os.path.expanduser(str(self.run_dir)))
+            object.__setattr__(self, "run_dir", str(at_home(str(self.run_dir))))
 
     @classmethod
     def named(cls, given: Mapping[str, Any], allowed: Sequence[str] | None = None, where: str = "fl.run") -> Options:

@@ -63,7 +63,18 @@ class Record:
             plain[name] = math.nan if plain[name] is None else plain[name]
         metrics = plain.get("metrics", {})
         plain["metrics"] = {name: math.nan if value is None else value for name, value in metrics.items()}
-        return cls(**plain)
+        record = cls(**plain)
+        record._check_numbers()
+        return record
+
+    def _check_numbers(self) -> None:
+        """Reject a record whose numbers are something else, as in a file that was edited."""
+        others = ("rejected", "clipped", "repeatedly", "timing", "metrics")
+        numbers = {name: value for name, value in vars(self).items() if name not in others}
+        for name, value in {**numbers, **self.timing, **self.metrics}.items():
+            missing = name == "accuracy" and value is None
+            if not missing and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise ValueError(f"{name} is {value!r}, not a number")
 
 
 def _finite(values: Mapping[str, Any]) -> dict[str, Any]:

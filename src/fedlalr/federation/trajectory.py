@@ -20,6 +20,7 @@ import torch
 
 from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.common.files import write_whole
+from fedlalr.common.reading import open_file, whole_lines
 from fedlalr.federation.observers import Observer, RunInfo
 from fedlalr.federation.storage.journal import RunDirectoryError, explained
 from fedlalr.training.interfaces import Probe, Trace
@@ -134,9 +135,9 @@ def read_trajectory(path: str | Path) -> list[TrajectoryPoint]:
     """The points of a file; none where there is no file. A last line that was not written to its end is left out."""
     if not Path(path).is_file():
         return []
-    lines = Path(path).read_bytes().split(b"\n")[:-1]  # before they are decoded: the end may be half a character
     try:
-        return [TrajectoryPoint(**json.loads(line)) for line in lines]
+        with open_file(Path(path)) as file:
+            return [TrajectoryPoint(**json.loads(line)) for line in whole_lines(file)]
     except (ValueError, TypeError) as error:
         raise ValueError(f"the trajectory {path} is damaged: {error}") from error
 

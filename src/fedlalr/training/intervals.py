@@ -12,6 +12,8 @@ from torch import Tensor
 
 LEAST_BASE = 1.001
 """Below it the second round would have hundreds of steps more than the first, and later ones too many to count."""
+MOST_STEPS = 10_000_000
+"""Of a client in a round: the plan of its batches is made at once, and must fit into memory."""
 _WHOLE_NUMBERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
 
@@ -87,6 +89,11 @@ def checked(interval: Interval, steps: object, clients: int) -> Tensor:
     """What an interval gave, as int64 `[C]`; one of a user's own may give anything."""
     if isinstance(steps, Tensor) and steps.dtype in _WHOLE_NUMBERS and steps.shape == (clients,):
         whole = steps.to(torch.int64)
+        if (whole > MOST_STEPS).any():
+            raise ValueError(
+                f"{type(interval).__name__} gives a client {int(whole.max()):,} local steps in a round, and it can "
+                f"take at most {MOST_STEPS:,}; use fewer epochs or steps, or larger batches"
+            )
         if not (whole < 0).any():
             return whole
     raise ValueError(
@@ -99,4 +106,6 @@ def _as_count(kind: str, name: str, value: object) -> int:
     """A whole number from 1 on as Python's own, since NumPy's are none to files and messages."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ValueError(f"{kind}'s {name} must be a whole number of at least 1, not {value!r}")
+    if value > MOST_STEPS:
+        raise ValueError(f"{kind}'s {name} must be at most {MOST_STEPS:,}, not {value!r}")
     return operator.index(value)

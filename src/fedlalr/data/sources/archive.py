@@ -9,17 +9,16 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import IO
 
-from fedlalr.data.fetch import DataCorrupt
+from fedlalr.common.reading import read_file
+from fedlalr.data.fetch import LARGEST, DataCorrupt
 
 _CHUNK = 1 << 20
-LARGEST = 256 << 20
-"""No file of a data set is larger; an archive that claims otherwise is refused before its content takes memory."""
 
 
 def from_folder(folder: Path, names: Collection[str]) -> dict[str, bytes]:
     """The content of every named file of a folder; all must be there."""
     _refuse_missing(folder, [name for name in names if not (folder / name).is_file()])
-    return {name: (folder / name).read_bytes() for name in names}
+    return {name: read_file(folder / name, LARGEST) for name in names}
 
 
 def from_tar(archive: Path, names: Collection[str]) -> dict[str, bytes]:

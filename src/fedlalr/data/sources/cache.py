@@ -13,6 +13,8 @@ from fedlalr.data.fetch import DataCorrupt, write_atomically
 from fedlalr.data.sources.rawdata import Arrays
 
 _FORMAT = "fedlalr-data-1"
+LARGEST_CACHED = 1 << 30
+"""Bytes; that is five times the largest data set."""
 
 
 def path(folder: Path, name: str) -> Path:
@@ -32,6 +34,8 @@ def save(file: Path, name: str, arrays: Arrays, origin: str) -> None:
 
 def load(file: Path, name: str) -> tuple[Arrays, str]:
     """The arrays and their origin. A file that was changed or cut short since it was written is refused."""
+    if file.stat().st_size > LARGEST_CACHED:
+        raise DataCorrupt(f"the cached file {file} is larger than any data set; {_remedy(name)}")
     try:
         with safe_open(file, framework="numpy") as stored:
             header = stored.metadata() or {}

@@ -15,7 +15,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlalr.data.fetch import DataCorrupt, Fact
+from fedlalr.common.reading import read_file
+from fedlalr.data.fetch import LARGEST, DataCorrupt, Fact
 from fedlalr.data.sources.archive import gunzip
 from fedlalr.data.sources.rawdata import Arrays, Images
 
@@ -45,7 +46,8 @@ class IdxSet:
         missing = [name for name, path in places.items() if path is None]
         if missing:
             raise DataCorrupt(f"{folder} is incomplete: it lacks {', '.join(missing)} (plain or .gz)")
-        return self.decode({name: (str(path), path.read_bytes()) for name, path in places.items() if path is not None})
+        found = {name: path for name, path in places.items() if path is not None}
+        return self.decode({name: (str(path), read_file(path, LARGEST)) for name, path in found.items()})
 
     def decode(self, contents: Mapping[str, tuple[str, bytes]]) -> Arrays:
         """Arrays from (where, bytes) of the four files, each verified by its checksum."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedlalr.common.reading import at_home
 from fedlalr.data.fetch import DataCorrupt, DataNotFound, Progress, RouteFailed, data_folder, locked, workspace
 from fedlalr.data.sources import cache
 from fedlalr.data.sources.rawdata import Arrays, RawData
@@ -57,7 +58,7 @@ def obtain(
 ) -> Found:
     """Find a data set in the order that the documentation states, or say everything that was tried."""
     if folder is not None:
-        return _from_given(source, Path(folder).expanduser())
+        return _from_given(source, at_home(folder))
     if source.embedded is not None:
         arrays = source.embedded()
         source.check(arrays, "scikit-learn")

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedlalr.data.fetch import DataCorrupt, DataNotFound
+from fedlalr.common.reading import read_file
+from fedlalr.data.fetch import LARGEST, DataCorrupt, DataNotFound
 from fedlalr.data.sources import archive, gutenberg, vocabulary
 from fedlalr.data.sources.gutenberg_files import ARCHIVE, ARCHIVE_FACT, PLAYS
 from fedlalr.data.sources.text_by_role import Roles, Script, lay_together
@@ -18,6 +19,8 @@ OWN = "plays of your own (not LEAF's text)"
 LEAF = "LEAF's windows"
 LEAF_ROLES, LEAF_ROWS = 1_129, 4_226_158
 """What LEAF states of its Shakespeare."""
+LARGEST_TABLE = 2 << 30
+"""Bytes of a file of LEAF's; all its windows together take a fifth of that."""
 
 
 def reader(folder: Path) -> Callable[[], Script] | None:
@@ -36,7 +39,7 @@ def reader(folder: Path) -> Callable[[], Script] | None:
     if any((folder / name).is_file() for name in PLAYS):
         return lambda: from_plays(_located(folder, archive.from_folder(folder, PLAYS)))
     if texts := sorted(folder.glob("*.txt")):
-        return lambda: Script(OWN, _parse({path.stem: (str(path), path.read_bytes()) for path in texts}))
+        return lambda: Script(OWN, _parse({path.stem: (str(path), read_file(path, LARGEST)) for path in texts}))
     return None
 
 
@@ -116,7 +119,7 @@ def _text(content: bytes, where: str) -> str:
 
 def _leaf_users(path: Path) -> Iterator[tuple[str, tuple[list[str], list[str]]]]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_file(path, LARGEST_TABLE))
     except (ValueError, RecursionError) as error:
         raise DataCorrupt(f"{path} is not a LEAF file with users and user_data ({error})") from error
     match found:

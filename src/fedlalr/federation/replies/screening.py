@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots, SlotTable
+from fedlalr.common.printable import printable
 from fedlalr.federation.replies.payload import Expected, Refused, Reply, client_of, unpack
 from fedlalr.federation.replies.reducing import small_changes
 from fedlalr.federation.replies.reductions import SHARE, change_norms, clip, norms_and_falls
@@ -61,10 +62,10 @@ class Rejection(NamedTuple):
 
     @classmethod
     def because(cls, client: int, reason: object) -> Rejection:
-        """For a reason in somebody else's words, made fit to be recorded: of bounded length, and valid Unicode."""
+        """For a reason in somebody else's words, fit to be recorded: of bounded length, valid and printable."""
         text = str(reason)
         text = text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}…"
-        return cls(client, text.encode(errors="backslashreplace").decode())
+        return cls(client, printable(text.encode(errors="backslashreplace").decode()))
 
 
 class Streaks:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots
 from fedlalr.common.files import sync_folder, write_bytes
+from fedlalr.common.reading import read_file
 from fedlalr.federation.record import Record
 from fedlalr.federation.round import ServerState
 from fedlalr.federation.storage.fingerprint import Facts
@@ -34,6 +35,8 @@ FORMAT = 1
 TENSORS, DESCRIPTION = "state.safetensors", "checkpoint.json"
 LARGEST_DESCRIPTION = 1 << 26
 """A description of more bytes than this is not read."""
+MOST_THREADS = 4096
+"""No machine computes with more; torch would try to start any number."""
 
 
 class CheckpointError(RuntimeError):
@@ -96,16 +99,19 @@ def load_checkpoint(
     """
     try:
         description = read_description(place)
-        tensors = read_tensors(place / TENSORS, Seal(description["bytes"], description["sha256"]))
+        expected = sum(tensor.nbytes for tensor in _tensors(like).values())
+        tensors = read_tensors(place / TENSORS, Seal(description["bytes"], description["sha256"]), expected)
         slots = Slots(**{name: take(tensors, f"slot/{name}", tensor) for name, tensor in like.slots.items()})
         buffers = {name: take(tensors, f"buffer/{name}", tensor) for name, tensor in like.buffers.items()}
         if tensors:
             raise ValueError(f"it holds {', '.join(sorted(tensors))}, which this run does not have")
         rows = (kept or KeptFiles(place.parent)).load(description["kept"], like.slots.x, names)
-        record = description["record"]
+        record = None if description["record"] is None else Record.from_json(json.dumps(description["record"]))
+        if record is not None and record.round != description["round"]:
+            raise ValueError(f"it is of round {description['round']}, and its record of round {record.round}")
         return Checkpoint(
             state=ServerState(description["round"], slots, buffers, rows),
-            record=None if record is None else Record.from_json(json.dumps(record)),
+            record=record,
             offset=description["offset"],
             facts=description["facts"],
             choices=description["choices"],
@@ -119,9 +125,7 @@ def read_description(place: Path) -> dict[str, Any]:
     """The checked JSON of a checkpoint, without its tensors."""
     path = place / DESCRIPTION
     try:
-        if path.stat().st_size > LARGEST_DESCRIPTION:
-            raise CheckpointError(f"the checkpoint {place} is refused: {DESCRIPTION} is larger than any real one")
-        whole = json.loads(path.read_text(encoding="utf-8"))
+        whole = json.loads(read_file(path, LARGEST_DESCRIPTION))
         content, stated = whole["content"], whole["sha256"]
         version = content["format"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -133,14 +137,43 @@ def read_description(place: Path) -> dict[str, Any]:
             f"the checkpoint {place} has format {version}, and this version of fedlalr reads format {FORMAT}"
         )
     result: dict[str, Any] = content
+    for name, fits in _FITS.items():
+        if name not in content or not fits(content[name]):
+            raise CheckpointError(f"the checkpoint {place} cannot be used: its {name} is none that a run writes")
     return result
+
+
+def _whole(value: object, least: int = 0, most: int = (1 << 63) - 1) -> bool:
+    return type(value) is int and least <= value <= most
+
+
+def _is_choices(value: object) -> bool:
+    """What a run notes of the engine and the threads; nothing at all, where no run was begun."""
+    if not isinstance(value, dict) or not value:
+        return value == {}
+    chunk, engine = value.get("chunk"), value.get("engine", "")
+    return _whole(value.get("threads"), 1, MOST_THREADS) and (chunk is None or _whole(chunk, 1)) and type(engine) is str
+
+
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "round": _whole,
+    "bytes": _whole,
+    "sha256": lambda value: isinstance(value, str),
+    "kept": lambda value: isinstance(value, list) and all(isinstance(entry, dict) for entry in value),
+    "record": lambda value: value is None or isinstance(value, dict),
+    "offset": _whole,
+    "facts": lambda value: isinstance(value, dict),
+    "choices": _is_choices,
+    "versions": lambda value: isinstance(value, dict),
+}
+"""What each part of a description must be: a file that was tampered with may have a right hash."""
 
 
 def kept_files_of(place: Path) -> list[str]:
     """The files with what clients keep that a checkpoint refers to; none where it cannot be read."""
     try:
-        return [entry["file"] for entry in read_description(place)["kept"]]
-    except (CheckpointError, KeyError, TypeError):
+        return [str(entry["file"]) for entry in read_description(place)["kept"]]
+    except (CheckpointError, KeyError):
         return []
 
 

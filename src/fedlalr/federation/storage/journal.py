@@ -21,7 +21,8 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from io import FileIO
+from io import BytesIO, FileIO
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 
+from fedlalr.common.reading import open_file, whole_lines
 from fedlalr.federation.record import Record
 from fedlalr.federation.round import ServerState
 from fedlalr.federation.storage.checkpoint import (
@@ -138,7 +140,7 @@ class Journal:
             self.choices = dict(found.choices)
             self.records = self._cut(found, self.path / METRICS_FILE)
         with explained(f"the run directory {self.path} cannot be written"):
-            self._file = FileIO(self.path / METRICS_FILE, "ab")
+            self._file = FileIO(self.path / METRICS_FILE, "ab", opener=_without_waiting)
             self._append()
         for pattern in (".writing-*", ".stale-*"):  # what a process that was killed was about to write or remove
             for left in (self.path / CHECKPOINTS).glob(pattern):
@@ -237,32 +239,35 @@ class Journal:
 
     def _cut(self, found: Checkpoint, file: Path) -> list[Record]:
         """Bring `metrics.jsonl` back to the checkpoint's round, and give the records of the rounds up to it."""
-        with explained(f"{file} cannot be read"):
-            content = file.read_bytes() if file.exists() else b""
-        if len(content) < found.offset:
-            raise RunDirectoryError(
-                f"{file} has {len(content)} bytes, and at round {found.state.round} it had {found.offset}; "
-                f"it was changed after it was written. Put it back, or begin a new run in another directory"
-            )
+        before = found.state.round - (found.record is not None)
         try:
-            records = [Record.from_json(line) for line in content[: found.offset].decode().split("\n")[:-1]]
+            with explained(f"{file} cannot be read"), open_file(file) if file.exists() else BytesIO() as content:
+                size, lines = content.seek(0, os.SEEK_END), whole_lines(content)
+                if size < found.offset:
+                    raise RunDirectoryError(
+                        f"{file} has {size} bytes, and at round {found.state.round} it had {found.offset}; "
+                        f"it was changed after it was written. Put it back, or begin a new run in another directory"
+                    )
+                content.seek(0)
+                records = [Record.from_json(line.decode()) for line in islice(lines, before)]
+                end = content.tell()
+                after = next(lines, None)
         except (ValueError, TypeError, KeyError) as error:
             raise RunDirectoryError(f"{file} is damaged: {error}") from error
-        before = found.state.round - (found.record is not None)
-        if [record.round for record in records] != list(range(1, before + 1)):
+        ascending = all(record.round == round for round, record in enumerate(records, 1))
+        if end != found.offset or len(records) != before or not ascending:
             raise RunDirectoryError(f"{file} is damaged: up to the checkpoint it should hold rounds 1 to {before}")
-        after, newline, _ = content[found.offset :].partition(b"\n")
-        written = _record_in(after) if newline else None
+        written = None if after is None else _record_in(after)
         if found.record is None:
             self._progress = _Progress(offset=found.offset)
-        elif written is not None and written.round == found.record.round:
+        elif after is not None and written is not None and written.round == found.record.round:
             records.append(written)
             self._progress = _Progress(offset=found.offset + len(after) + 1)
         else:
             records.append(found.record)
             self._progress = _Progress(offset=found.offset, unwritten=found.record)
         with explained(f"the run directory {self.path} cannot be written"):
-            if self._progress.offset < len(content):
+            if self._progress.offset < size:
                 os.truncate(file, self._progress.offset)
         return records
 
@@ -331,6 +336,11 @@ def _check_choices(found: Checkpoint, engine: str, path: Path) -> None:
         raise RunDirectoryError(
             f"the run in {path} began with engine {began!r} and cannot go on with {engine!r}; use that one or 'auto'"
         )
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file to write; a pipe that nobody reads is an error instead of an endless wait."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 
 def _record_in(line: bytes) -> Record | None:

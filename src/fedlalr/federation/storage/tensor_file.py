@@ -12,7 +12,12 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedlalr.common.files import write_bytes
+from fedlalr.common.reading import read_file
 from fedlalr.training.interfaces import real_numbers
+from fedlalr.training.memory import free_memory
+
+LARGEST_HEADER = 1 << 24
+"""Bytes that the names and shapes of a file's tensors can take."""
 
 
 class Seal(NamedTuple):
@@ -30,12 +35,16 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Seal:
     return Seal(len(content), hashlib.sha256(content).hexdigest())
 
 
-def read_tensors(path: Path, seal: Seal) -> dict[str, Tensor]:
-    """The tensors, after the file's length and hash were found right; `ValueError` where they are not."""
+def read_tensors(path: Path, seal: Seal, expected: int | None = None) -> dict[str, Tensor]:
+    """The tensors, after the file's length and hash were found right; `ValueError` where they are not.
+
+    `expected` are the bytes of tensors that can be in it, where that is known: the seal may be a forgery.
+    """
     size = path.stat().st_size
     if size != seal.bytes:
         raise ValueError(f"{path.name} is damaged: it has {size:,} bytes, and {seal.bytes:,} were written")
-    content = path.read_bytes()
+    largest = free_memory(torch.device("cpu")) if expected is None else expected + LARGEST_HEADER
+    content = read_file(path, largest)
     if hashlib.sha256(content).hexdigest() != seal.sha256:
         raise ValueError(f"{path.name} is damaged: its content does not match the hash taken when it was written")
     return load(content)

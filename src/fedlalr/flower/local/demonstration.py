@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import re
-import signal
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 from fedlalr.config import Config, RunDirectory
 from fedlalr.federation import Record
@@ -33,10 +29,10 @@ def demonstrate(
 ) -> list[Record]:
     """Start a superlink, supernodes and the run; give the records of its rounds. Leaves nothing but the run directory.
 
-    `on_stage` hears what is being started, `on_record` of every round as it ends. Also after an exception, Ctrl-C or a
-    termination signal no process and no temporary file is left.
+    `on_stage` hears what is being started, `on_record` of every round as it ends. Also after an exception or Ctrl-C no
+    process and no temporary file is left.
     """
-    with _terminable(), tempfile.TemporaryDirectory(prefix="fedlalr-flower-") as name:
+    with tempfile.TemporaryDirectory(prefix="fedlalr-flower-") as name:
         folder = Path(name)
         results = (run_dir or folder / "run").resolve()
         app = export(config, folder / "app")
@@ -82,20 +78,3 @@ class _Watched:
             self.records.append(record)
             self.on_record(record)
         return len(self.records)
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Let a termination signal unwind the stack, so that what was started is ended."""
-
-    def unwind(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, unwind)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

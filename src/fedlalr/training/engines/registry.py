@@ -23,6 +23,8 @@ ENGINES: dict[str, Callable[[Training], Engine]] = {
     "distributed": DistributedEngine,
 }
 """Engines by name."""
+MOST_WORKERS = 1024
+"""Each is a process with a torch of its own."""
 
 
 def create_engine(name: str, training: Training, cohort: int) -> tuple[Engine, str]:
@@ -65,8 +67,8 @@ def check_engine(name: str) -> tuple[str, str]:
     if not colon:
         return kind, ""
     if kind == "workers":
-        if not (option.isascii() and option.isdigit() and int(option)):
-            raise ValueError(f"engine {name!r}: the number of workers must be a whole number of at least 1")
+        if not (option.isascii() and option.isdigit() and 1 <= int(option[:20]) <= MOST_WORKERS):
+            raise ValueError(f"engine {name!r}: the number of workers must be a whole number from 1 to {MOST_WORKERS}")
     elif kind == "distributed":
         check_choice(f"the engine inside {kind}", option, INNER)
     else:

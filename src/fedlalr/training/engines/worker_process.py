@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import random
-import signal
 import socket
 import sys
 from dataclasses import dataclass, replace
@@ -15,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from fedlalr.algorithms.slots import Slots
+from fedlalr.common.interrupts import end_with_parent
 from fedlalr.data.random import MODULES, key
+from fedlalr.training.copying import copied
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.engines.shared_memory import Arena, Place, unship
 from fedlalr.training.interfaces import Buffers, Trace, Training, Work
@@ -145,7 +146,7 @@ def part(memory: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
 
 def main(descriptor: int) -> None:
     """Serve the run at the other end of a socket."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the run's to handle
+    end_with_parent(descriptor)
     torch.set_num_threads(1)
     channel = Channel(socket.socket(fileno=descriptor))
     try:

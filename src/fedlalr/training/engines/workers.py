@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots
+from fedlalr.common.interrupts import blocked
 from fedlalr.training.engines.shared_memory import Arena, SharedMemoryPlan, TooLarge, ship, unimportable_modules
 from fedlalr.training.engines.worker_process import Channel, Orders, Rest, Setup, part
 from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work
@@ -58,7 +59,7 @@ class Process:
 
     def end(self) -> None:
         self.channel.endpoint.close()
-        self.popen.terminate()
+        self.popen.kill()
         self.popen.wait()
 
 
@@ -258,7 +259,7 @@ def _launch() -> Process:
     ours, theirs = socket.socketpair()
     environment = os.environ | ALLOCATOR | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    with theirs:
+    with theirs, blocked():
         popen = subprocess.Popen(
             [
                 sys.executable,

@@ -1,0 +1,14 @@
+"""Texts of others, fit for a terminal."""
+
+from __future__ import annotations
+
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+
+
+def printable(text: str) -> str:
+    r"""A text with its control characters written out: names and clients' errors may hold escape codes.
+
+    >>> print(printable("\x1b[2J"))
+    \x1b[2J
+    """
+    return text.translate(_CONTROL)
