@@ -17,7 +17,7 @@ from fedlalr import models
 from fedlalr.algorithms import registry
 from fedlalr.common.option_types import Count, NotNegative, Positive, Seed
 from fedlalr.common.suggestions import hint
-from fedlalr.config.errors import hint, listed
+from fedlalr.config.errors import listed
 from fedlalr.data.sources import SOURCES
 from fedlalr.federation.options import Options, in_reading_order
 from fedlalr.training.engines.registry import ENGINES, check_engine

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from fedlalr.algorithms.slots import Slots
 from fedlalr.common.interrupts import end_with_parent
 from fedlalr.data.random import MODULES, key
-from fedlalr.training.copying import copied
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.engines.shared_memory import Arena, Place, unship
 from fedlalr.training.interfaces import Buffers, Trace, Training, Work

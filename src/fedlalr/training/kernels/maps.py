@@ -290,7 +290,7 @@ def tap_table(taps: Tensor, width: int) -> Tensor:
 
 
 def _rows(parameter: Tensor) -> Tensor:
-    """A stacked parameter `[C, D]` with contiguous rows; gaps between them are allowed, as in views of a flat [C, P]."""
+    """A stacked parameter `[C, D]` with contiguous rows; gaps between them are allowed (views of a flat [C, P])."""
     return parameter if parameter.stride(-1) == 1 else parameter.contiguous()
 
 
