@@ -210,10 +210,10 @@ def test_a_run_interrupted_in_its_first_round_does_not_read_as_one_that_diverged
     assert "finite" not in result.output
 
 
-@pytest.mark.parametrize("command", [("run", *SMALL), ("compare", *SMALL), ("reproduce", "heterogeneity"), ("resume",)])
+@pytest.mark.parametrize("command", [("run", *SMALL, "--run-dir"), ("resume",)], ids=["run", "resume"])
 def test_a_run_directory_that_is_a_file_is_called_one(command: tuple[str, ...]) -> None:
     Path("here").touch()
-    result = cli(*command, *(["here"] if command == ("resume",) else ["--run-dir", "here"]))
+    result = cli(*command, "here")
     assert result.exit_code == 2
     assert "here is a file, and a directory is" in result.stderr
 

@@ -82,7 +82,7 @@ def test_a_file_in_the_place_of_the_directory_is_told_in_a_line(command: list[st
     result = CliRunner().invoke(app, [*command, "rounds=1", "--jobs", "1", "--seeds", "1", "--run-dir", "file"])
     assert result.exit_code in (1, 2), result.output
     assert isinstance(result.exception, SystemExit), "an error for people, and no traceback"
-    assert "Not a directory" in result.output
+    assert "file is a file, and a directory is" in result.output
 
 
 def test_a_run_with_a_damaged_summary_goes_on_from_its_checkpoint() -> None:
