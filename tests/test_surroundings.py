@@ -11,8 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+import fedlalr as fl
 from federation.interruptible import interruptible
 from fedlalr.cli import app
 from fedlalr.cli.errors import complain
@@ -35,6 +37,15 @@ for arguments in (
     print(arguments.split()[0], result.exit_code, "no home" if home else "")
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
 """
+
+
+class Rude(torch.nn.Linear):
+    """A client whose data has a mark in it makes an error with words of its own."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training and (inputs == 99).any():
+            raise ValueError(RED)
+        return super().forward(inputs)
 
 
 def no_home(*command: str) -> list[str]:
@@ -111,12 +122,7 @@ def test_a_signal_during_imports_ends_the_command_without_a_traceback() -> None:
 
 
 def test_escape_codes_are_shown_and_not_obeyed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = [
-        "quickstart",
-        "rounds=1",
-        "clients_per_round=2",
-        f'name="{RED.encode().decode()}"'.replace("\x1b", "\\e"),
-    ]
+    settings = ["quickstart", "rounds=1", "clients_per_round=2", r'name="\e[31m"']
     shown = CliRunner().invoke(app, ["run", *settings, "--run-dir", str(tmp_path / "run")])
     assert shown.exit_code == 0, shown.output
     assert "\\x1b[31m with fedlalr" in shown.output
@@ -124,4 +130,9 @@ def test_escape_codes_are_shown_and_not_obeyed(tmp_path: Path, capsys: pytest.Ca
     complain(f"error: {RED}")
     progress_console(as_json=True).print(RED)
     assert capsys.readouterr().err == "error: \\x1b[31m\n\\x1b[31m\n"
+    clients = [(torch.full((4, 3), mark), torch.zeros(4, dtype=torch.int64)) for mark in (99.0, 1.0, 2.0)]
+    fl.run(Rude(3, 2), clients, fl.FedAvg(0.1), rounds=1, engine="reference", debug=True)
+    said = capsys.readouterr().err
+    assert "\\x1b[31m" in said
+    assert "\x1b" not in said
     assert Rejection.because(3, f"ValueError: {RED}\x9b2J").reason == "ValueError: \\x1b[31m\\x9b2J"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Context, Slots
+from fedlalr.federation.printable import printable
 from fedlalr.federation.replies.screening import Rejection
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.interfaces import Trace, Training, Work
@@ -98,7 +99,7 @@ class Debugger:
         for rejection in rejected:
             if rejection.client not in self.seen:
                 self.seen.add(rejection.client)
-                print(diagnose(self.training, work, rejection), file=self.stream, flush=True)
+                print(printable(str(diagnose(self.training, work, rejection))), file=self.stream, flush=True)
 
 
 def describe(name: str, values: Tensor) -> str:
