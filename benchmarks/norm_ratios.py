@@ -1,12 +1,14 @@
-"""How far honest clients are apart: the longest change of a slot over the cohort's median, in every round of a run.
+"""How far honest clients are apart: the longest change of a slot over the scale of the slot, in every round of a run.
 
     python benchmarks/norm_ratios.py
 
-It is what `max_norm_ratio` is held against. Clients of equal size stay close together; clients of very different sizes,
+`max_norm_ratio` clips what is above it. Clients of equal size stay close together; clients of very different sizes,
 which take very different numbers of steps, do not.
 """
 
 from __future__ import annotations
+
+from statistics import median_low
 
 import torch
 from sklearn.datasets import load_digits
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 
 import fedlalr as fl
 from fedlalr.algorithms import create
-from fedlalr.federation.replies.screening import Measured
+from fedlalr.federation.replies.screening import Measured, floor_of
 
 METHODS = ("fedlalr", "fedavg", "fedadam", "fedamsv2", "adaalter", "sharedamsgrad", "scaffold", "fednova", "fedlada")
 PARTITIONS = (("dirichlet", {"alpha": 0.3}), ("dirichlet", {"alpha": 0.05}), ("lognormal", {"sigma": 1.5}))
@@ -30,9 +32,9 @@ class Farthest:
     def __call__(self, *arguments: object) -> Measured:
         measured = self._measure(*arguments)  # type: ignore[arg-type]
         for name, norms in measured.norms.items():
-            scale = max(float(norms.median()), measured.scales.get(name, 0.0))
+            scale = max(median_low(norms), floor_of(name, arguments[1]))  # type: ignore[arg-type]
             if scale > 0:
-                self.ratios[name] = max(self.ratios.get(name, 0.0), float(norms.max()) / scale)
+                self.ratios[name] = max(self.ratios.get(name, 0.0), max(norms) / scale)
         return measured
 
 

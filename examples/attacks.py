@@ -35,6 +35,8 @@ what they send in the place of some of them."""
 
 FAR = 1000.0
 """How many times too long a change is."""
+STRIKES = 4
+"""Rounds in which attackers strike that cannot foresee cohorts."""
 RARE = 3
 """Clients of a hundred with a class of their own."""
 
@@ -151,7 +153,9 @@ class Outcome:
     failed: int | None = None
 
     def __str__(self) -> str:
-        return f"fails at {self.failed}" if self.accuracy is None else f"{self.accuracy:.1%}"
+        if self.accuracy is None or self.lowest is None:
+            return f"fails at {self.failed}"
+        return f"{100 * self.accuracy:.1f} / {100 * self.lowest:.1f}"
 
 
 class Remember(fl.Observer):
@@ -169,7 +173,7 @@ def run(
 ) -> Outcome:
     """The quickstart, its model with batch normalisation, with a share of its clients hostile.
 
-    Attackers strike always; where they are the majority ("cohorts known"); or in as many rounds, but drawn at random
+    Attackers strike always; where they are the majority ("cohorts known"); or in `STRIKES` rounds drawn at random
     ("cohorts secret").
     """
     preset = config.load("quickstart", overrides)
@@ -183,7 +187,7 @@ def run(
         cohorts = [sample(len(population), cohort, preset.seed, t) for t in range(1, preset.rounds + 1)]
         rounds = {t for t, drawn in enumerate(cohorts, 1) if 2 * torch.isin(drawn, attackers).sum() > cohort}
         if timing == "cohorts secret":
-            rounds = {t + 1 for t in torch.randperm(preset.rounds, generator=generator)[: len(rounds)].tolist()}
+            rounds = {t + 1 for t in torch.randperm(preset.rounds, generator=generator)[:STRIKES].tolist()}
 
     def engine(training: Training) -> Engine:
         honest = ENGINES["stacked"](training)
@@ -247,24 +251,18 @@ def run_rare(defence: Defence, algorithm: fl.FedLALR, rounds: int = 100) -> tupl
     return first, second, result
 
 
-def attack_tables(shares: Sequence[float], overrides: Sequence[str]) -> None:
-    """Print the accuracy under every attack with every defence, as Markdown tables."""
+def attack_table(shares: Sequence[float], overrides: Sequence[str]) -> None:
+    """Print the last accuracy, and the lowest of the second half, under every attack with every defence."""
     print_row("attack", "attackers", *(defence.name for defence in DEFENCES))
     print_row(*["---"] * (2 + len(DEFENCES)))
-    honest = [run(None, 0.0, defence, overrides) for defence in DEFENCES]
-    print_row("nobody", "0%", *honest)
+    print_row("nobody", "0%", *(run(None, 0.0, defence, overrides) for defence in DEFENCES))
     for name, attack in ATTACKS.items():
         for share in shares:
             print_row(name, f"{share:.0%}", *(run(attack, share, defence, overrides) for defence in DEFENCES))
-    print("\nx reversed in a few rounds; the lowest accuracy of the second half:\n")
-    print_row("attackers strike", "attackers", *(defence.name for defence in DEFENCES))
-    print_row(*["---"] * (2 + len(DEFENCES)))
-    print_row("never", "0%", *(f"{outcome.lowest:.1%}" for outcome in honest))
     for timing in ("cohorts known", "cohorts secret"):
         for share in shares:
-            outcomes = [run(reverse_x, share, defence, overrides, timing) for defence in DEFENCES]
-            cells = [str(each) if each.lowest is None else f"{each.lowest:.1%}" for each in outcomes]
-            print_row(timing, f"{share:.0%}", *cells)
+            outcomes = (run(reverse_x, share, defence, overrides, timing) for defence in DEFENCES)
+            print_row(f"x reversed, {timing}", f"{share:.0%}", *outcomes)
 
 
 def rare_table() -> None:
@@ -278,6 +276,7 @@ def rare_table() -> None:
 
 
 def print_row(*cells: object) -> None:
+    """A row of a Markdown table."""
     print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
@@ -287,6 +286,6 @@ if __name__ == "__main__":
     parser.add_argument("--shares", type=float, nargs="+", default=[0.02, 0.1, 0.3], help="shares of hostile clients")
     arguments = parser.parse_args()
     began = time.perf_counter()
-    attack_tables(arguments.shares, arguments.overrides)
+    attack_table(arguments.shares, arguments.overrides)
     rare_table()
     print(f"\n{time.perf_counter() - began:.0f} seconds")

@@ -18,6 +18,8 @@ from fedlalr.cli import app
 from fedlalr.cli.progress import duration, fetch_progress, megabytes
 from fedlalr.cli.run import in_words
 from fedlalr.federation.session import RepliesRejected
+from fedlalr.training.engines.reference import ReferenceEngine
+from fedlalr.training.interfaces import Replies, Work
 
 SMALL = ("rounds=3", "partition.clients=12", "clients_per_round=3", "local.steps=2", "engine=reference")
 
@@ -236,10 +238,18 @@ def test_a_run_that_python_began_goes_on_in_python() -> None:
     assert "fl.run(…, run_dir='mine', resume=True)" in result.stderr
 
 
-def test_refused_replies_are_told_by_the_progress_and_the_summary_alone() -> None:
+def test_refused_replies_are_told_by_the_progress_and_the_summary_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    train = ReferenceEngine.train
+
+    def broken(engine: ReferenceEngine, work: Work) -> Replies:
+        replies = train(engine, work)
+        replies.slots.x[0] = torch.nan
+        return replies
+
+    monkeypatch.setattr(ReferenceEngine, "train", broken)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RepliesRejected)
-        result = cli("run", *SMALL, "max_norm_ratio=1.0", "--run-dir", "here")
+        result = cli("run", *SMALL, "--run-dir", "here")
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
     assert "replies refused; written to here" in result.stdout

@@ -166,7 +166,6 @@ FAULTS = {
     "v_hat below the broadcast": (edit("v_hat", "0.bias", lambda a: a * 0), "v_hat fell below the broadcast"),
     "a shape that would broadcast": (edit("x", "0.bias", lambda a: a[:1]), "has shape (1,)"),
     "another dtype": (edit("x", "0.bias", lambda a: a.astype(np.float32)), "is <f4"),
-    "a huge change": (edit("x", "0.weight", lambda a: a + 1e9), "more than 1000 times"),
     "a missing slot": (without("m"), "m' is missing"),
     "no facts": (without("fedlalr"), "no record 'fedlalr'"),
     "no metrics": (without("metrics"), "no record 'metrics'"),
@@ -201,6 +200,30 @@ def test_a_bad_reply_is_refused_and_the_round_goes_on_without_it(fault, tmp_path
     assert server.result.history[1].clients == 4
     assert server.result.history[0].rejected == ()
     assert all(torch.isfinite(v).all() for v in server.result.state["x"].values())
+
+
+def test_a_huge_change_is_clipped(tmp_path):
+    """Client 2 sends 1e9 from round 2 on; it is shortened to what the others' changes allow."""
+    everyone = nodes(LALR, tmp_path)
+    huge = edit("x", "0.weight", lambda a: a + 1e9)
+    everyone[900 - 14].tamper = lambda message, reply: (
+        huge(message, reply) if message.metadata.group_id == "2" else reply
+    )
+    server = strategy(LALR, settings={"rounds": 2, "min_clients": 5})
+    server.start(InProcessGrid(everyone))
+    assert [record.clipped for record in server.result.metrics] == [(), (2,)]
+    assert [record.rejected for record in server.result.metrics] == [(), ()]
+    assert max(value.abs().max() for value in server.result.state["x"].values()) < 100
+
+
+def test_a_client_that_is_rejected_in_three_rounds_running_is_named(tmp_path, caplog):
+    everyone = nodes(LALR, tmp_path)
+    everyone[900 - 14].tamper = edit("m", "0.bias", lambda a: a * np.nan)
+    server = strategy(LALR, settings={"rounds": 3, "min_clients": 4})
+    with caplog.at_level("WARNING", logger="flwr.fedlalr"):
+        server.start(InProcessGrid(everyone))
+    assert [record.repeatedly for record in server.result.metrics] == [(), (), (2,)]
+    assert "client 2 has been rejected in each of its last 3 rounds" in caplog.text
 
 
 class Garbled(InProcessGrid):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from fedlalr import config
+from fedlalr.federation import Record, Rejection
+from fedlalr.report.runs import METRICS_FILE
 from settings import replaced
 
 SMALL = ("rounds=3", "partition.clients=12", "clients_per_round=4", "local.steps=2", "engine=reference")
@@ -16,11 +19,20 @@ def make_run(folder: Path, *overrides: str) -> Path:
     return folder
 
 
+def refuse(metrics: Path) -> None:
+    """Write into a run's records that a client was refused."""
+    records = [Record.from_json(line) for line in metrics.read_text().splitlines()]
+    refused = [replace(record, rejected=(Rejection(3, "x is not finite"),)) for record in records]
+    metrics.write_text("".join(f"{record.to_json()}\n" for record in refused))
+
+
 def make_comparison(folder: Path) -> Path:
     """Two methods over two seeds, FedLALR's with trajectories and refusals, as `fedlalr compare` lays them out."""
     for seed in (0, 1):
         make_run(folder / "fedavg" / f"seed-{seed}", "algorithm=fedavg", f"seed={seed}")
-        followed = ("max_norm_ratio=1.2", "trajectory={clients: [3, 5], rounds: [1, 3]}")
-        make_run(folder / "fedlalr" / f"seed-{seed}", f"seed={seed}", *followed)
+        followed = make_run(
+            folder / "fedlalr" / f"seed-{seed}", f"seed={seed}", "trajectory={clients: [3, 5], rounds: [1, 3]}"
+        )
+        refuse(followed / METRICS_FILE)
     make_run(folder / "grid" / "fedavg" / "lr=0.1" / "seed-1000", "algorithm=fedavg", "seed=1000", "rounds=1")
     return folder

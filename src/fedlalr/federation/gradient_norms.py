@@ -97,6 +97,11 @@ class GradientNorms(Observer):
                 f"round {record.round}: {len(record.rejected)} replies were refused, so that the server's model is not "
                 f"the average of the clients' iterates"
             )
+        if record.clipped:
+            raise ValueError(
+                f"round {record.round}: replies of clients {', '.join(map(str, record.clipped))} were clipped, so the "
+                f"server's model is not the average of the clients' iterates; pass max_norm_ratio=None"
+            )
 
     def squared_norm(self, x: Tensor) -> float:
         """‖∇f(x)‖²."""
