@@ -88,11 +88,9 @@ class StackedEngine:
         self._trouble = None
         replies = join_replies([self._train_part(work.part(some), sole=len(rows) == 1) for some in rows])
         if self._trouble is not None and not replies.failures:
-            warnings.warn(
+            _warn(
                 f"round {work.round}: the clients were trained in smaller stacks, which is slower, because a stack "
-                f"of them raised {self._trouble}",
-                RuntimeWarning,
-                stacklevel=2,
+                f"of them raised {self._trouble}"
             )
         return replies
 
@@ -118,11 +116,9 @@ class StackedEngine:
         replies = self._reference.train(work)
         if not replies.failures:
             self._trouble = None  # the next warning says it all
-            warnings.warn(
+            _warn(
                 f"round {work.round}: client {int(work.clients[0])} was trained by the reference engine, because the "
-                f"stacked engine raised {reason}",
-                RuntimeWarning,
-                stacklevel=2,
+                f"stacked engine raised {reason}"
             )
         return replies
 
@@ -242,11 +238,9 @@ class StackedEngine:
             halves = [self._recalibrate_part(x, buffers, half, round) for half in clients.chunk(2)]
             return {name: torch.cat([half[name] for half in halves]) for name in buffers}
         alone = self._reference.recalibrate(x, buffers, clients, round)
-        warnings.warn(
+        _warn(
             f"round {round}: the statistics of {len(clients)} clients were computed by the reference engine, because "
-            f"the stacked engine raised {reason}",
-            RuntimeWarning,
-            stacklevel=2,
+            f"the stacked engine raised {reason}"
         )
         return alone
 
@@ -263,6 +257,10 @@ class StackedEngine:
         """Free the memory of captured steps."""
         if self._static is not None:
             self._static.forget()
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 def _probe(work: Work, feed: Feed, stack: Stack, k: int) -> list[Trace]:
