@@ -146,7 +146,7 @@ def hold(parameters: int, replies: int, where: str) -> float:
 
     import fedlalr as fl
     from fedlalr.algorithms.slots import Slots
-    from fedlalr.federation import Expected, Inbox, Reply
+    from fedlalr.federation import Expected, Reply
     from fedlalr.federation.replies.reducing import reduce_slots, weights
     from fedlalr.flower.server.inbox import SpooledInbox
     from fedlalr.training.layout import Layout
@@ -154,17 +154,18 @@ def hold(parameters: int, replies: int, where: str) -> float:
     torch.set_num_threads(1)
     table, layout = fl.FedLALR().slots, Layout(("w",), (torch.Size([parameters]),), torch.float32)
     broadcast = Slots(x=torch.zeros(parameters), m=torch.zeros(parameters), v_hat=torch.full((parameters,), 1e-16))
-    expected = Expected("ab", 1, frozenset(range(replies)), "c", layout, table, broadcast)
-    inbox: Inbox | SpooledInbox = Inbox(expected) if where == "memory" else SpooledInbox(expected)
-    for client in range(replies):
-        slots = {name: {"w": broadcast[name] + (client + 1) * 1e-3} for name in table.up}
-        refused = inbox.receive(Reply(client, "ab", 1, "c", 10, 1, slots))
-        assert refused is None, refused
     share = weights(torch.ones(replies), "uniform", torch.float32, torch.device("cpu"))
-    if isinstance(inbox, Inbox):
-        accepted, _ = inbox.close()
-        reduce_slots(accepted.slots, broadcast, share, table)
+    replied = (broadcast.map(lambda slot, client=client: slot + (client + 1) * 1e-3) for client in range(replies))
+    if where == "memory":
+        held = list(replied)
+        uploads = Slots(**{name: torch.stack([slots[name] for slots in held]) for name in table.up})
+        reduce_slots(uploads, broadcast, share, table)
     else:
+        inbox = SpooledInbox(Expected("ab", 1, frozenset(range(replies)), "c", layout, table, broadcast))
+        for client, slots in enumerate(replied):
+            named = {name: {"w": slots[name]} for name in table.up}
+            rejected = inbox.receive(Reply(client, "ab", 1, "c", 10, 1, named))
+            assert rejected is None, rejected
         inbox.reduce(inbox.close(1000.0), share, {})
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 

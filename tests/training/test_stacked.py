@@ -757,7 +757,7 @@ def test_captured_steps_give_the_references_result(algorithm, model, sizes):
                 given.append(run_round(state, cohort, 0.9**t * 0.05, engine, private, Rules()))
                 state = given[-1].state
             assert engine._static is not None
-            assert engine._static._graphs, engine._static.refusal
+            assert engine._static._graphs, engine._static.reason
     assert_same_outcomes(given, wanted)
 
 

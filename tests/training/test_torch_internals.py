@@ -46,8 +46,6 @@ ATTRIBUTES = {
     nn.Module(): ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"),
     torch.zeros(1).untyped_storage(): ("_cdata",),
 }
-ELSEWHERE = {"training/engines/auto.py": {"torch.nn.modules.conv._ConvNd", "torch.nn.modules.conv._ConvTransposeNd"}}
-"""Uses outside the module that are known and not moved yet."""
 
 
 def changed(name: str, problem: str) -> str:
@@ -139,7 +137,7 @@ def test_no_other_module_uses_a_private_api() -> None:
         for file in root.rglob("*.py")
         if file != Path(torch_internals.__file__)
     }
-    assert {file: found for file, found in uses.items() if found - ELSEWHERE.get(file, set())} == {}
+    assert {file: found for file, found in uses.items() if found} == {}
 
 
 def test_private_uses_are_recognised() -> None:

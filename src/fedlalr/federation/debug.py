@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Context, Slots
-from fedlalr.federation.printable import printable
+from fedlalr.common.printable import printable
 from fedlalr.federation.replies.screening import Rejection
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.interfaces import Trace, Training, Work

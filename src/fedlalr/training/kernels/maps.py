@@ -290,7 +290,7 @@ def tap_table(taps: Tensor, width: int) -> Tensor:
 
 
 def _rows(parameter: Tensor) -> Tensor:
-    """A stacked parameter `[C, D]` with contiguous rows; gaps between them are allowed (views of a flat [C, P])."""
+    """A stacked parameter `[C, D]` with contiguous rows; with gaps between them if it is a view of `[C, P]`."""
     return parameter if parameter.stride(-1) == 1 else parameter.contiguous()
 
 

@@ -70,7 +70,7 @@ class StaticSteps:
         self._others = training.algorithm.slots.gradients
         self.capture = capture
         """Whether steps are captured; turned off if the computation cannot be."""
-        self.refusal = ""
+        self.reason = ""
         """Why capturing was turned off."""
         widest = int(training.clients.sizes.max())
         self._width = min(training.batch_size or widest, widest)
@@ -179,7 +179,7 @@ class StaticSteps:
         graph.replay()
 
     def _stop(self, reason: str) -> None:
-        self.capture, self.refusal = False, reason
+        self.capture, self.reason = False, reason
         warnings.warn(f"local steps run without CUDA graphs, which is slower: {reason}", RuntimeWarning, stacklevel=2)
 
     def _step(self, memory: Memory, shape: Shape, held: bool, context: Context) -> None:

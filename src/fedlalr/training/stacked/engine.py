@@ -52,7 +52,7 @@ class StackedEngine:
         slots = len(training.algorithm.slots.down) + len(training.algorithm.slots.up) + 2
         each = self._gradient.bytes_each(slots) if isinstance(self._gradient, LinearGradient) else None
         self._chunks = Chunks(training, lambda work: self._train_chunk(work, steps=1), each)
-        self._trouble: str | None = None
+        self._stack_error: str | None = None
         """An error that a stack of this round raised but its clients did not raise on their own."""
 
     def _static_steps(self) -> StaticSteps | None:
@@ -85,14 +85,12 @@ class StackedEngine:
 
     def train(self, work: Work) -> Replies:
         rows = torch.split(torch.arange(len(work.clients), device="cpu"), self._chunks.size(work))
-        self._trouble = None
+        self._stack_error = None
         replies = join_replies([self._train_part(work.part(some), sole=len(rows) == 1) for some in rows])
-        if self._trouble is not None and not replies.failures:
-            warnings.warn(
+        if self._stack_error is not None and not replies.failures:
+            _warn(
                 f"round {work.round}: the clients were trained in smaller stacks, which is slower, because a stack "
-                f"of them raised {self._trouble}",
-                RuntimeWarning,
-                stacklevel=2,
+                f"of them raised {self._stack_error}"
             )
         return replies
 
@@ -112,17 +110,15 @@ class StackedEngine:
             if out_of_memory:
                 self._chunks.halve(len(work.clients))
             else:
-                self._trouble = reason
+                self._stack_error = reason
             halves = torch.arange(len(work.clients), device="cpu").chunk(2)
             return join_replies([self._train_part(work.part(half)) for half in halves])
         replies = self._reference.train(work)
         if not replies.failures:
-            self._trouble = None  # the next warning says it all
-            warnings.warn(
+            self._stack_error = None  # the next warning says it all
+            _warn(
                 f"round {work.round}: client {int(work.clients[0])} was trained by the reference engine, because the "
-                f"stacked engine raised {reason}",
-                RuntimeWarning,
-                stacklevel=2,
+                f"stacked engine raised {reason}"
             )
         return replies
 
@@ -131,7 +127,7 @@ class StackedEngine:
         """Train clients as one stack; only their first `steps` steps, if given. If they are the round's `sole` chunk,
         the replies may stay in the stack's memory, which nothing else needs before they are used."""
         feed = Feed(self.training, work.round, work.clients)
-        if self._refuses_single_samples:
+        if self._needs_two_samples:
             alone = torch.zeros(len(work.clients), dtype=torch.bool, device="cpu")
             alone[feed.order] = (feed.counts == 1).any(0)
             if alone.any():
@@ -180,9 +176,9 @@ class StackedEngine:
         return join_replies(parts)
 
     @property
-    def _refuses_single_samples(self) -> bool:
+    def _needs_two_samples(self) -> bool:
         forward = self._gradient.forward if isinstance(self._gradient, ForwardGradient) else None
-        return isinstance(forward, VmapForward) and forward.refuses_single_samples
+        return isinstance(forward, VmapForward) and forward.needs_two_samples
 
     def _start(self, work: Work, feed: Feed) -> Stack:
         training, count = self.training, len(feed.clients)
@@ -242,11 +238,9 @@ class StackedEngine:
             halves = [self._recalibrate_part(x, buffers, half, round) for half in clients.chunk(2)]
             return {name: torch.cat([half[name] for half in halves]) for name in buffers}
         alone = self._reference.recalibrate(x, buffers, clients, round)
-        warnings.warn(
+        _warn(
             f"round {round}: the statistics of {len(clients)} clients were computed by the reference engine, because "
-            f"the stacked engine raised {reason}",
-            RuntimeWarning,
-            stacklevel=2,
+            f"the stacked engine raised {reason}"
         )
         return alone
 
@@ -263,6 +257,10 @@ class StackedEngine:
         """Free the memory of captured steps."""
         if self._static is not None:
             self._static.forget()
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 def _probe(work: Work, feed: Feed, stack: Stack, k: int) -> list[Trace]:

@@ -42,15 +42,15 @@ class CannotStack(ValueError):
 def choose_gradient(training: Training) -> StackedGradient:
     """The fastest stacked gradient that agrees with plain autograd."""
     trial = StackingTrial(training)
-    refusals = []
+    errors = []
     for gradient in _candidates(training, trial.inputs.shape[1:]):
         try:
             trial.check(gradient)
-        except CannotStack as refusal:
-            refusals.append(refusal)
+        except CannotStack as error:
+            errors.append(error)
         else:
             return gradient
-    raise refusals[-1]
+    raise errors[-1]
 
 
 def _candidates(training: Training, sample: torch.Size) -> Iterator[StackedGradient]:

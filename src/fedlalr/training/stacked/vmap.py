@@ -61,13 +61,13 @@ class VmapForward:
     def statistics(
         self, parameters: Mapping[str, Tensor], buffers: Buffers, inputs: Tensor, mask: Tensor | None, seen: int
     ) -> Buffers:
-        with self._averaging(anew=not seen):
+        with self._averaging(restart=not seen):
             run = self._shared if mask is None else self._shared_masked
             after: Buffers = run(parameters, buffers, inputs, mask)[1]
         return after
 
     @property
-    def refuses_single_samples(self) -> bool:
+    def needs_two_samples(self) -> bool:
         """Whether some BatchNorm averages over the samples alone and so needs at least two of them."""
         return any(layer.over_samples_alone for layer in self._norms)
 
@@ -96,12 +96,12 @@ class VmapForward:
         return outputs, {name: named[name].detach() for name in buffers}  # updated in place, or replaced in the dict
 
     @contextmanager
-    def _averaging(self, *, anew: bool) -> Iterator[None]:
-        """Make running statistics means over all inputs of a layer, continuing the previous ones unless `anew`."""
+    def _averaging(self, *, restart: bool) -> Iterator[None]:
+        """Make running statistics means over all inputs of a layer, continuing the previous ones unless `restart`."""
         momenta = [layer.momentum for layer in self._norms]
         try:
             for layer in self._norms:
-                layer.averaging, layer.averaged = True, 0 if anew else layer.averaged
+                layer.averaging, layer.averaged = True, 0 if restart else layer.averaged
             yield
         finally:
             for layer, momentum in zip(self._norms, momenta, strict=True):
