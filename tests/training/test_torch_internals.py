@@ -33,18 +33,17 @@ SIGNATURES = {
     "torch.nn.modules.batchnorm._BatchNorm": "num_features eps momentum affine track_running_stats",
     "torch.nn.modules.batchnorm._BatchNorm._check_input_dim": "self input",
     "torch.nn.modules.dropout._DropoutNd": "p inplace",
-    "torch.nn.modules.conv._ConvNd": "in_channels out_channels kernel_size",
-    "torch.nn.modules.conv._ConvTransposeNd": "in_channels out_channels kernel_size",
     "torch.utils._python_dispatch.TorchDispatchMode.__torch_dispatch__": "self func types args kwargs",
     "torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo": "",
     "torch.utils._pytree.tree_leaves": "tree",
     "torch.utils._pytree.tree_map": "func tree",
 }
 """What we use → the parameters that come first. Classes of which we only ask `isinstance` are listed in short."""
-ONLY_ISINSTANCE = ("DropoutNd", "ConvNd", "ConvTransposeNd")
+ONLY_ISINSTANCE = ("DropoutNd",)
 ATTRIBUTES = {
     nn.Module(): ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"),
     torch.zeros(1).untyped_storage(): ("_cdata",),
+    torch._C._functorch: ("_set_vmap_fallback_warning_enabled",),
 }
 
 

@@ -6,13 +6,12 @@ has changed its signature, and if another module uses a private API. When a new 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
-from torch.nn.modules.conv import _ConvNd as ConvNd
-from torch.nn.modules.conv import _ConvTransposeNd as ConvTransposeNd
 from torch.nn.modules.dropout import _DropoutNd as DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -22,8 +21,6 @@ from fedlalr.algorithms.slots import Slots
 __all__ = [
     "BatchNorm",
     "BatchNormSubstitute",
-    "ConvNd",
-    "ConvTransposeNd",
     "DispatchMode",
     "DropoutNd",
     "add_to_each",
@@ -36,6 +33,7 @@ __all__ = [
     "threshold_backward",
     "tree_leaves",
     "tree_map",
+    "without_fallback_warnings",
 ]
 
 convolution_backward = torch.ops.aten.convolution_backward
@@ -45,6 +43,17 @@ threshold_backward = torch.ops.aten.threshold_backward
 
 _LATE = torch.tensor(torch.inf, device="cpu")
 """A step so late that Adam's bias corrections are exactly 1."""
+
+
+@contextmanager
+def without_fallback_warnings() -> Iterator[None]:
+    """Keep vmap from warning about operations without a batching rule: the caller did not choose vmap."""
+    show = getattr(torch._C._functorch, "_set_vmap_fallback_warning_enabled")  # noqa: B009 - torch's stubs lack it
+    show(False)
+    try:
+        yield
+    finally:
+        show(True)
 
 
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]

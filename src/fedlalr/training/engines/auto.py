@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedlalr.training.interfaces import Training
 from fedlalr.training.machine import usable_cores
 from fedlalr.training.stacked.linear import linear_chain
+from fedlalr.training.torch_internals import DispatchMode
 from fedlalr.training.torch_state import copied, forked_generators, in_mode
 
 MOST_PARAMETERS = 1_000_000
@@ -98,16 +98,12 @@ def multiplications(training: Training) -> int:
     return counted.total
 
 
-class Multiplications(TorchDispatchMode):
+class Multiplications(DispatchMode):
     """Counts those of products of matrices, convolutions and attention, which every module comes down to."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # or torch would import its compiler, which takes over a second, to keep it out of here
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -17,7 +17,7 @@ from torch.func import vmap
 from fedlalr.training.interfaces import Buffers, Training
 from fedlalr.training.stacked.forms import StackedForward
 from fedlalr.training.stacked.masked_loss import mean_loss
-from fedlalr.training.stacked.vmap import without_fallback_warnings
+from fedlalr.training.torch_internals import without_fallback_warnings
 
 
 class Batch(NamedTuple):

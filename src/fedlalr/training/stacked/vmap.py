@@ -14,19 +14,8 @@ from fedlalr.training.interfaces import Buffers
 from fedlalr.training.stacked.checked_embedding import checked_embedding
 from fedlalr.training.stacked.grouped_layers import grouped_layer
 from fedlalr.training.stacked.masked_norm import STARTS, MaskedBatchNorm, masked, masked_norm
-from fedlalr.training.torch_internals import BatchNorm
+from fedlalr.training.torch_internals import BatchNorm, without_fallback_warnings
 from fedlalr.training.torch_state import copied
-
-
-@contextmanager
-def without_fallback_warnings() -> Iterator[None]:
-    """Keep torch from telling which operations it has no batching rule for: the caller did not choose vmap."""
-    show = getattr(torch._C._functorch, "_set_vmap_fallback_warning_enabled")  # noqa: B009 - torch's stubs lack it
-    show(False)
-    try:
-        yield
-    finally:
-        show(True)
 
 
 class VmapForward:
