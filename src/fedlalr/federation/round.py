@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Algorithm, Context, Slots
-from fedlalr.federation.replies.reducing import reduce_buffers, reduce_slots, small_changes, weights
+from fedlalr.federation.replies.reducing import reduce_buffers, reduce_replies, weights
 from fedlalr.federation.replies.reductions import SlotReduction
 from fedlalr.federation.replies.screening import MAX_NORM_RATIO, Rejection, screen
 from fedlalr.training.interfaces import Buffers, Engine, Probe, Replies, Trace, Training, Work
@@ -101,15 +101,12 @@ def run_round(
         replies = engine.train(work)
     clock.lap("train")
 
-    changes = small_changes(replies, broadcast)
-    clock.lap("reduce")
     accepted, rejected, clipped = screen(
         replies,
         broadcast,
         algorithm.slots,
         buffers=state.buffers,
         max_norm_ratio=rules.max_norm_ratio,
-        changes=changes,
     )
     if rejected and on_refused is not None:
         on_refused(work, rejected)
@@ -118,7 +115,7 @@ def run_round(
         raise RoundFailed(told if on_refused is not None else f"{told}. {LOOK_CLOSER}", rejected)
     clock.lap("screen")
 
-    new = _reduce(state, work, accepted, training, rules, None if rejected or clipped else changes)
+    new = _reduce(state, work, accepted, training, rules)
     measures = rules.buffers == "recalibrate" and bool(new.buffers)
     if measures:
         with module_randomness(training, work.round):
@@ -143,22 +140,12 @@ def run_round(
     )
 
 
-def _reduce(
-    state: ServerState,
-    work: Work,
-    accepted: Replies,
-    training: Training,
-    rules: Rules,
-    changes: Mapping[str, Tensor] | None,
-) -> ServerState:
-    """The server's next state from the accepted replies, refused if it is not finite."""
+def _reduce(state: ServerState, work: Work, accepted: Replies, training: Training, rules: Rules) -> ServerState:
+    """The server's next state from the accepted replies; `RoundFailed` if it is not finite."""
     algorithm = training.algorithm
     share = _share(accepted, training, rules)
     with torch.no_grad():
-        reduced = reduce_slots(
-            accepted.slots, work.broadcast, share, algorithm.slots, rules.reduce, accepted.spread, changes
-        )
-        buffers = reduce_buffers(accepted.buffers, share, accepted.spread, rules.reduce, state.buffers)
+        reduced, buffers = reduce_replies(accepted, work.broadcast, state.buffers, share, algorithm.slots, rules.reduce)
     slots = update_slots(state, work, reduced, accepted.steps, share, algorithm)
     kept, theirs = dict(state.kept), accepted.kept.map(accepted.spread.gather)
     for row, client in enumerate(accepted.clients.tolist()):

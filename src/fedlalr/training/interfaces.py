@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -115,6 +115,44 @@ class Replies:
     traces: tuple[Trace, ...] = ()
     spread: Spread = WHOLE
     """Where several processes share the cohort, which rows of `slots`, `buffers` and `kept` this one holds."""
+
+    @classmethod
+    def empty(cls, work: Work, training: Training) -> Replies:
+        """The replies of no client at all."""
+        none = torch.empty(0, dtype=torch.int64, device="cpu")
+        row = torch.empty(0, training.layout.size, dtype=training.layout.dtype, device=training.device)
+        table = training.algorithm.slots
+        return cls(
+            clients=none,
+            samples=none,
+            steps=none,
+            losses=row[:, 0],
+            slots=Slots(**dict.fromkeys(table.up, row)),
+            buffers={name: buffer.new_empty(0, *buffer.shape) for name, buffer in work.buffers.items()},
+            kept=Slots(**dict.fromkeys(table.kept, row)),
+        )
+
+    @classmethod
+    def cat(cls, parts: Sequence[Replies]) -> Replies:
+        """The replies of several parts of a cohort as one, ordered by client id."""
+        if len(parts) == 1:
+            return parts[0]
+        failures = {client: reason for part in parts for client, reason in part.failures.items()}
+        traces = [trace for part in parts for trace in part.traces]
+        parts = [part for part in parts if len(part.clients)] or parts[:1]  # an empty part has no dtypes
+        clients = torch.cat([part.clients for part in parts])
+        whole = cls(
+            clients=clients,
+            samples=torch.cat([part.samples for part in parts]),
+            steps=torch.cat([part.steps for part in parts]),
+            losses=torch.cat([part.losses for part in parts]),
+            slots=Slots(**{name: torch.cat([part.slots[name] for part in parts]) for name in parts[0].slots}),
+            buffers={name: torch.cat([part.buffers[name] for part in parts]) for name in parts[0].buffers},
+            kept=Slots(**{name: torch.cat([part.kept[name] for part in parts]) for name in parts[0].kept}),
+            failures=failures,
+            traces=tuple(sorted(traces, key=lambda trace: trace[:2])),
+        )
+        return whole if bool((clients[1:] > clients[:-1]).all()) else whole.rows(clients.argsort())
 
     def rows(self, index: Tensor) -> Replies:
         """The replies at some places of the stack, in ascending order where it is spread over processes."""

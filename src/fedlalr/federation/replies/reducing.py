@@ -2,7 +2,7 @@
 
 A slot that went down is reduced as its change from the broadcast: b + Σ wᵢ (uᵢ − b). In exact arithmetic that is the
 mean; in floating point it is also exact for a coordinate that nobody touched and never falls below b where no reply
-does. The robust reductions of `robust.py` keep both properties, and so does the mean of buffers, in another way.
+does. The robust reductions of `reductions.py` keep both properties, and so does the mean of buffers, in another way.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from torch import Tensor
 from fedlalr.algorithms.slots import Slots, SlotTable
 from fedlalr.federation.replies.reductions import (
     BUFFERS,
-    NUMBERS_IN_CACHE,
     REDUCTIONS,
     Max,
     Mean,
@@ -24,20 +23,6 @@ from fedlalr.federation.replies.reductions import (
 )
 from fedlalr.training.interfaces import Buffers, Replies, real_numbers
 from fedlalr.training.ranks import WHOLE, Spread
-
-__all__ = ["mean_change", "reduce_buffers", "reduce_slots", "small_changes", "weights"]
-
-
-def small_changes(replies: Replies, broadcast: Slots) -> dict[str, Tensor]:
-    """The change of every slot that went down and whose stack fits into a processor's cache, `[R, P]`.
-
-    There a pass costs less than the start of the operator that makes it, so screening and the mean share this one.
-    """
-    return {
-        name: values - broadcast[name]
-        for name, values in replies.slots.items()
-        if name in broadcast and values.is_cpu and values.numel() <= NUMBERS_IN_CACHE and replies.spread.is_whole
-    }
 
 
 def weights(samples: Tensor, weighting: str, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -50,30 +35,37 @@ def weights(samples: Tensor, weighting: str, dtype: torch.dtype, device: torch.d
     return (share / share.sum()).to(dtype).to(device)
 
 
-def reduce_slots(
-    uploads: Slots,
+def reduce_replies(
+    replies: Replies,
     broadcast: Slots,
+    buffers: Mapping[str, Tensor],
     share: Tensor,
     table: SlotTable,
     how: Mapping[str, SlotReduction] | None = None,
-    spread: Spread = WHOLE,
-    changes: Mapping[str, Tensor] | None = None,
-) -> Slots:
-    """Every uploaded slot `[R, P]` reduced to `[P]`: as `how` says, else as the table does.
+) -> tuple[Slots, Buffers]:
+    """A cohort's slots and buffers, each reduced to one value, wherever its rows are."""
+    spread = replies.spread
+    if spread.is_whole:
+        slots = reduce_slots(replies.slots, broadcast, share, table, how)
+    else:
+        slots = Slots(**_reduce_spread(_chosen(table, how), replies.slots.only(*table.up), broadcast, share, spread))
+    return slots, _reduce_buffers(replies.buffers, share, how, buffers, spread)
 
-    `changes` are those of the uploads that have been taken already.
-    """
-    chosen = {name: REDUCTIONS[default]() for name, default in table.up.items()} | dict(how or {})
-    if not spread.is_whole:
-        return Slots(**_reduce_spread(chosen, uploads.only(*table.up), broadcast, share, spread))
+
+def reduce_slots(
+    uploads: Slots, broadcast: Slots, share: Tensor, table: SlotTable, how: Mapping[str, SlotReduction] | None = None
+) -> Slots:
+    """Every uploaded slot `[R, P]` reduced to `[P]`: as `how` says, else as the table does."""
     reduced = {}
-    for name in table.up:
-        if changes is not None and name in changes and type(chosen[name]) is Mean:
-            reduced[name] = broadcast[name] + mean_change(changes[name], None, share)
-        else:
-            value = chosen[name].reduce(uploads[name], broadcast.get(name), share)
-            reduced[name] = _own(_checked(name, value, uploads[name]), uploads[name])
+    for name, chosen in _chosen(table, how).items():
+        value = chosen.reduce(uploads[name], broadcast.get(name), share)
+        reduced[name] = _own(_checked(name, value, uploads[name]), uploads[name])
     return Slots(**reduced)
+
+
+def _chosen(table: SlotTable, how: Mapping[str, SlotReduction] | None) -> dict[str, SlotReduction]:
+    """The reduction of every slot."""
+    return {name: (how or {}).get(name) or REDUCTIONS[default]() for name, default in table.up.items()}
 
 
 def _checked(name: str, value: Tensor, upload: Tensor) -> Tensor:
@@ -93,7 +85,6 @@ def _own(value: Tensor, upload: Tensor) -> Tensor:
 def reduce_buffers(
     stacked: Buffers,
     share: Tensor,
-    spread: Spread = WHOLE,
     how: Mapping[str, SlotReduction] | None = None,
     broadcast: Mapping[str, Tensor] | None = None,
 ) -> Buffers:
@@ -102,8 +93,18 @@ def reduce_buffers(
 
     That is what most clients say of a number that never changes, and no single client can move a count far.
     """
+    return _reduce_buffers(stacked, share, how, broadcast or {}, WHOLE)
+
+
+def _reduce_buffers(
+    stacked: Buffers,
+    share: Tensor,
+    how: Mapping[str, SlotReduction] | None,
+    before: Mapping[str, Tensor],
+    spread: Spread,
+) -> Buffers:
     reduced: Buffers = {}
-    chosen, before = (how or {}).get(BUFFERS, Mean()), broadcast or {}
+    chosen = (how or {}).get(BUFFERS, Mean())
     share = share.double() / share.double().sum()  # as rounded for the slots, they would shift large numbers
     for dtype in dict.fromkeys(values.dtype for values in stacked.values()):  # once for all of a kind
         alike = {name: values for name, values in stacked.items() if values.dtype == dtype}

@@ -27,7 +27,6 @@ from torch import Tensor
 from fedlalr.algorithms.slots import Slots, SlotTable
 from fedlalr.common.printable import printable
 from fedlalr.federation.replies.payload import Expected, Refused, Reply, client_of, unpack
-from fedlalr.federation.replies.reducing import small_changes
 from fedlalr.federation.replies.reductions import SHARE, change_norms, clip, norms_and_falls
 from fedlalr.training.interfaces import Buffers, Replies, real_numbers
 from fedlalr.training.ranks import Spread
@@ -100,15 +99,13 @@ def screen(
     *,
     buffers: Mapping[str, Tensor] | None = None,
     max_norm_ratio: float | None = MAX_NORM_RATIO,
-    changes: Mapping[str, Tensor] | None = None,
 ) -> Screened:
-    """Screen a whole cohort. `changes` are what `small_changes` returns, for callers that need them, too."""
+    """Screen a whole cohort."""
     buffers = buffers or {}
     failures = [Rejection.because(client, reason) for client, reason in replies.failures.items()]
     if not len(replies.clients):
         return Screened(replies, tuple(sorted(failures)), ())
-    changes = small_changes(replies, broadcast) if changes is None else changes
-    measured = Measured.of(replies, broadcast, table, buffers, changes)
+    measured = Measured.of(replies, broadcast, table, buffers)
     reasons = measured.reasons()
     ids: list[int] = replies.clients.tolist()
     rejected = tuple(sorted([*failures, *(Rejection(ids[row], reason) for row, reason in reasons.items())]))
@@ -128,7 +125,7 @@ def measure_reply(reply: Reply, expected: Expected) -> tuple[Replies, Measured] 
         replies = unpack(reply, expected)
     except Refused as refusal:
         return Rejection(client_of(reply), str(refusal))
-    measured = Measured.of(replies, expected.broadcast, expected.table, expected.buffers, {})
+    measured = Measured.of(replies, expected.broadcast, expected.table, expected.buffers)
     reasons = measured.reasons()
     return Rejection(client_of(reply), reasons[0]) if reasons else (replies, measured)
 
@@ -144,25 +141,17 @@ class Measured(NamedTuple):
     """Norm of the change of each slot and float buffer."""
 
     @classmethod
-    def of(
-        cls,
-        replies: Replies,
-        broadcast: Slots,
-        table: SlotTable,
-        buffers: Mapping[str, Tensor],
-        changes: Mapping[str, Tensor],
-    ) -> Measured:
+    def of(cls, replies: Replies, broadcast: Slots, table: SlotTable, buffers: Mapping[str, Tensor]) -> Measured:
         """Measure on the device; unless something is not finite, one copy to the host is the only synchronisation."""
         spread = replies.spread
         kept = {f"kept {name}": values for name, values in replies.kept.items()}
         values = dict(replies.slots.items()) | _float_buffers(replies.buffers, buffers) | kept
         rows: dict[Key, Tensor] = {}
         for name, value in values.items():
-            change, reference = (changes[name], None) if name in changes else (value, broadcast.get(name))
             if name in table.grows:
-                rows["norm", name], rows["fell", name] = norms_and_falls(change, reference)
+                rows["norm", name], rows["fell", name] = norms_and_falls(value, broadcast.get(name))
             else:
-                rows["norm", name] = change_norms(change, reference, rough=True)
+                rows["norm", name] = change_norms(value, broadcast.get(name), rough=True)
         variances = [_rows(values) for name, values in replies.buffers.items() if _own_name(name) == VARIANCE]
         if variances:
             rows["fell", VARIANCE] = torch.cat(variances, 1).amin(1) < 0

@@ -16,7 +16,6 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from fedlalr.algorithms.slots import Slots
 from fedlalr.training.engines.auto import is_small_chain
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.interfaces import Buffers, Engine, Replies, Training, Work
@@ -45,7 +44,7 @@ class DistributedEngine:
     def train(self, work: Work) -> Replies:
         shares = shard(self.training.steps(work.round, work.clients), self.ranks.count)
         rows = torch.arange(len(work.clients), device="cpu")[shares[self.ranks.rank]]
-        mine = self.inner.train(work.part(rows)) if len(rows) else nothing(work, self.training)
+        mine = self.inner.train(work.part(rows)) if len(rows) else Replies.empty(work, self.training)
         return self._spread(mine)
 
     def _spread(self, mine: Replies) -> Replies:
@@ -102,22 +101,6 @@ def shard(costs: Tensor, count: int) -> list[slice]:
     owner = middles * count // (2 * costs.sum())
     bounds = torch.searchsorted(owner, torch.arange(count + 1, device="cpu")).tolist()
     return [slice(start, stop) for start, stop in pairwise(bounds)]
-
-
-def nothing(work: Work, training: Training) -> Replies:
-    """The replies of no client at all."""
-    none = torch.empty(0, dtype=torch.int64, device="cpu")
-    empty = torch.empty(0, training.layout.size, dtype=training.layout.dtype, device=training.device)
-    table = training.algorithm.slots
-    return Replies(
-        clients=none,
-        samples=none,
-        steps=none,
-        losses=empty[:, 0],
-        slots=Slots(**dict.fromkeys(table.up, empty)),
-        buffers=_no_rows(work.buffers),
-        kept=Slots(**dict.fromkeys(table.kept, empty)),
-    )
 
 
 def _no_rows(buffers: Buffers) -> Buffers:

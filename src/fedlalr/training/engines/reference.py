@@ -5,7 +5,8 @@ Every other engine is tested against this one. It runs any module, any loss, any
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -169,30 +170,22 @@ class Collector:
         self._failures[client] = f"{type(error).__name__}: {error}"
 
     def replies(self) -> Replies:
-        clients = self.work.clients[torch.tensor(self._rows, dtype=torch.int64, device="cpu")]
-        table = self.training.algorithm.slots
-        size, dtype, device = self.training.layout.size, self.training.layout.dtype, self.training.device
-
-        def stack(
-            pick: Callable[[tuple[Slots, Buffers, Slots, Tensor]], Tensor], *shape: int, dtype: torch.dtype = dtype
-        ) -> Tensor:
-            return (
-                torch.stack([pick(part) for part in self._parts])
-                if self._parts
-                else torch.empty(0, *shape, dtype=dtype, device=device)
+        if not self._parts:
+            whole = Replies.empty(self.work, self.training)
+        else:
+            clients = self.work.clients[torch.tensor(self._rows, dtype=torch.int64, device="cpu")]
+            uploads, buffers, kept, losses = zip(*self._parts, strict=True)
+            whole = Replies(
+                clients=clients,
+                samples=self.training.clients.sizes[clients],
+                steps=self.training.steps(self.work.round, clients),
+                losses=torch.stack(losses),
+                slots=Slots(**_stacked(uploads)),
+                buffers=_stacked(buffers),
+                kept=Slots(**_stacked(kept)),
             )
+        return replace(whole, failures=self._failures, traces=tuple(self.traces))
 
-        return Replies(
-            clients=clients,
-            samples=self.training.clients.sizes[clients],
-            steps=self.training.steps(self.work.round, clients),
-            losses=stack(lambda part: part[3]),
-            slots=Slots(**{name: stack(lambda part, name=name: part[0][name], size) for name in table.up}),  # type: ignore[misc]
-            buffers={
-                name: stack(lambda part, name=name: part[1][name], *like.shape, dtype=like.dtype)  # type: ignore[misc]
-                for name, like in self.work.buffers.items()
-            },
-            kept=Slots(**{name: stack(lambda part, name=name: part[2][name], size) for name in table.kept}),  # type: ignore[misc]
-            failures=self._failures,
-            traces=tuple(self.traces),
-        )
+
+def _stacked(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}

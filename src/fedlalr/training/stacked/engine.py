@@ -28,7 +28,7 @@ from fedlalr.training.stacked.forms.convmixer import ConvMixerForm
 from fedlalr.training.stacked.gradient import Batch, ForwardGradient, gradient_at
 from fedlalr.training.stacked.linear import LinearGradient
 from fedlalr.training.stacked.linear_rounds import LinearRounds
-from fedlalr.training.stacked.stack import Stack, join_replies, stacked
+from fedlalr.training.stacked.stack import Stack, stacked
 from fedlalr.training.stacked.statistics import TakesStatistics, stacked_statistics
 from fedlalr.training.stacked.trial import choose_gradient
 from fedlalr.training.stacked.vmap import VmapForward
@@ -86,7 +86,7 @@ class StackedEngine:
     def train(self, work: Work) -> Replies:
         rows = torch.split(torch.arange(len(work.clients), device="cpu"), self._chunks.size(work))
         self._stack_error = None
-        replies = join_replies([self._train_part(work.part(some), sole=len(rows) == 1) for some in rows])
+        replies = Replies.cat([self._train_part(work.part(some), sole=len(rows) == 1) for some in rows])
         if self._stack_error is not None and not replies.failures:
             _warn(
                 f"round {work.round}: the clients were trained in smaller stacks, which is slower, because a stack "
@@ -112,7 +112,7 @@ class StackedEngine:
             else:
                 self._stack_error = reason
             halves = torch.arange(len(work.clients), device="cpu").chunk(2)
-            return join_replies([self._train_part(work.part(half)) for half in halves])
+            return Replies.cat([self._train_part(work.part(half)) for half in halves])
         replies = self._reference.train(work)
         if not replies.failures:
             self._stack_error = None  # the next warning says it all
@@ -173,7 +173,7 @@ class StackedEngine:
             parts = [self._reference.train(work.part(torch.nonzero(alone).flatten()))]
         if not alone.all():
             parts.append(self._train_chunk(work.part(torch.nonzero(~alone).flatten())))
-        return join_replies(parts)
+        return Replies.cat(parts)
 
     @property
     def _needs_two_samples(self) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots
-from fedlalr.training.interfaces import Buffers, Replies
+from fedlalr.training.interfaces import Buffers
 
 
 @dataclass(frozen=True)
@@ -57,25 +57,3 @@ class Stack:
 def stacked(tensor: Tensor, count: int) -> Tensor:
     """A slot as a stack `[C, P]`, from a stack or from a vector that all clients share."""
     return tensor if tensor.dim() > 1 else tensor.expand(count, -1)
-
-
-def join_replies(parts: list[Replies]) -> Replies:
-    """Join the replies of several parts of a cohort, ordered by client id."""
-    if len(parts) == 1:
-        return parts[0]
-    failures = {client: reason for part in parts for client, reason in part.failures.items()}
-    traces = [trace for part in parts for trace in part.traces]
-    parts = [part for part in parts if len(part.clients)] or parts[:1]  # an empty part has no dtypes
-    clients = torch.cat([part.clients for part in parts])
-    whole = Replies(
-        clients=clients,
-        samples=torch.cat([part.samples for part in parts]),
-        steps=torch.cat([part.steps for part in parts]),
-        losses=torch.cat([part.losses for part in parts]),
-        slots=Slots(**{name: torch.cat([part.slots[name] for part in parts]) for name in parts[0].slots}),
-        buffers={name: torch.cat([part.buffers[name] for part in parts]) for name in parts[0].buffers},
-        kept=Slots(**{name: torch.cat([part.kept[name] for part in parts]) for name in parts[0].kept}),
-        failures=failures,
-        traces=tuple(sorted(traces, key=lambda trace: trace[:2])),
-    )
-    return whole if bool((clients[1:] > clients[:-1]).all()) else whole.rows(clients.argsort())
