@@ -86,7 +86,7 @@ JOBS = {
     "median": lambda engine: job(engine, reduce={"x": "median", "v_hat": "median"}, clients_per_round=None),
     "clipped": lambda engine: job(engine, max_norm_ratio=1.0, clients_per_round=None),
     "own": lambda engine: job(engine, reduce={"x": Halved(), "v_hat": fl.reductions.Max()}),
-    "measured": lambda engine: job(engine, measures={"margin": margin}),
+    "measured": lambda engine: job(engine, metrics={"margin": margin}),
     "nan": lambda engine: job(engine, clients=with_nan(), clients_per_round=None),
     "one sample": lambda engine: job(engine, clients=make_clients((7, 12, 6, 10, 1, 23)), clients_per_round=None),
     "two clients": lambda engine: job(engine, clients_per_round=2),
