@@ -32,9 +32,9 @@ from fedlalr.training.interfaces import Buffers, Replies, real_numbers
 from fedlalr.training.ranks import Spread
 
 MAX_NORM_RATIO = 10.0
-"""Changes of x and m of honest clients of similar size stay below it even where their data differ much (7.1 times the
-scale in 30 rounds of every method on the quickstart), and one hostile client of fifty moves a mean by at most a fifth
-of what an ordinary client changes."""
+"""Changes of x and m of honest clients of equal size stayed below it (7.1 times the scale in 30 rounds of every method
+on the quickstart; those of v̂ did not always), and one hostile client of fifty moves a mean by at most a fifth of what
+an ordinary client changes."""
 
 SEVERAL = 3
 """A client that is rejected in so many of its rounds running is named."""
