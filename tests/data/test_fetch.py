@@ -71,7 +71,7 @@ def test_a_download_is_whole_and_reports_its_progress(server: str, page: str, tm
 
 @pytest.mark.parametrize(
     ("page", "reason"),
-    [("breaks", "broke off after 300,000 of 2,560,000"), ("other", "gave a wrong file"), ("missing", "Not Found")],
+    [("breaks", "ended after 300,000 of 2,560,000"), ("other", "gave a wrong file"), ("missing", "Not Found")],
 )
 def test_a_bad_download_leaves_the_old_file_and_nothing_else(
     server: str, page: str, reason: str, tmp_path: Path
@@ -172,7 +172,7 @@ def test_only_one_holds_the_lock_and_the_other_is_told(tmp_path: Path) -> None:
     with fetch.locked(tmp_path, "data", lambda description, *_: events.append(description)):
         events.append("second")
     thread.join()
-    assert events == ["waiting for another process that fetches data", "first", "second"]
+    assert events == ["waiting for another process that is fetching data", "first", "second"]
 
 
 def test_a_lock_that_is_never_given_back_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,8 +95,8 @@ def test_with_nothing_found_everything_tried_is_listed(data_folder: Path) -> Non
         obtain(source(failing("a dead wire"), route("a liar", lambda: wrong)))
     message = str(caught.value)
     for part in (
-        f"folder {data_folder / 'small'}: no small there",
-        f"cache {data_folder / 'small.safetensors'}: not there",
+        f"folder {data_folder / 'small'}: small not found",
+        f"cache {data_folder / 'small.safetensors'}: not found",
         "the host of a dead wire: a dead wire",
         "a liar: the labels of the training part of small from a liar are wrong",
         "fedlalr data fetch small",
@@ -110,7 +110,7 @@ def test_with_nothing_found_everything_tried_is_listed(data_folder: Path) -> Non
 
 def test_without_permission_nothing_is_downloaded() -> None:
     calls: list[int] = []
-    with pytest.raises(DataNotFound, match="download: not allowed"):
+    with pytest.raises(DataNotFound, match="download: disabled"):
         obtain(source(route("one", lambda: calls.append(1) or arrays())), download=False)
     assert not calls
 
@@ -208,16 +208,16 @@ def test_digits_need_no_download() -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="no data set 'imagenet'; there are digits, mnist, fashion, cifar10"):
+    with pytest.raises(ValueError, match="no data set 'imagenet'; choose one of digits, mnist, fashion, cifar10"):
         sources.raw("imagenet")
 
 
 def test_an_unknown_option_is_refused() -> None:
-    with pytest.raises(TypeError, match="digits does not know the option 'roles'; it takes none"):
+    with pytest.raises(TypeError, match="digits has no option 'roles'; it takes none"):
         sources.raw("digits", roles=3)
     with pytest.raises(TypeError, match="'role'; it takes roles, train, test, iid, seed, train_fraction"):
         sources.raw("shakespeare", role=3)
-    with pytest.raises(ValueError, match="edition is 'any', 'leaf' or 'gutenberg'"):
+    with pytest.raises(ValueError, match="edition must be 'any', 'leaf' or 'gutenberg'"):
         sources.raw("shakespeare", edition="folio")
 
 

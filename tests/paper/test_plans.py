@@ -118,7 +118,7 @@ def test_changed_settings_reach_every_run_but_not_what_the_figure_varies():
     assert {c.algorithm.options["lr"] for c in configs if c.algorithm.name == "fedavg"} == {0.5}
     assert {config.partition.alpha for config in configs} == {0.6, 0.3}
     notes = " ".join(PLANS["cifar"](request).notes)
-    assert "taken anew" in notes
+    assert "recalibrated" in notes
     assert notes.startswith("The paper's setting with buffers=recalibrate, methods.fedavg.lr=0.5, ")
 
 

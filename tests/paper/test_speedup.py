@@ -139,7 +139,7 @@ def test_results_come_back_from_their_file_exactly(tmp_path):
 def test_a_file_that_is_cut_short_is_refused_with_what_to_do(tmp_path):
     points, _ = measure(replace(TINY, steps=(64,)), variants=VARIANTS[:1]).write(tmp_path)
     points.write_text(points.read_text().rstrip().rpartition(",")[0])
-    with pytest.raises(ConfigError, match=r"speedup.csv is damaged .*; move it away, and it is measured anew"):
+    with pytest.raises(ConfigError, match=r"speedup.csv is damaged .*; move it away, and it will be measured again"):
         Speedup.read(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""The parts of a report that are tables."""
+"""The tables of a report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REST = "the rest"
 
 
 def runs_table(groups: Sequence[Group]) -> Table:
-    """Every run in a row."""
+    """One row per run."""
     own = measures_of(groups)
     quality = ("accuracy", "best", "loss", *own)
     heading = ("run", "seed", "rounds", *quality, "MB up", "MB down", "seconds", "refused", "state")
@@ -65,8 +65,8 @@ def _megabytes(sent: int) -> str:
 
 
 def comparison_section(groups: Sequence[Group]) -> Table | None:
-    """Groups against each other, by accuracy or, where there is none, by loss; None unless there are several groups, of
-    the same data and seeds, whose runs are equally long or failed."""
+    """Compare groups by accuracy or, without one, by loss; None unless there are several groups with the same data and
+    seeds, whose runs are equally long or failed."""
     if any(name.startswith(("data", "partition", "test")) for name in differing([group.settings for group in groups])):
         return None
     seeds = {tuple(run.seed for run in group.runs) for group in groups}
@@ -86,12 +86,12 @@ def comparison_section(groups: Sequence[Group]) -> Table | None:
 
 
 def _loss_of(group: Group) -> str:
-    """Which loss it minimises: values of different losses are not compared."""
+    """The loss function: values of different losses are not compared."""
     return json.dumps([value for name, value in group.settings.items() if name.partition(".")[0] == "loss"])
 
 
 def settings_table(groups: Sequence[Group]) -> Table:
-    """The settings that differ between groups, or all of them where there is one group."""
+    """The settings that differ between groups, or all settings of a single group."""
     if len(groups) == 1:
         return shared_table(groups)
     names = differing([group.settings for group in groups])
@@ -100,7 +100,7 @@ def settings_table(groups: Sequence[Group]) -> Table:
 
 
 def shared_table(groups: Sequence[Group]) -> Table:
-    """The settings that all groups have in common."""
+    """The settings that all groups share."""
     apart = set(differing([group.settings for group in groups]))
     return Table(
         ("setting", "value"),
@@ -109,7 +109,7 @@ def shared_table(groups: Sequence[Group]) -> Table:
 
 
 def rejections_table(groups: Sequence[Group]) -> Table | None:
-    """The clients whose replies were refused, those refused most often first; None where there are none."""
+    """The clients whose replies were rejected, most often rejected first; None if there are none."""
     refused: Counter[tuple[str, str, int]] = Counter()
     rounds: dict[tuple[str, str, int], list[int]] = {}
     reasons: dict[tuple[str, str, int], str] = {}
@@ -127,12 +127,12 @@ def rejections_table(groups: Sequence[Group]) -> Table | None:
         for key, count in refused.most_common(MOST_ROWS)
     )
     more = len(refused) - len(rows)
-    notes = (f"{more} more clients were refused; metrics.jsonl names all.",) if more else ()
+    notes = (f"Replies of {more} more clients were rejected; metrics.jsonl lists all.",) if more else ()
     return Table(("run", "seed", "client", "last reason", "times", "in rounds"), rows, notes)
 
 
 def timing_table(groups: Sequence[Group]) -> Table:
-    """Where the seconds of a run went, on average over the seeds."""
+    """How the time of a run was spent, on average over the seeds."""
     recorded = {name for group in groups for record in _records(group) for name in record.timing}
     names = [*(name for name in PARTS if name in recorded), *sorted(recorded - set(PARTS))]
     shares = [_shares(group, names) for group in groups]
@@ -141,12 +141,15 @@ def timing_table(groups: Sequence[Group]) -> Table:
     totals = [sum(record.seconds for record in _records(group)) for group in groups]
     each = [total / max(1, len(_records(group))) for group, total in zip(groups, totals, strict=True)]
     whole = [total / len(group.runs) for group, total in zip(groups, totals, strict=True)]
-    rows += [("seconds a round", *(f"{one:.3g}" for one in each)), ("seconds a run", *(f"{one:.1f}" for one in whole))]
+    rows += [
+        ("seconds per round", *(f"{one:.3g}" for one in each)),
+        ("seconds per run", *(f"{one:.1f}" for one in whole)),
+    ]
     return Table(("part", *(group.label for group in groups)), tuple(rows))
 
 
 def _shares(group: Group, names: Sequence[str]) -> list[str]:
-    """The parts of a group's time, and what is in none of them."""
+    """The parts of a group's time, and the rest."""
     total = sum(record.seconds for record in _records(group))
     parts = [sum(record.timing.get(name, 0.0) for record in _records(group)) for name in names]
     return [f"{part / total:.1%}" if total else "–" for part in [*parts, max(0.0, total - sum(parts))]]
@@ -159,10 +162,10 @@ def _records(group: Group) -> list[Record]:
 def _some(rounds: Sequence[int], most: int = 8) -> str:
     """
     >>> _some([1, 2, 3], most=2)
-    '1, 2, … (3 in all)'
+    '1, 2, … (3 in total)'
     """
     shown = ", ".join(map(str, rounds[:most]))
-    return shown if len(rounds) <= most else f"{shown}, … ({len(rounds)} in all)"
+    return shown if len(rounds) <= most else f"{shown}, … ({len(rounds)} in total)"
 
 
 def shown(value: Any) -> str:

@@ -13,25 +13,25 @@ from fedlalr.data.fetch import DataCorrupt
 
 _CHUNK = 1 << 20
 LARGEST = 256 << 20
-"""No file of a data set is larger; an archive that claims otherwise is refused before its content takes memory."""
+"""No file of a data set is larger; an archive that claims otherwise is rejected before its content is read."""
 
 
 def from_folder(folder: Path, names: Collection[str]) -> dict[str, bytes]:
-    """The content of every named file of a folder; all must be there."""
+    """The content of every named file of a folder; all must exist."""
     _refuse_missing(folder, [name for name in names if not (folder / name).is_file()])
     return {name: (folder / name).read_bytes() for name in names}
 
 
 def from_tar(archive: Path, names: Collection[str]) -> dict[str, bytes]:
-    """The content of every named file of a .tar.gz archive, whatever folder it lies in there; all must be there."""
+    """The content of every named file of a .tar.gz archive, in whatever folder of it; all must exist."""
     try:
         with gzip.open(archive) as stream:
             with tarfile.open(fileobj=stream, mode="r:") as tar:
                 found = _members(tar, names, str(archive))
             while stream.read(_CHUNK):
-                pass  # to the end, where the checksum of the whole stands
+                pass  # to the end, where the checksum is
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataCorrupt(f"{archive} is not a whole archive ({error})") from error
+        raise DataCorrupt(f"{archive} is not a complete archive ({error})") from error
     _refuse_missing(archive, [name for name in names if name not in found])
     return found
 
@@ -42,7 +42,7 @@ def from_tar_stream(stream: IO[bytes], names: Collection[str], where: str) -> di
         with tarfile.open(fileobj=stream, mode="r|") as tar:
             found = _members(tar, names, where)
     except (tarfile.TarError, EOFError) as error:
-        raise DataCorrupt(f"{where} is not a whole archive ({error})") from error
+        raise DataCorrupt(f"{where} is not a complete archive ({error})") from error
     _refuse_missing(where, [name for name in names if name not in found])
     return found
 
@@ -53,11 +53,11 @@ def gunzip(content: bytes, where: str, limit: int) -> bytes:
     try:
         plain = unpack.decompress(content, limit + 1)
     except zlib.error as error:
-        raise DataCorrupt(f"{where} is not a whole gzip file ({error})") from error
+        raise DataCorrupt(f"{where} is not a complete gzip file ({error})") from error
     if len(plain) > limit:
-        raise DataCorrupt(f"{where} unpacks to more than the {limit:,} bytes that are expected")
+        raise DataCorrupt(f"{where} unpacks to more than the expected {limit:,} bytes")
     if not unpack.eof:
-        raise DataCorrupt(f"{where} is cut short: the gzip stream does not end")
+        raise DataCorrupt(f"{where} is truncated: the gzip stream does not end")
     return plain
 
 
@@ -68,9 +68,7 @@ def _members(tar: tarfile.TarFile, names: Collection[str], where: str) -> dict[s
         if name not in names or not member.isfile():
             continue
         if member.size > LARGEST:
-            raise DataCorrupt(
-                f"{where} holds a {name} of {member.size:,} bytes, more than any file of the data set has"
-            )
+            raise DataCorrupt(f"{where} holds a {name} of {member.size:,} bytes, more than any file of the data set")
         file = tar.extractfile(member)
         found[name] = file.read() if file is not None else b""
     return found
@@ -78,4 +76,4 @@ def _members(tar: tarfile.TarFile, names: Collection[str], where: str) -> dict[s
 
 def _refuse_missing(where: Path | str, missing: list[str]) -> None:
     if missing:
-        raise DataCorrupt(f"{where} is incomplete: it lacks {', '.join(missing)}")
+        raise DataCorrupt(f"{where} is incomplete: missing {', '.join(missing)}")

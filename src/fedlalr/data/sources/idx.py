@@ -44,7 +44,7 @@ class IdxSet:
         places = {name: _located(folder, name) for name in FILES.values()}
         missing = [name for name, path in places.items() if path is None]
         if missing:
-            raise DataCorrupt(f"{folder} is incomplete: it lacks {', '.join(missing)} (plain or .gz)")
+            raise DataCorrupt(f"{folder} is incomplete: missing {', '.join(missing)} (plain or .gz)")
         return self.decode({name: (str(path), path.read_bytes()) for name, path in places.items() if path is not None})
 
     def decode(self, contents: Mapping[str, tuple[str, bytes]]) -> Arrays:
@@ -60,7 +60,7 @@ class IdxSet:
         return arrays
 
     def check_checksums(self, arrays: Arrays, where: str) -> None:
-        """Refuse arrays that, written as idx files, are not the original files."""
+        """Reject arrays that, written as idx files, differ from the original files."""
         for key, name in FILES.items():
             values = arrays[key].reshape(-1, *self.images.shape[1:]) if "images" in name else arrays[key]
             self.facts[name].check(encode(values), f"{name} of {where}, as an idx file,")
@@ -97,11 +97,11 @@ def parse(content: bytes, where: str, dimensions: int) -> NDArray[np.uint8]:
         )
     header = 4 + 4 * dimensions
     if len(content) < header:
-        raise DataCorrupt(f"{where} is cut short within its header")
+        raise DataCorrupt(f"{where} is truncated within its header")
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     if len(content) - header != math.prod(shape):
         raise DataCorrupt(
-            f"{where} is cut short or damaged: it holds {len(content) - header:,} values, "
+            f"{where} is truncated or damaged: it has {len(content) - header:,} values, "
             f"but its header states {' × '.join(map(str, shape))}"
         )
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
