@@ -268,7 +268,7 @@ def test_a_malformed_partition_is_refused(indices, offsets, message):
         ({"labels": [[0, 1], [1, 0]]}, "one dimension"),
         ({"labels": [0.5, 1.5]}, "whole numbers.*; the schemes 'iid', 'lognormal' and 'natural' accept any targets"),
         ({"labels": ["cat", "dog"]}, r"convert names to numbers with numpy.unique\(labels, return_inverse=True\)"),
-        ({"labels": 3, "scheme": "iid"}, "labels must hold one value per sample, not 3"),
+        ({"labels": 3, "scheme": "iid"}, "labels must have one value per sample, not 3"),
         ({"labels": [], "scheme": "iid"}, "labels is empty"),
         ({"min_size": 3}, "min_size is not used by the scheme 'dirichlet', only by 'dirichlet-classes' and"),
         ({"ids": [1] * 30}, "ids is not used"),

@@ -131,7 +131,7 @@ def test_a_damaged_cache_is_refused_by_name_and_fetch_renews_it(data_folder: Pat
 def test_a_cached_file_of_another_data_set_is_refused(data_folder: Path) -> None:
     data_folder.mkdir()
     cache.save(data_folder / "small.safetensors", "other", arrays(), "a host")
-    with pytest.raises(DataCorrupt, match="does not hold small"):
+    with pytest.raises(DataCorrupt, match="does not contain small"):
         obtain(source(route("one", arrays)))
 
 

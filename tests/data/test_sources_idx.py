@@ -132,7 +132,7 @@ def test_wrong_class_counts_are_refused(data: IdxSet, files: dict[str, bytes], t
 def test_images_of_another_size_are_refused(data: IdxSet, files: dict[str, bytes], tmp_path: Path) -> None:
     put(tmp_path, files)
     larger = dataclasses.replace(data, images=dataclasses.replace(data.images, shape=(1, 32, 32)))
-    with pytest.raises(DataCorrupt, match=r"holds images of \(28, 28\)"):
+    with pytest.raises(DataCorrupt, match=r"contains images of \(28, 28\)"):
         larger.from_folder(tmp_path)
 
 

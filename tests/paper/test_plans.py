@@ -150,7 +150,7 @@ def test_notes_tell_the_size_of_the_problem_and_what_becomes_of_statistics():
         PLANS["cifar"](Request("paper", EVERYTHING, ("device=cuda", "engine=stacked"))).notes[0]
         == "The paper's setting."
     )
-    assert "CIFAR-10: 50 of 100 clients a round, 100 rounds, 5 local epochs, batches of 50" in notes
+    assert "CIFAR-10: 50 of 100 clients per round, 100 rounds, 5 local epochs, batches of 50" in notes
     assert "BatchNorm statistics averaged" in notes
     assert "held out" not in notes
     assert "tested on 2 % of the training images, held out" in " ".join(PLANS["cifar"](SMOKE).notes)

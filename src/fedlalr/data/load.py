@@ -49,7 +49,7 @@ def load(
     from fedlalr.data.sources import raw
 
     dealing = {option: options.pop(option) for option in _PARTITION_OPTIONS if option in options}
-    _refuse_misspelt(options)
+    _reject_misspelt(options)
     if name == "shakespeare":
         options = {"seed": seed, **({"roles": clients} if scheme in ("natural", "iid") else {}), **options}
     found = raw(name, folder=folder, **options)
@@ -79,7 +79,7 @@ def load(
     )
 
 
-def _refuse_misspelt(options: Mapping[str, object]) -> None:
+def _reject_misspelt(options: Mapping[str, object]) -> None:
     """Reject misspelt options of `load` or of a partition; the data set checks the rest."""
     named = [option for option in inspect.signature(load).parameters if option != "options"]
     for option in options:

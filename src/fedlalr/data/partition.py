@@ -189,7 +189,7 @@ def _natural(n: int, clients: int | None, ids: ArrayLike | None) -> Partition:
         raise ValueError("the scheme 'natural' needs ids: the owner of each sample, one value per sample")
     values = np.asarray(ids)
     if values.shape != (n,):
-        raise ValueError(f"ids must hold one value for each of the {n} samples, not {_describe(values)}")
+        raise ValueError(f"ids must have one value for each of the {n} samples, not {_describe(values)}")
     # NumPy turns a NaN in a list of names into a name
     missing = _missing(values if values.dtype.kind != "U" else np.asarray(ids, dtype=object))
     if len(missing):
@@ -249,7 +249,7 @@ def _count(labels: ArrayLike) -> int:
     if not array.size:  # NumPy turns an empty list into an array of floats
         raise ValueError("labels is empty: there are no samples to partition")
     if not array.ndim:
-        raise TypeError(f"labels must hold one value per sample, not {labels!r}")
+        raise TypeError(f"labels must have one value per sample, not {labels!r}")
     return len(array)
 
 

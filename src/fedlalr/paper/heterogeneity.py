@@ -75,13 +75,13 @@ def label_figure(dealt: Sequence[Dealt], notes: Sequence[str]) -> Figure:
             image = axes.imshow(shown, aspect="auto", interpolation="nearest", cmap=colours, norm=LogNorm(1, top))
             axes.grid(visible=False)
             mean = float(np.mean(means[name][alpha]))
-            axes.set_title(f"{name}, Dirichlet {alpha:g}:\n{mean:.1f} labels a client")
+            axes.set_title(f"{name}, Dirichlet {alpha:g}:\n{mean:.1f} labels per client")
         panels[row, 0].set_ylabel("class")
         figure.colorbar(image, ax=panels[row], label="samples", pad=0.02).ax.tick_params(labelsize=6)
     for axes in panels[-1]:
         axes.set_xlabel("client")
     seeds = sorted({one.seed for one in dealt})
-    means_of = "" if len(seeds) == 1 else f" Labels a client: mean of {len(seeds)} seeds."
+    means_of = "" if len(seeds) == 1 else f" Labels per client: mean of {len(seeds)} seeds."
     return add_notes(figure, [*notes, f"Maps of seed {seeds[0]}; white: no sample.{means_of}"])
 
 

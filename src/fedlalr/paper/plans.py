@@ -265,7 +265,7 @@ def described(settings: Sequence[Setting], *left_out: str) -> list[str]:
     for setting in settings:
         config = setting.config
         facts = {
-            "cohort": f"{config.clients_per_round or _population(config)} of {_population(config)} clients a round",
+            "cohort": f"{config.clients_per_round or _population(config)} of {_population(config)} clients per round",
             "rounds": f"{config.rounds} {_counted('rounds', config.rounds)}",
             "local": _length(config),
             "batch": f"batches of {config.batch_size}" if config.batch_size else "all samples in one batch",

@@ -56,7 +56,7 @@ class ReportedRun:
         return "finished" if len(self.records) >= self.config.rounds else "running or interrupted"
 
     @property
-    def refusals(self) -> list[tuple[int, Rejection]]:
+    def rejections(self) -> list[tuple[int, Rejection]]:
         """Every rejected reply with its round, including those of a failed round, which has no record."""
         recorded = [(record.round, rejection) for record in self.records for rejection in record.rejected]
         last = [Rejection(**refusal) for refusal in self.summary.get("refused_at_failure", ())]

@@ -29,7 +29,7 @@ def runs_table(groups: Sequence[Group]) -> Table:
     """One row per run."""
     own = measures_of(groups)
     quality = ("accuracy", "best", "loss", *own)
-    heading = ("run", "seed", "rounds", *quality, "MB up", "MB down", "seconds", "refused", "state")
+    heading = ("run", "seed", "rounds", *quality, "MB up", "MB down", "seconds", "rejected", "state")
     rows = tuple(_run_row(group.label, run, own) for group in groups for run in group.runs)
     failures = tuple(f"{group.label}: {run.failure}" for group in groups for run in group.runs if run.failure)
     return Table(heading, rows, failures)
@@ -51,7 +51,7 @@ def _run_row(label: str, run: ReportedRun, own: Sequence[str]) -> tuple[str, ...
         _megabytes(sum(record.sent_up for record in records)),
         _megabytes(sum(record.sent_down for record in records)),
         f"{sum(record.seconds for record in records):.1f}",
-        str(len(run.refusals)),
+        str(len(run.rejections)),
         run.state,
     )
 
@@ -110,23 +110,23 @@ def shared_table(groups: Sequence[Group]) -> Table:
 
 def rejections_table(groups: Sequence[Group]) -> Table | None:
     """The clients whose replies were rejected, most often rejected first; None if there are none."""
-    refused: Counter[tuple[str, str, int]] = Counter()
+    rejected: Counter[tuple[str, str, int]] = Counter()
     rounds: dict[tuple[str, str, int], list[int]] = {}
     reasons: dict[tuple[str, str, int], str] = {}
     for group in groups:
         for run in group.runs:
-            for round, (client, reason) in run.refusals:
+            for round, (client, reason) in run.rejections:
                 key = (group.label, "–" if run.seed is None else str(run.seed), client)
-                refused[key] += 1
+                rejected[key] += 1
                 rounds.setdefault(key, []).append(round)
                 reasons[key] = reason
-    if not refused:
+    if not rejected:
         return None
     rows = tuple(
         (key[0], key[1], str(key[2]), reasons[key], str(count), _some(rounds[key]))
-        for key, count in refused.most_common(MOST_ROWS)
+        for key, count in rejected.most_common(MOST_ROWS)
     )
-    more = len(refused) - len(rows)
+    more = len(rejected) - len(rows)
     notes = (f"Replies of {more} more clients were rejected; metrics.jsonl lists all.",) if more else ()
     return Table(("run", "seed", "client", "last reason", "times", "in rounds"), rows, notes)
 

@@ -54,7 +54,7 @@ def intervals(values: Sequence[int] | np.ndarray) -> NDArray[np.int64]:
     if array.ndim != 1 or array.size == 0:
         raise ValueError("intervals must be a non-empty list with the local steps of every round, such as [3, 3, 3, 4]")
     if array.dtype.kind not in "iu" or array.min() < 1:
-        raise ValueError(f"intervals must hold whole numbers of at least 1, not {values!r}")
+        raise ValueError(f"intervals must be whole numbers of at least 1, not {values!r}")
     if (np.diff(array) < 0).any():
         raise ValueError("intervals must not decrease: Theorem 2 bounds every K_t by the last one, K_{T-1}")
     return array.astype(np.int64)

@@ -18,7 +18,7 @@ LARGEST = 256 << 20
 
 def from_folder(folder: Path, names: Collection[str]) -> dict[str, bytes]:
     """The content of every named file of a folder; all must exist."""
-    _refuse_missing(folder, [name for name in names if not (folder / name).is_file()])
+    _reject_missing(folder, [name for name in names if not (folder / name).is_file()])
     return {name: (folder / name).read_bytes() for name in names}
 
 
@@ -32,7 +32,7 @@ def from_tar(archive: Path, names: Collection[str]) -> dict[str, bytes]:
                 pass  # to the end, where the checksum is
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataCorrupt(f"{archive} is not a complete archive ({error})") from error
-    _refuse_missing(archive, [name for name in names if name not in found])
+    _reject_missing(archive, [name for name in names if name not in found])
     return found
 
 
@@ -43,7 +43,7 @@ def from_tar_stream(stream: IO[bytes], names: Collection[str], where: str) -> di
             found = _members(tar, names, where)
     except (tarfile.TarError, EOFError) as error:
         raise DataCorrupt(f"{where} is not a complete archive ({error})") from error
-    _refuse_missing(where, [name for name in names if name not in found])
+    _reject_missing(where, [name for name in names if name not in found])
     return found
 
 
@@ -68,12 +68,12 @@ def _members(tar: tarfile.TarFile, names: Collection[str], where: str) -> dict[s
         if name not in names or not member.isfile():
             continue
         if member.size > LARGEST:
-            raise DataCorrupt(f"{where} holds a {name} of {member.size:,} bytes, more than any file of the data set")
+            raise DataCorrupt(f"{where} contains a {name} of {member.size:,} bytes, more than any file of the data set")
         file = tar.extractfile(member)
         found[name] = file.read() if file is not None else b""
     return found
 
 
-def _refuse_missing(where: Path | str, missing: list[str]) -> None:
+def _reject_missing(where: Path | str, missing: list[str]) -> None:
     if missing:
         raise DataCorrupt(f"{where} is incomplete: missing {', '.join(missing)}")

