@@ -1,4 +1,4 @@
-"""Clients in a form that a run cannot read are refused with the way to make them readable."""
+"""Clients in a form that a run cannot read are rejected, with advice on how to convert them."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Data sets out of packages, by stand-ins for npm, pip and apt-get that copy a file; `make test-data` has the real."""
+"""Data sets from packages, with stand-ins for npm, pip and apt-get; `make test-data` uses the real ones."""
 
 import gzip
 import hashlib

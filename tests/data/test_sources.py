@@ -1,4 +1,4 @@
-"""Where a data set is looked for, in which order, and what a user is told."""
+"""Where a data set is searched, in which order, and the messages to the user."""
 
 import dataclasses
 import multiprocessing

@@ -100,7 +100,7 @@ def test_swapped_labels_are_refused_by_name(data: IdxSet, files: dict[str, bytes
 
 
 def test_fashion_is_not_taken_for_mnist(files: dict[str, bytes], tmp_path: Path) -> None:
-    """The files have the same names; the checksum tells them apart."""
+    """The files have the same names; the checksum distinguishes them."""
     assert set(MNIST.facts) == set(FASHION.facts)
     put(tmp_path, files)
     with pytest.raises(DataCorrupt, match=str(tmp_path)):

@@ -1,4 +1,4 @@
-"""A pickle from outside can do nothing here but hold plain arrays."""
+"""An untrusted pickle can do nothing but contain plain arrays."""
 
 import os
 import pickle
@@ -102,7 +102,7 @@ def test_a_reference_outside_the_file_is_refused() -> None:
 
 
 def test_nested_copies_do_not_take_exponential_memory() -> None:
-    """Ten lists that each hold the one before a thousand times would unfold to 10^30 entries."""
+    """Ten lists that each contain the previous one a thousand times would expand to 10^30 entries."""
     nested: list[Any] = [1]
     for _ in range(10):
         nested = [nested] * 1000

@@ -1,4 +1,4 @@
-"""Every rule on curves where the answer is known, both ways."""
+"""Every rule on curves with a known answer, positive and negative."""
 
 import numpy as np
 import pytest

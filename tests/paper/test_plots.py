@@ -1,4 +1,4 @@
-"""Figures from curves of known shape: what is drawn, and what the reader is told."""
+"""Figures from curves of known shape: what is drawn, and the notes for the reader."""
 
 import matplotlib as mpl
 import numpy as np

@@ -177,7 +177,7 @@ def test_runs_with_other_noise_are_run_anew(tmp_path, change):
 
 def test_what_a_measurement_took_is_written_down(tmp_path):
     drawn = Drawn("speedup", (), (), (), seconds=2.5)
-    for _ in range(2):  # broken off and gone on with
+    for _ in range(2):  # interrupted and resumed
         path = write_provenance(drawn, tmp_path, "smoke", "fedlalr reproduce speedup", draw_only=False)
     assert json.loads(path.read_text())["run_seconds"] == 5.0
     write_provenance(drawn, tmp_path, "smoke", "fedlalr reproduce speedup --draw-only", draw_only=True)

@@ -17,7 +17,7 @@ def make_run(folder: Path, *overrides: str) -> Path:
 
 
 def make_comparison(folder: Path) -> Path:
-    """Two methods over two seeds, FedLALR's with trajectories and refusals, as `fedlalr compare` lays them out."""
+    """Two methods over two seeds, FedLALR's with trajectories and rejections, as `fedlalr compare` lays them out."""
     for seed in (0, 1):
         make_run(folder / "fedavg" / f"seed-{seed}", "algorithm=fedavg", f"seed={seed}")
         followed = ("max_norm_ratio=1.2", "trajectory={clients: [3, 5], rounds: [1, 3]}")

@@ -24,7 +24,7 @@ VOID = {"meta", "link", "input", "br"}
 
 
 class Checker(HTMLParser):
-    """Collects the words of a page and everything it would load; refuses tags that are not closed in order."""
+    """Collects the words of a page and everything it would load; rejects tags that are not closed in order."""
 
     def __init__(self) -> None:
         super().__init__()

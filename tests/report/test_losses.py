@@ -1,4 +1,4 @@
-"""Runs without an accuracy are compared by the loss they end with."""
+"""Runs without an accuracy are compared by their final loss."""
 
 from __future__ import annotations
 

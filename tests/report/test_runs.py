@@ -81,9 +81,9 @@ def test_replies_that_made_a_round_fail_are_among_the_refused(tmp_path: Path) ->
     run = read_run(tmp_path)
     assert run.state == "failed"
     assert len(run.records) == 0
-    assert [round for round, _ in run.refusals] == [1] * 4
+    assert [round for round, _ in run.rejections] == [1] * 4
     assert run.summary["rejected"] == 4
-    assert "not finite" in run.refusals[0][1].reason
+    assert "not finite" in run.rejections[0][1].reason
 
 
 def test_a_summary_that_is_no_table_is_refused_with_the_place(tmp_path: Path) -> None:
