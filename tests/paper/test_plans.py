@@ -161,7 +161,7 @@ def test_notes_tell_the_size_of_the_problem_and_what_becomes_of_statistics():
 def test_statistics_of_batchnorm_are_told_where_there_is_batchnorm_and_one_round_is_no_rounds():
     notes = " ".join(PLANS["cifar"](Request("paper", EVERYTHING, ("model.norm=group", "rounds=1"))).notes)
     assert "BatchNorm" not in notes
-    assert "a round, 1 round, 5 local epochs" in notes
+    assert "per round, 1 round, 5 local epochs" in notes
 
 
 @pytest.mark.parametrize("text", ["lr=0.03,betas=[0.8,0.98]", "lr=0.03,betas=[0.8, 0.98],", "betas=[0.8,0.98],lr=0.03"])
