@@ -81,7 +81,7 @@ def test_the_options_of_the_schemes_are_options_of_the_command() -> None:
     sizes = ("show", "digits", "--partition", "lognormal", "--clients", "20", "--json")
     even, spread = (json.loads(data(*sizes, "--sigma", sigma).stdout) for sigma in ("0", "2"))
     assert even != spread
-    assert "only to 'shards'" in data("show", "digits", "--classes-per-client", "3").stderr
+    assert "only by 'shards'" in data("show", "digits", "--classes-per-client", "3").stderr
 
 
 def test_the_help_lists_every_scheme() -> None:

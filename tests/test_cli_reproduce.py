@@ -229,8 +229,8 @@ def test_of_all_figures_those_that_compare_a_setting_are_left_out_when_it_is_giv
     names, sentences = figures_for(every, ["buffers=recalibrate", "clip_norm=10", "methods.fedlalr.momentum=restart"])
     assert names == [name for name in every if name not in ("choices", "variants")]
     assert sentences == [
-        "choices is left out with buffers=recalibrate: choices compares runs that differ in buffers.",
-        "variants is left out with methods.fedlalr.momentum=restart: "
+        "choices is skipped because of buffers=recalibrate: choices compares runs that differ in buffers.",
+        "variants is skipped because of methods.fedlalr.momentum=restart: "
         "variants compares runs that differ in methods.fedlalr.momentum.",
     ]
     assert figures_for(every, ["dtype=bfloat16", "engine=stacked"]) == (every, [])

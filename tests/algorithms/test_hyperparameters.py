@@ -125,6 +125,6 @@ def test_replacing_a_hyperparameter_checks_it_again() -> None:
 
 @pytest.mark.parametrize("value", [np.float32(0.01), torch.tensor(0.01)])
 def test_a_number_of_another_library_is_told_the_way_to_pythons(value):
-    with pytest.raises(ValueError, match=r"lr must be a finite number above 0, not .*; make .* by float\(value\)"):
+    with pytest.raises(ValueError, match=r"lr must be a finite number above 0, not .*; convert it with float\(value\)"):
         FedLALR(lr=value)
     assert FedLALR(lr=float(value)).lr == pytest.approx(0.01)

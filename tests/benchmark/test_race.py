@@ -51,7 +51,7 @@ def test_contestants_take_turns_and_the_longer_one_comes_out_longer(tmp_path: Pa
 
 def test_a_contestant_that_gives_up_is_named_with_its_error():
     broken = Contestant("broken", (sys.executable, "-c", "raise ValueError('no such thing')"))
-    with pytest.raises(RuntimeError, match=r"broken gave up:(.|\n)*no such thing"):
+    with pytest.raises(RuntimeError, match=r"broken failed:(.|\n)*no such thing"):
         race([broken])
 
 
@@ -112,7 +112,7 @@ def test_a_method_is_compared_with_fedavg_on_the_same_engine():
 
 def test_a_report_names_versions_and_threads():
     *_, line = report({"cnn": outcomes()}, threads=2).splitlines()
-    assert f"2 threads a process, Python {sys.version.split()[0]}, torch {torch.__version__}" in line
+    assert f"2 threads per process, Python {sys.version.split()[0]}, torch {torch.__version__}" in line
 
 
 def test_a_device_that_is_not_here_is_refused_before_anything_starts():

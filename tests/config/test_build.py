@@ -120,8 +120,8 @@ def test_settings_that_do_not_fit_together_are_refused_before_anything_is_writte
         ("clients_per_round=500", "only 12 clients"),
         ("partition.clients=5000", "cannot share"),
         ("model.hidden=0", "hidden must be a whole number of at least 1"),
-        ("partition.scheme=natural", "has no natural partition"),
-        ("data.options={x: 1}", "does not know the option 'x'"),
+        ("partition.scheme=natural", "is no natural partition"),
+        ("data.options={x: 1}", "has no option 'x'"),
         ("device=cuda:77", "cuda"),
         ("reduce={v: median}", "v"),
     ):

@@ -30,7 +30,7 @@ def small_idx() -> tuple[IdxSet, dict[str, bytes]]:
 
 
 def small_cifar() -> tuple[Cifar, list[LabelledImages], bytes]:
-    """CIFAR-10 with four images a file, and its binary archive, which here takes the place of the python one."""
+    """CIFAR-10 with four images per file, and its binary archive, which replaces the python one here."""
     rng = np.random.default_rng(0)
     labels = [*np.split(np.arange(20, dtype=np.uint8) % 10, 5), np.arange(10, dtype=np.uint8)]
     parts = [LabelledImages(rng.integers(0, 256, (len(part), 3, 32, 32), dtype=np.uint8), part) for part in labels]

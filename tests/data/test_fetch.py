@@ -198,7 +198,7 @@ def test_only_one_holds_the_lock_and_the_other_is_told(tmp_path: Path) -> None:
     with fetch.locked(tmp_path, "data", lambda description, *_: events.append(description)):
         events.append("second")
     thread.join()
-    assert events == ["waiting for another process that fetches data", "first", "second"]
+    assert events == ["waiting for another process that is fetching data", "first", "second"]
 
 
 def test_a_lock_that_is_never_given_back_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def test_a_loaded_population_runs() -> None:
     ("arguments", "message"),
     [
         ({"name": "digit"}, "no data set 'digit'"),
-        ({"name": "digits", "scheme": "natural"}, "has no natural partition"),
+        ({"name": "digits", "scheme": "natural"}, "is no natural partition"),
         ({"name": "digits", "validation": 1.0}, "validation is the share"),
         ({"name": "digits", "validation": -0.1}, "validation is the share"),
         ({"name": "digits", "validation": 1e-4}, "holds out none of 1,442 training samples"),
@@ -66,7 +66,7 @@ def test_what_cannot_be_loaded_is_refused(arguments: dict[str, object], message:
 
 
 def test_an_option_that_the_data_set_does_not_have_is_refused() -> None:
-    with pytest.raises(TypeError, match="does not know the option 'roles'"):
+    with pytest.raises(TypeError, match="has no option 'roles'"):
         load("digits", roles=3)
 
 

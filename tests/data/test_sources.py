@@ -1,4 +1,4 @@
-"""Where a data set is looked for, in which order, and what a user is told."""
+"""Where a data set is searched, in which order, and the messages to the user."""
 
 import dataclasses
 import multiprocessing
@@ -95,8 +95,8 @@ def test_with_nothing_found_everything_tried_is_listed(data_folder: Path) -> Non
         obtain(source(failing("a dead wire"), route("a liar", lambda: wrong)))
     message = str(caught.value)
     for part in (
-        f"folder {data_folder / 'small'}: no small there",
-        f"cache {data_folder / 'small.safetensors'}: not there",
+        f"folder {data_folder / 'small'}: small not found",
+        f"cache {data_folder / 'small.safetensors'}: not found",
         "the host of a dead wire: a dead wire",
         "a liar: the labels of the training part of small from a liar are wrong",
         "fedlalr data fetch small",
@@ -110,7 +110,7 @@ def test_with_nothing_found_everything_tried_is_listed(data_folder: Path) -> Non
 
 def test_without_permission_nothing_is_downloaded() -> None:
     calls: list[int] = []
-    with pytest.raises(DataNotFound, match="download: not allowed"):
+    with pytest.raises(DataNotFound, match="download: disabled"):
         obtain(source(route("one", lambda: calls.append(1) or arrays())), download=False)
     assert not calls
 
@@ -131,7 +131,7 @@ def test_a_damaged_cache_is_refused_by_name_and_fetch_renews_it(data_folder: Pat
 def test_a_cached_file_of_another_data_set_is_refused(data_folder: Path) -> None:
     data_folder.mkdir()
     cache.save(data_folder / "small.safetensors", "other", arrays(), "a host")
-    with pytest.raises(DataCorrupt, match="does not hold small"):
+    with pytest.raises(DataCorrupt, match="does not contain small"):
         obtain(source(route("one", arrays)))
 
 
@@ -208,16 +208,16 @@ def test_digits_need_no_download() -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="no data set 'imagenet'; there are digits, mnist, fashion, cifar10"):
+    with pytest.raises(ValueError, match="no data set 'imagenet'; choose one of digits, mnist, fashion, cifar10"):
         sources.raw("imagenet")
 
 
 def test_an_unknown_option_is_refused() -> None:
-    with pytest.raises(TypeError, match="digits does not know the option 'roles'; it takes none"):
+    with pytest.raises(TypeError, match="digits has no option 'roles'; it takes none"):
         sources.raw("digits", roles=3)
     with pytest.raises(TypeError, match="'role'; it takes roles, train, test, iid, seed, train_fraction"):
         sources.raw("shakespeare", role=3)
-    with pytest.raises(ValueError, match="edition is 'any', 'leaf' or 'gutenberg'"):
+    with pytest.raises(ValueError, match="edition must be 'any', 'leaf' or 'gutenberg'"):
         sources.raw("shakespeare", edition="folio")
 
 

@@ -172,7 +172,7 @@ def test_a_swapped_label_of_cifar100_shows_without_a_checksum(tmp_path: Path) ->
     other = int(np.flatnonzero(labels // 5 != labels[0] // 5)[0])
     labels[[0, other]] = labels[[other, 0]]
     place = write(tmp_path, data, parts, 1)
-    with pytest.raises(DataCorrupt, match=f"{place / 'train.bin'} puts class .* into several coarse classes"):
+    with pytest.raises(DataCorrupt, match=f"{place / 'train.bin'} assigns class .* to several coarse classes"):
         data.from_folder(tmp_path)
 
 
@@ -197,7 +197,7 @@ def test_a_label_out_of_range_is_refused(tmp_path: Path) -> None:
 def test_a_missing_file_is_refused_by_name(data: Cifar, tmp_path: Path) -> None:
     place = write(tmp_path, data, parts_of(data), 0)
     (place / data.layouts[0].test).unlink()
-    with pytest.raises(DataCorrupt, match=f"incomplete: it lacks {data.layouts[0].test}"):
+    with pytest.raises(DataCorrupt, match=f"incomplete: missing {data.layouts[0].test}"):
         data.from_folder(tmp_path)
 
 
@@ -256,7 +256,7 @@ def test_png_sheets_hold_the_images_bit_for_bit() -> None:
     for found, part in zip([*train, test], parts, strict=True):
         assert found.records() == part.records()
     contents["data_batch_2.png"] = contents["data_batch_2.png"][:-200]
-    with pytest.raises(DataCorrupt, match=r"data_batch_2.png of a package is not a whole PNG"):
+    with pytest.raises(DataCorrupt, match=r"data_batch_2.png of a package is not a complete PNG"):
         cifar.read_sheets(contents, "a package", tuple(names[:-1]), names[-1])
 
 
@@ -269,7 +269,7 @@ def test_labels_that_do_not_fit_the_sheets_are_refused() -> None:
 
 
 def test_a_given_folder_without_the_data_says_what_it_must_hold(tmp_path: Path) -> None:
-    with pytest.raises(DataNotFound, match=r"does not hold cifar100; it must hold cifar-100-python.tar.gz"):
+    with pytest.raises(DataNotFound, match=r"does not contain cifar100; it must contain cifar-100-python.tar.gz"):
         obtain(cifar_source(CIFAR100, "", ()), folder=tmp_path)
     with pytest.raises(DataNotFound, match="does not exist"):
         obtain(cifar_source(CIFAR100, "", ()), folder=tmp_path / "nowhere")

@@ -70,7 +70,7 @@ def test_a_truncated_file_is_refused_by_name(
     put(tmp_path, files, packed)
     path = tmp_path / (f"{name}.gz" if packed else name)
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(DataCorrupt, match=f"{path} is cut short"):
+    with pytest.raises(DataCorrupt, match=f"{path} is truncated"):
         data.from_folder(tmp_path)
 
 
@@ -100,7 +100,7 @@ def test_swapped_labels_are_refused_by_name(data: IdxSet, files: dict[str, bytes
 
 
 def test_fashion_is_not_taken_for_mnist(files: dict[str, bytes], tmp_path: Path) -> None:
-    """The files have the same names; the checksum tells them apart."""
+    """The files have the same names; the checksum distinguishes them."""
     assert set(MNIST.facts) == set(FASHION.facts)
     put(tmp_path, files)
     with pytest.raises(DataCorrupt, match=str(tmp_path)):
@@ -110,7 +110,7 @@ def test_fashion_is_not_taken_for_mnist(files: dict[str, bytes], tmp_path: Path)
 def test_a_missing_file_is_refused_by_name(data: IdxSet, files: dict[str, bytes], tmp_path: Path) -> None:
     put(tmp_path, files)
     (tmp_path / "t10k-labels-idx1-ubyte").unlink()
-    with pytest.raises(DataCorrupt, match="incomplete: it lacks t10k-labels-idx1-ubyte"):
+    with pytest.raises(DataCorrupt, match="incomplete: missing t10k-labels-idx1-ubyte"):
         data.from_folder(tmp_path)
 
 
@@ -118,21 +118,21 @@ def test_a_gzip_bomb_is_refused_before_it_takes_memory(data: IdxSet, files: dict
     put(tmp_path, files, packed=True)
     bomb = tmp_path / "t10k-labels-idx1-ubyte.gz"
     bomb.write_bytes(gzip.compress(bytes(50_000_000)))
-    with pytest.raises(DataCorrupt, match=f"{bomb} unpacks to more than the 18 bytes"):
+    with pytest.raises(DataCorrupt, match=f"{bomb} unpacks to more than the expected 18 bytes"):
         data.from_folder(tmp_path)
 
 
 def test_wrong_class_counts_are_refused(data: IdxSet, files: dict[str, bytes], tmp_path: Path) -> None:
     put(tmp_path, files)
     uneven = dataclasses.replace(data, images=dataclasses.replace(data.images, train_counts=(3, 1, *(2,) * 8)))
-    with pytest.raises(DataCorrupt, match="2 images are of class 0, where 3 are expected"):
+    with pytest.raises(DataCorrupt, match="2 images are of class 0, but 3 are expected"):
         obtain(idx_source(uneven, "", (), ()), folder=tmp_path)
 
 
 def test_images_of_another_size_are_refused(data: IdxSet, files: dict[str, bytes], tmp_path: Path) -> None:
     put(tmp_path, files)
     larger = dataclasses.replace(data, images=dataclasses.replace(data.images, shape=(1, 32, 32)))
-    with pytest.raises(DataCorrupt, match=r"holds images of \(28, 28\)"):
+    with pytest.raises(DataCorrupt, match=r"contains images of \(28, 28\)"):
         larger.from_folder(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""The real data sets. Run with `make test-data`; what cannot be had is skipped, with the reason."""
+"""The real data sets. Run with `make test-data`; what cannot be fetched is skipped, with the reason."""
 
 import dataclasses
 import hashlib

@@ -1,4 +1,4 @@
-"""Windows are views: they cut what a copy would hold, and they hold no copy."""
+"""Windows are views: they return what a copy would contain, without copying."""
 
 import pytest
 import torch

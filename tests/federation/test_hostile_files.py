@@ -107,7 +107,7 @@ def test_a_checkpoint_of_wrong_types_and_a_right_hash_is_used_or_refused(value: 
         try:
             with warnings.catch_warnings(action="ignore"):
                 result = run(library, resume=True, rounds=3)
-            assert [record.round for record in result.metrics] == [1, 2, 3]
+            assert [record.round for record in result.history] == [1, 2, 3]
         except RunDirectoryError:
             refused += 1
         assert torch.get_num_threads() == threads

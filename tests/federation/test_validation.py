@@ -117,7 +117,7 @@ def test_bad_values_are_refused_with_a_sentence(options, message):
         ({"test": (PAIR[0].to_sparse(), PAIR[1])}, r"the test set's inputs are a sparse tensor; .*to_dense\(\)"),
         ({"clients": {1: PAIR}}, "clients must be a sequence"),
         ({"clients": [PAIR, "two"]}, "client 1 is a str"),
-        ({"clients": [PAIR, (PAIR[0].numpy(), PAIR[1].numpy())]}, r"client 1 is made of NumPy.*torch.from_numpy"),
+        ({"clients": [PAIR, (PAIR[0].numpy(), PAIR[1].numpy())]}, r"client 1 consists of NumPy.*torch.from_numpy"),
         ({"test": (PAIR[0].numpy(), PAIR[1])}, "the test set is made of NumPy.*torch.from_numpy"),
         ({"drop_last": "no"}, "drop_last must be True or False, not 'no'"),
         ({"seed": 1 << 64}, "seed must be a whole number"),
@@ -150,11 +150,11 @@ def test_wrong_kinds_are_refused_with_a_sentence(options, message):
         ({"dtype": torch.int32}, "dtype"),
         (
             {"clients": [Triples(), Triples()]},
-            r"client 0's data set must give \(input, target\) for a sample, not 3 things",
+            r"client 0's data set must return \(input, target\) for a sample, not 3 items",
         ),
         (
             {"clients": [Listed(), Listed()]},
-            "data set must give a tensor, .* as input of a sample, not a list",
+            "data set must return a tensor, .* as the input of a sample, not a list",
         ),
     ],
 )
@@ -259,9 +259,9 @@ def test_a_population_refuses_what_does_not_fit():
     sixty = fl.data.partition(np.arange(60) % 3, clients=6, scheme="iid")
     with pytest.raises(ValueError, match="indices from 0 to 59, but there are 50 samples, 0 to 49"):
         fl.data.Population(inputs, targets, sixty)
-    with pytest.raises(TypeError, match="partition must be what fl"):
+    with pytest.raises(TypeError, match="partition must be a result of fl"):
         fl.data.Population(inputs, targets, [[0, 1], [2, 3]])
-    with pytest.raises(TypeError, match="NumPy arrays; make them tensors"):
+    with pytest.raises(TypeError, match="NumPy arrays; convert them with"):
         fl.data.Population(inputs.numpy(), targets, sixty)
     fifty = fl.data.partition(np.arange(50) % 3, clients=5, scheme="iid")
     with pytest.raises(TypeError, match="transform must have draws, train and test"):

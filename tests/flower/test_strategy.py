@@ -211,8 +211,8 @@ def test_a_huge_change_is_clipped(tmp_path):
     )
     server = strategy(LALR, settings={"rounds": 2, "min_clients": 5})
     server.start(InProcessGrid(everyone))
-    assert [record.clipped for record in server.result.metrics] == [(), (2,)]
-    assert [record.rejected for record in server.result.metrics] == [(), ()]
+    assert [record.clipped for record in server.result.history] == [(), (2,)]
+    assert [record.rejected for record in server.result.history] == [(), ()]
     assert max(value.abs().max() for value in server.result.state["x"].values()) < 100
 
 
@@ -222,7 +222,7 @@ def test_a_client_that_is_rejected_in_three_rounds_running_is_named(tmp_path, ca
     server = strategy(LALR, settings={"rounds": 3, "min_clients": 4})
     with caplog.at_level("WARNING", logger="flwr.fedlalr"):
         server.start(InProcessGrid(everyone))
-    assert [record.repeatedly for record in server.result.metrics] == [(), (), (2,)]
+    assert [record.repeatedly for record in server.result.history] == [(), (), (2,)]
     assert "client 2 has been rejected in each of its last 3 rounds" in caplog.text
 
 

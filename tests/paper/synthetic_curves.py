@@ -63,7 +63,7 @@ def panel(
     group: str = "data",
     beside: Sequence[Beside] = (),
 ) -> PanelCurves:
-    """A panel of these lines; where it has several methods, it was meant to have all six."""
+    """A panel of these lines; if it has several methods, all six were planned."""
     if "fedlalr" in lines and len(lines) > 1:
         planned = [FigureLine(method, name_of(method), with_method(CONFIG, method)) for method in PAPER_METHODS]
     else:

@@ -31,7 +31,7 @@ def test_the_map_leaves_clients_white_where_they_have_nothing():
     figure = label_figure([Dealt("a", 0.6, 0, EVEN), Dealt("a", 0.3, 0, SKEWED)], ["A note."])
     maps = [axes.images[0].get_array() for axes in figure.axes if axes.images]
     assert [int(np.ma.count_masked(one)) for one in maps] == [0, 7]
-    assert "1.2 labels a client" in figure.axes[1].get_title()
+    assert "1.2 labels per client" in figure.axes[1].get_title()
     assert "A note." in figure.get_supxlabel()
 
 

@@ -1,4 +1,4 @@
-"""What the paper leaves open and FedLALR's variants: which runs, shared with other figures, drawn and in numbers."""
+"""Choices that the paper leaves open and FedLALR's variants: shared runs, figures and numbers."""
 
 from pathlib import Path
 

@@ -118,7 +118,7 @@ def test_changed_settings_reach_every_run_but_not_what_the_figure_varies():
     assert {c.algorithm.options["lr"] for c in configs if c.algorithm.name == "fedavg"} == {0.5}
     assert {config.partition.alpha for config in configs} == {0.6, 0.3}
     notes = " ".join(PLANS["cifar"](request).notes)
-    assert "taken anew" in notes
+    assert "recalibrated" in notes
     assert notes.startswith("The paper's setting with buffers=recalibrate, methods.fedavg.lr=0.5, ")
 
 
@@ -150,7 +150,7 @@ def test_notes_tell_the_size_of_the_problem_and_what_becomes_of_statistics():
         PLANS["cifar"](Request("paper", EVERYTHING, ("device=cuda", "engine=stacked"))).notes[0]
         == "The paper's setting."
     )
-    assert "CIFAR-10: 50 of 100 clients a round, 100 rounds, 5 local epochs, batches of 50" in notes
+    assert "CIFAR-10: 50 of 100 clients per round, 100 rounds, 5 local epochs, batches of 50" in notes
     assert "BatchNorm statistics averaged" in notes
     assert "held out" not in notes
     assert "tested on 2 % of the training images, held out" in " ".join(PLANS["cifar"](SMOKE).notes)
@@ -161,7 +161,7 @@ def test_notes_tell_the_size_of_the_problem_and_what_becomes_of_statistics():
 def test_statistics_of_batchnorm_are_told_where_there_is_batchnorm_and_one_round_is_no_rounds():
     notes = " ".join(PLANS["cifar"](Request("paper", EVERYTHING, ("model.norm=group", "rounds=1"))).notes)
     assert "BatchNorm" not in notes
-    assert "a round, 1 round, 5 local epochs" in notes
+    assert "per round, 1 round, 5 local epochs" in notes
 
 
 @pytest.mark.parametrize("text", ["lr=0.03,betas=[0.8,0.98]", "lr=0.03,betas=[0.8, 0.98],", "betas=[0.8,0.98],lr=0.03"])

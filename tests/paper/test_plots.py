@@ -1,4 +1,4 @@
-"""Figures from curves of known shape: what is drawn, and what the reader is told."""
+"""Figures from curves of known shape: what is drawn, and the notes for the reader."""
 
 import matplotlib as mpl
 import numpy as np
@@ -71,7 +71,7 @@ def test_a_run_that_broke_off_is_marked_where_it_ended():
     figure = accuracy_figure([panel(six(fedadam=broken))], [])
     crosses = [line for line in figure.axes[0].get_lines() if line.get_marker() == "x"]
     assert [line.get_xdata()[0] for line in crosses] == [12]
-    assert "× marks where a run broke off" in foot(figure)
+    assert "× marks where a run failed" in foot(figure)
 
 
 def test_notes_stand_at_the_foot_of_the_figure():

@@ -139,7 +139,7 @@ def test_results_come_back_from_their_file_exactly(tmp_path):
 def test_a_file_that_is_cut_short_is_refused_with_what_to_do(tmp_path):
     points, _ = measure(replace(TINY, steps=(64,)), variants=VARIANTS[:1]).write(tmp_path)
     points.write_text(points.read_text().rstrip().rpartition(",")[0])
-    with pytest.raises(ConfigError, match=r"speedup.csv is damaged .*; move it away, and it is measured anew"):
+    with pytest.raises(ConfigError, match=r"speedup.csv is damaged .*; move it away, and it will be measured again"):
         Speedup.read(tmp_path)
 
 
@@ -177,7 +177,7 @@ def test_runs_with_other_noise_are_run_anew(tmp_path, change):
 
 def test_what_a_measurement_took_is_written_down(tmp_path):
     drawn = Drawn("speedup", (), (), (), seconds=2.5)
-    for _ in range(2):  # broken off and gone on with
+    for _ in range(2):  # interrupted and resumed
         path = write_provenance(drawn, tmp_path, "smoke", "fedlalr reproduce speedup", draw_only=False)
     assert json.loads(path.read_text())["run_seconds"] == 5.0
     write_provenance(drawn, tmp_path, "smoke", "fedlalr reproduce speedup --draw-only", draw_only=True)

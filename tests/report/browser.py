@@ -45,7 +45,7 @@ class Browser:
         return _call(f"{self._base}/execute/sync", {"script": script, "args": []})
 
     def click(self, selector: str) -> None:
-        """A real click, which fails where something lies over the element."""
+        """A real click, which fails if something covers the element."""
         element = _call(f"{self._base}/element", {"using": "css selector", "value": selector})[ELEMENT]
         _call(f"{self._base}/element/{element}/click", {})
 
@@ -72,7 +72,7 @@ class Browser:
         )
 
     def complaints(self) -> list[str]:
-        """Warnings and errors of the console since it was last asked."""
+        """Warnings and errors of the console since the last call."""
         entries = _call(f"{self._base}/se/log", {"type": "browser"})
         return [entry["message"] for entry in entries if entry["level"] in ("WARNING", "SEVERE")]
 
@@ -123,7 +123,7 @@ def _wait_for(address: str, patience: float = 60) -> None:
 def _call(url: str, body: dict[str, Any] | None, method: str = "POST") -> Any:
     content = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, content, {"Content-Type": "application/json"}, method=method)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback, whatever proxy is set
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback, even if a proxy is set
     try:
         with opener.open(request, timeout=120) as response:
             return json.loads(response.read())["value"]

@@ -27,7 +27,7 @@ def refuse(metrics: Path) -> None:
 
 
 def make_comparison(folder: Path) -> Path:
-    """Two methods over two seeds, FedLALR's with trajectories and refusals, as `fedlalr compare` lays them out."""
+    """Two methods over two seeds, FedLALR's with trajectories and rejections, as `fedlalr compare` lays them out."""
     for seed in (0, 1):
         make_run(folder / "fedavg" / f"seed-{seed}", "algorithm=fedavg", f"seed={seed}")
         followed = make_run(

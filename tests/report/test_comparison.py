@@ -65,7 +65,7 @@ def test_a_method_that_did_not_learn_does_not_set_the_target() -> None:
 
 
 def test_unequal_seeds_are_refused() -> None:
-    with pytest.raises(ValueError, match="one run for each seed"):
+    with pytest.raises(ValueError, match="one run per seed"):
         compare({"fedavg": [curve([0.8])], "fedlalr": []}, SETTINGS)
 
 
@@ -98,15 +98,15 @@ def test_a_target_that_is_no_whole_per_cent_is_written_out(target: float, writte
 def test_methods_that_seeds_cannot_tell_apart_are_named() -> None:
     close = {"fedavg": [curve([0.80]), curve([0.90])], "fedlalr": [curve([0.82]), curve([0.89])]}
     notes = comparison_table(compare(close, SETTINGS)).notes
-    assert "Not told apart from FedLALR by 2 seeds: FedAvg." in notes
+    assert "Indistinguishable from FedLALR with 2 seeds: FedAvg." in notes
 
 
 def test_methods_with_the_same_difference_in_every_seed_are_not_told_apart() -> None:
     level = {"fedavg": [curve([0.877]), curve([0.777])], "fedlalr": [curve([0.9]), curve([0.8])]}
     table = comparison_table(compare(level, SETTINGS))
     assert table.rows[1][2] == "-2.3"
-    assert "Not told apart from FedLALR by 2 seeds: FedAvg." in table.notes
-    assert any("leaves no spread for an interval: FedAvg." in note for note in table.notes)
+    assert "Indistinguishable from FedLALR with 2 seeds: FedAvg." in table.notes
+    assert any("no spread for an interval: FedAvg." in note for note in table.notes)
 
 
 def test_one_seed_is_said_to_be_too_few() -> None:

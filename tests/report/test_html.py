@@ -24,7 +24,7 @@ VOID = {"meta", "link", "input", "br"}
 
 
 class Checker(HTMLParser):
-    """Collects the words of a page and everything it would load; refuses tags that are not closed in order."""
+    """Collects the words of a page and everything it would load; rejects tags that are not closed in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def test_every_part_is_there(text: str) -> None:
     assert "local training" in words
     assert "x is not finite" in words
     assert "label entropy of a client" in words
-    assert "Not told apart" in words or "difference to best" in words
+    assert "Indistinguishable" in words or "difference to best" in words
     assert "engine reference" in words
 
 
@@ -197,7 +197,7 @@ def test_refused_replies_of_a_round_that_failed_are_counted_and_named(tmp_path: 
     table = rejections_table(group_runs([run]))
     assert table is not None
     assert [row[4:] for row in table.rows] == [("1", "1")] * 4
-    assert "No reply was refused" not in page([run])
+    assert "No reply was rejected" not in page([run])
 
 
 def test_many_methods_are_counted_under_the_title(comparison_folder: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_run_whose_directory_lost_its_configuration_has_no_command(comparison_
     mine = Config.model_validate(run.config.model_dump() | {"name": "mine"})
     text = page([ReportedRun(Path("gone"), run.records, mine)])
     assert "id='commands'" not in text
-    assert "gone no longer holds the configuration" in text
+    assert "gone no longer has the configuration" in text
 
 
 def test_the_command_writes_the_page_where_it_is_told(comparison_folder: Path, tmp_path: Path) -> None:
@@ -235,4 +235,4 @@ def test_without_an_output_the_page_lies_in_the_first_directory(comparison_folde
 def test_the_command_refuses_a_place_without_runs(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert result.exit_code == 2
-    assert "holds no run" in result.output
+    assert "contains no run" in result.output

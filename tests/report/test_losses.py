@@ -1,4 +1,4 @@
-"""Runs without an accuracy are compared by the loss they end with."""
+"""Runs without an accuracy are compared by their final loss."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def test_the_lowest_loss_comes_first_with_paired_differences() -> None:
     assert [row[0] for row in table.rows] == ["SCAFFOLD", "FedProx", "FedAvg"]
     assert table.rows[0][1:3] == ("0.35 ± 0.05", "–")
     assert table.rows[2][2] == "+0.25 [+0.126, +0.374]"
-    assert table.notes[-1] == "Not told apart from SCAFFOLD by 3 seeds: FedProx."
+    assert table.notes[-1] == "Indistinguishable from SCAFFOLD with 3 seeds: FedProx."
 
 
 def test_what_is_not_finite_comes_last_and_differs_by_nothing() -> None:
     runs = [reported("FedAvg", 0, float("nan")), reported("SCAFFOLD", 0, 0.5)]
     table = losses_table(group_runs(runs))
     assert [row[:3] for row in table.rows] == [("SCAFFOLD", "0.5", "–"), ("FedAvg", "nan", "–")]
-    assert table.notes == ("One seed: there is no spread to judge a difference by.",)
+    assert table.notes == ("One seed: there is no spread to judge differences by.",)
 
 
 @pytest.mark.parametrize("other", [{"loss": "l1_loss"}, {"data.inputs": "40"}, {"test.inputs": "9"}, {"seed": 1}])

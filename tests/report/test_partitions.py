@@ -59,13 +59,13 @@ def test_data_that_is_not_here_is_said_and_not_fetched(tmp_path: Path, monkeypat
 def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:
     (view,) = view_partitions([reported("cifar10", f"data.folder={tmp_path}")])
     assert view.counts is None
-    assert "cannot be dealt again" in view.missing
+    assert "cannot be recomputed" in view.missing
 
 
 def test_more_partitions_than_are_drawn_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions, "MOST_PARTITIONS", 1)
     views = view_partitions([reported("quickstart", f"seed={seed}") for seed in range(3)])
-    assert [view.missing for view in views] == ["", "2 more partitions are not drawn."]
+    assert [view.missing for view in views] == ["", "2 more partitions are not shown."]
 
 
 def test_runs_without_a_configuration_have_no_partition() -> None:

@@ -42,7 +42,7 @@ def test_runs_are_found_in_the_order_of_the_numbers_in_their_names(tmp_path: Pat
 
 
 def test_a_place_without_a_run_is_refused_with_its_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nothing holds no run.*metrics\.jsonl"):
+    with pytest.raises(ConfigError, match=r"nothing contains no run.*metrics\.jsonl"):
         find_runs([tmp_path / "nothing"])
 
 
@@ -71,7 +71,7 @@ def test_a_run_from_python_is_known_by_its_checkpoint(tmp_path: Path) -> None:
 def test_a_run_without_a_summary_is_over_when_all_its_rounds_are_there(comparison_folder: Path) -> None:
     run = read_run(comparison_folder / "fedavg" / "seed-0")
     assert replace(run, summary={}).state == "finished"
-    assert replace(run, summary={}, records=run.records[:2]).state == "under way or broken off"
+    assert replace(run, summary={}, records=run.records[:2]).state == "running or interrupted"
     assert replace(run, summary={"status": "interrupted"}).state == "interrupted"
 
 
@@ -81,21 +81,21 @@ def test_replies_that_made_a_round_fail_are_among_the_refused(tmp_path: Path) ->
     run = read_run(tmp_path)
     assert run.state == "failed"
     assert len(run.records) == 0
-    assert [round for round, _ in run.refusals] == [1] * 4
+    assert [round for round, _ in run.rejections] == [1] * 4
     assert run.summary["rejected"] == 4
-    assert "not finite" in run.refusals[0][1].reason
+    assert "not finite" in run.rejections[0][1].reason
 
 
 def test_a_summary_that_is_no_table_is_refused_with_the_place(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("")
     (tmp_path / "summary.json").write_text("[1, 2]")
-    with pytest.raises(ConfigError, match=r"they are damaged: summary\.json holds no table of results"):
+    with pytest.raises(ConfigError, match=r"are damaged and cannot be read: summary\.json holds no table of results"):
         read_run(tmp_path)
 
 
 def test_damaged_records_are_refused_with_the_place(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("{]\n")
-    with pytest.raises(ConfigError, match="cannot be read, they are damaged"):
+    with pytest.raises(ConfigError, match="are damaged and cannot be read"):
         read_run(tmp_path)
 
 

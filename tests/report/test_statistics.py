@@ -63,5 +63,5 @@ def test_what_both_sides_share_does_not_matter(values: list[float]) -> None:
 
 def test_unequal_or_empty_sides_are_refused() -> None:
     for first, second in (([], []), ([1.0], [1.0, 2.0])):
-        with pytest.raises(ValueError, match="pairs need equally many values"):
+        with pytest.raises(ValueError, match="pairs need the same number of values"):
             paired_difference(first, second)

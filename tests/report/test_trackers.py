@@ -139,7 +139,7 @@ def test_a_server_that_is_lost_ends_the_tracking_and_not_the_run(database: str) 
             super().on_start(info)
             self._client = Lost()
 
-    with pytest.warns(RuntimeWarning, match="MLflow is lost .gone.; the run goes on"):
+    with pytest.warns(RuntimeWarning, match="MLflow cannot be reached .gone.; the run continues"):
         assert len(run(Losing(uri=database)).history) == 3
 
 
@@ -148,7 +148,7 @@ def test_a_library_that_is_missing_is_named_with_the_way_to_get_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     monkeypatch.setitem(sys.modules, {"tensorboard": "torch.utils.tensorboard"}.get(name, name), None)
-    with pytest.raises(TrackerMissing, match=r"is not installed; get it with: pip install 'fedlalr\[track\]'"):
+    with pytest.raises(TrackerMissing, match=r"is not installed; install it with: pip install 'fedlalr\[track\]'"):
         create_tracker(name, tmp_path, "run", {})
 
 

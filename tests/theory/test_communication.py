@@ -62,7 +62,7 @@ def test_the_count_of_a_growing_interval_reaches_the_smallest_targets():
 
 
 def test_a_growing_interval_and_a_fixed_one_are_not_asked_for_together():
-    with pytest.raises(ValueError, match="two answers"):
+    with pytest.raises(ValueError, match="both set the number of local steps"):
         communication(0.1, N=2, K=3, growing=(3, 4.0), params=5)
     with pytest.raises(ValueError, match=r"base must be at least 1.001"):
         communication(0.1, N=2, growing=(3, 1.0), params=5)

@@ -53,7 +53,7 @@ def test_log_intervals_accept_a_base_between_whole_numbers():
         (lambda: step_size(N=1, K=1, T=1, eps=-1, L=1), "eps"),
         (lambda: step_size(N=1, K=1, T=1, eps=1, L=0), "L"),
         (lambda: adaptive_step_size(N=1, intervals=[], eps=1, L=1), "non-empty"),
-        (lambda: adaptive_step_size(N=1, intervals=[3, 2], eps=1, L=1), "never fall"),
+        (lambda: adaptive_step_size(N=1, intervals=[3, 2], eps=1, L=1), "not decrease"),
         (lambda: adaptive_step_size(N=1, intervals=[0, 2], eps=1, L=1), "at least 1"),
         (lambda: adaptive_step_size(N=1, intervals=[1.5], eps=1, L=1), "whole"),
         (lambda: log_intervals(5, start=3, base=1.0), "at least 1.001"),

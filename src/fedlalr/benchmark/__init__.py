@@ -1,4 +1,4 @@
-"""How long a round takes: jobs, the plain loop to compare with, and fair timing of several contestants."""
+"""How long a round takes: jobs, a plain loop as the baseline, and fair timing of several contestants."""
 
 from fedlalr.benchmark.jobs import GPU_JOBS, JOBS, BenchmarkJob
 from fedlalr.benchmark.racing import Contestant, RaceResult, ours, plain_loop, race

@@ -1,6 +1,6 @@
 """The contestants of this library, each a process: `python -m fedlalr.benchmark.contestant plain cnn 1 cpu`.
 
-Not for people: `race` starts it.
+Internal: started by `race`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def run_ours(job: BenchmarkJob, device: str, engine: str, method: str) -> None:
 
 
 def finish(device: str) -> None:
-    """Wait until a GPU has done what it was asked for."""
+    """Wait until a GPU has finished its queued work."""
     if device != "cpu":
         torch.cuda.synchronize(device)
 

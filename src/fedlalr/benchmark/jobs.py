@@ -1,7 +1,7 @@
-"""The jobs that are timed. Knows torch alone, so that other libraries' environments can read it without this one.
+"""The jobs that are timed. Imports only torch, so that other libraries' environments can use it without this one.
 
-Every client has equally many samples, so that a round is the same work whoever is sampled. The data are noise: nobody
-looks at what is learnt.
+All clients have the same number of samples, so that every round is the same amount of work, whichever clients are
+sampled. The data are noise: the result of training is not used.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ class BenchmarkJob:
     """Shape of an input."""
     classes: int
     vocabulary: int | None = None
-    """Inputs are characters below this number; None: they are normal noise."""
+    """Inputs are characters below this number; None: normal noise."""
     clients: int = 100
     samples: int = 60
-    """Of each client."""
+    """Per client."""
     cohort: int = 20
     batch: int = 50
     epochs: int = 5
     lr: float = 0.1
     compute: str | None = None
-    """What this library computes in on a GPU, if it is not float32 (with TF32 products, as everywhere there)."""
+    """The precision of this library on a GPU, if not float32 (with TF32 products, as everywhere there)."""
 
     @property
     def steps(self) -> int:
-        """Local steps of a client in a round."""
+        """Local steps per client and round."""
         return self.epochs * -(-self.samples // self.batch)
 
     def model(self) -> nn.Module:
-        """The network, the same weights every time."""
+        """The network, with the same weights every time."""
         torch.manual_seed(0)
         return self.network()
 
@@ -109,7 +109,7 @@ def dense_cnn() -> nn.Module:
 
 
 def convmixer() -> nn.Module:
-    from fedlalr.models import ConvMixer  # other libraries' environments do not ask for it
+    from fedlalr.models import ConvMixer  # not called in other libraries' environments
 
     return ConvMixer()
 
@@ -152,4 +152,4 @@ GPU_JOBS = {
         ),
     )
 }  # fmt: skip
-"""Jobs for a GPU by name: an epoch of the paper's two, and the public benchmark of simulators."""
+"""Jobs for a GPU by name: one epoch of each of the paper's networks, and the public benchmark of simulators."""

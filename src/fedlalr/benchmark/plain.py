@@ -1,4 +1,4 @@
-"""The loop that everybody writes first, which others are compared with."""
+"""The loop that everybody writes first: the baseline of the benchmark."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Several contestants at the same job, one at a time and in turn: A B A B …
 
-Each is a process of its own that has set itself up, has done some rounds to get warm, and waits while another one has
-its turn. So whatever else the machine does meets them all alike, and the ratio of their medians means something where
-the seconds do not.
+Each contestant is a separate process that is set up and warmed up, and that waits while another one has its turn. Other
+load on the machine thus affects all of them alike, and ratios are meaningful even if the seconds are not.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _PINNED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Contestant:
-    """A name and the command that takes turns, see `Turns`."""
+    """A name and the command of a process that takes turns, see `Turns`."""
 
     name: str
     command: tuple[str, ...]
@@ -32,34 +31,34 @@ class Contestant:
 
 @dataclass(frozen=True)
 class RaceResult:
-    """How a contestant did."""
+    """The measurements of one contestant."""
 
     name: str
     seconds: tuple[float, ...]
-    """Of each round that counts."""
+    """Of each timed round."""
     startup: float
     """Seconds from the start of the process to its first round."""
     memory: int
-    """Bytes at the peak, of the process and its children together; what they share is counted in each."""
+    """Peak bytes of the process and its children together; shared memory is counted in each."""
     processor: tuple[float, ...]
-    """Seconds of processor time of each round, over all its processes. Other work on the machine disturbs it less."""
+    """CPU seconds of each round, over all its processes. Less affected by other load on the machine."""
 
     @property
     def median(self) -> float:
         return statistics.median(self.seconds)
 
     def ratio(self, base: RaceResult) -> float:
-        """Time relative to another one: the median of the ratios of rounds that followed each other."""
+        """Time relative to another contestant: the median ratio of consecutive rounds."""
         return statistics.median(mine / theirs for mine, theirs in zip(self.seconds, base.seconds, strict=True))
 
     def processor_ratio(self, base: RaceResult) -> float | None:
-        """Processor time relative to another one, over all rounds; None where the system does not tell."""
+        """CPU time relative to another contestant, over all rounds; None if the system does not report it."""
         spent = sum(base.processor)
         return sum(self.processor) / spent if spent else None
 
 
 def plain_loop(job: str, device: str = "cpu") -> Contestant:
-    """The plain loop, one thread."""
+    """The plain loop, with one thread."""
     return _own("plain loop", "plain", job, 1, device)
 
 
@@ -80,7 +79,7 @@ def race(
     warm_up: int = 2,
     on_round: Callable[[str, int, float], None] | None = None,
 ) -> list[RaceResult]:
-    """Let each do `rounds` rounds after some that do not count, taking turns; `on_round` sees every time."""
+    """Time `rounds` rounds of each contestant, in turn, after some warm-up rounds; `on_round` gets every time."""
     with ExitStack() as stack:
         runners = [stack.enter_context(_Runner(contestant)) for contestant in contestants]
         for runner in runners:
@@ -91,11 +90,11 @@ def race(
                 runner.timed_turn()
                 if on_round is not None:
                     on_round(runner.contestant.name, turn + 1, runner.seconds[-1])
-        return [runner.outcome() for runner in runners]
+        return [runner.result() for runner in runners]
 
 
 class _Runner:
-    """A contestant under way. Use as a context."""
+    """A running contestant. Use it as a context manager."""
 
     def __init__(self, contestant: Contestant) -> None:
         self.contestant = contestant
@@ -112,23 +111,23 @@ class _Runner:
         self.seconds: list[float] = []
         self.processor: list[float] = []
         if (answer := self._answer()) != "ready":
-            raise RuntimeError(f"{contestant.name} said {answer!r} in the place of 'ready'")
+            raise RuntimeError(f"{contestant.name} wrote {answer!r} instead of 'ready'")
         self.startup = time.perf_counter() - began
 
     def turn(self) -> float:
-        """One round; its seconds as the contestant measured them."""
+        """Run one round; return its seconds as measured by the contestant."""
         assert self.process.stdin is not None
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
         return float(self._answer())
 
     def timed_turn(self) -> None:
-        """A round that counts."""
+        """Run one timed round."""
         before = _processor_time(self.process.pid)
         self.seconds.append(self.turn())
         self.processor.append(_processor_time(self.process.pid) - before)
 
-    def outcome(self) -> RaceResult:
+    def result(self) -> RaceResult:
         memory = _peak_memory(self.process.pid)
         return RaceResult(self.contestant.name, tuple(self.seconds), self.startup, memory, tuple(self.processor))
 
@@ -137,7 +136,7 @@ class _Runner:
         line = self.process.stdout.readline()
         if not line:
             assert self.process.stderr is not None
-            raise RuntimeError(f"{self.contestant.name} gave up:\n{self.process.stderr.read()[-2000:]}")
+            raise RuntimeError(f"{self.contestant.name} failed:\n{self.process.stderr.read()[-2000:]}")
         return line.strip()
 
     def __enter__(self) -> _Runner:
@@ -150,7 +149,7 @@ class _Runner:
 
 
 def _peak_memory(pid: int) -> int:
-    """Bytes of a process and its children at their peaks; 0 where the system does not tell."""
+    """Peak bytes of a process and its children; 0 if the system does not report them."""
     return sum(
         int(line.split()[1]) * 1024
         for process in _family(pid)
@@ -160,13 +159,13 @@ def _peak_memory(pid: int) -> int:
 
 
 def _processor_time(pid: int) -> float:
-    """Seconds that a process and its children have computed; 0 where the system does not tell."""
+    """CPU seconds of a process and its children; 0 if the system does not report them."""
     spent = (_read(process, "stat").rpartition(")")[2].split()[11:13] for process in _family(pid))
     return sum(int(ticks) for both in spent for ticks in both) / os.sysconf("SC_CLK_TCK")
 
 
 def _family(pid: int) -> list[int]:
-    """A process and all that descend from it."""
+    """A process and all its descendants."""
     children = _read(pid, f"task/{pid}/children").split()
     return [pid, *(member for child in children for member in _family(int(child)))]
 
@@ -174,5 +173,5 @@ def _family(pid: int) -> list[int]:
 def _read(pid: int, name: str) -> str:
     try:
         return Path(f"/proc/{pid}/{name}").read_text()
-    except OSError:  # another system, or a process that has just ended
+    except OSError:  # not Linux, or a process that has just ended
         return ""

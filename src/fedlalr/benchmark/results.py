@@ -1,4 +1,4 @@
-"""Races in words and pictures: a table, a plot, and all numbers as JSON."""
+"""Results of races: tables, a plot, and all numbers as JSON."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fedlalr.common.colours import COLOURS, GREY
 from fedlalr.training.machine import hardware, usable_cores
 
 Races = Mapping[str, Sequence[RaceResult]]
-"""The outcomes by job; the first contestant of each is what the others are compared with."""
+"""The results by job; the first contestant of each is the baseline."""
 
 
 def table(races: Races) -> str:
-    """A Markdown table: time of a round relative to the first contestant's, in brackets that of the processors."""
+    """A Markdown table: time per round relative to the first contestant, CPU time in brackets."""
     names = {outcome.name: None for outcomes in races.values() for outcome in outcomes}
     found = {(job, outcome.name): outcome for job, outcomes in races.items() for outcome in outcomes}
     lines = [
@@ -39,7 +39,7 @@ def table(races: Races) -> str:
 
 
 def method_table(races: Races) -> str:
-    """A Markdown table: time of a round with each other method relative to FedAvg on the same engine; may be empty."""
+    """A Markdown table: time per round of each other method relative to FedAvg on the same engine; may be empty."""
     rows = []
     for job, outcomes in races.items():
         named = {outcome.name: outcome for outcome in outcomes}
@@ -63,7 +63,7 @@ def _cell(outcome: RaceResult | None, base: RaceResult) -> str:
 
 
 def as_dict(races: Races, device: str = "cpu") -> dict[str, Any]:
-    """Everything that was measured, and where."""
+    """All measurements, and the machine they were made on."""
     return {
         "machine": machine(device),
         "races": {job: [asdict(outcome) for outcome in outcomes] for job, outcomes in races.items()},
@@ -72,20 +72,20 @@ def as_dict(races: Races, device: str = "cpu") -> dict[str, Any]:
 
 
 def report(races: Races, threads: int = 1, device: str = "cpu") -> str:
-    """The tables, and what the numbers depend on."""
+    """The tables, and the machine and versions."""
     where = machine(device)
     load = f", load {where['load']:.1f}" if where["load"] is not None else ""
     count = "one thread" if threads == 1 else f"{threads} threads"
     line = (
         f"{where['gpu'] + ', ' if where['gpu'] else ''}{where['processor']}, {where['cores']} cores, "
-        f"{count} a process, Python {where['python']}, "
+        f"{count} per process, Python {where['python']}, "
         f"torch {where['torch']}, fedlalr {where['fedlalr']}{load}"
     )
     return "\n\n".join(filter(None, [table(races), method_table(races), line]))
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
-    """What the numbers depend on."""
+    """The machine and versions."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return {
         "gpu": hardware(device) if device != "cpu" else None,
@@ -99,7 +99,7 @@ def machine(device: str = "cpu") -> dict[str, Any]:
 
 
 def plot_races(races: Races, file: Path) -> None:
-    """Bars of the time relative to the first contestant, a panel for each job; lower is better."""
+    """Bars of the time relative to the first contestant, one panel per job; lower is better."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -116,7 +116,7 @@ def plot_races(races: Races, file: Path) -> None:
         panel.set_xlim(0, max(ratios) * 1.2)
         panel.invert_yaxis()
         panel.set_title(job)
-        panel.set_xlabel(f"time of a round, × {names[0]}")
+        panel.set_xlabel(f"time per round, × {names[0]}")
         panel.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     file.parent.mkdir(parents=True, exist_ok=True)

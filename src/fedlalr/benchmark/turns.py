@@ -1,7 +1,7 @@
-"""The contestant's side of a race: says when it is ready, does a round when told to, says how long it took.
+"""The contestant's side of a race: reports that it is ready, runs a round on request, reports its time.
 
-Knows the standard library alone, so that other libraries' environments can read it without this one. What a library
-prints goes to standard error; standard output carries the conversation, one line at a time.
+Imports only the standard library, so that other libraries' environments can use it without this one. A library's own
+output is redirected to standard error; standard output carries the protocol, one line at a time.
 """
 
 from __future__ import annotations
@@ -30,5 +30,5 @@ class Turns:
 
     def _wait(self) -> None:
         if not sys.stdin.readline():
-            os._exit(0)  # the race is over, in the middle of somebody's loop
+            os._exit(0)  # the race is over, in the middle of the caller's loop
         self._began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Checks of hyper-parameters, each with a message that says what was given and what is allowed."""
+"""Checks of numbers and choices; messages say what was given and what is allowed."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ def check_not_negative(name: str, value: float, also: str = "") -> None:
 
 
 def check_fraction(name: str, value: float) -> None:
-    """Refuse anything outside [0, 1)."""
+    """Reject anything outside [0, 1)."""
     if not _is_number(value) or not 0 <= value < 1:
         raise ValueError(f"{name} must lie in [0, 1), not {_shown(value)}")
 
 
 def check_share(name: str, value: float) -> None:
-    """Refuse anything outside (0, 1]."""
+    """Reject anything outside (0, 1]."""
     if not _is_number(value) or not 0 < value <= 1:
         raise ValueError(f"{name} must lie in (0, 1], not {_shown(value)}")
 
 
 def check_betas(betas: Sequence[float], name: str = "betas") -> None:
-    """Refuse anything but two decay rates in [0, 1)."""
+    """Reject anything but two decay rates in [0, 1)."""
     if isinstance(betas, str) or not isinstance(betas, Sequence) or len(betas) != 2:
         raise ValueError(f"{name} must be a pair (beta1, beta2), not {betas!r}")
     for symbol, beta in zip(("beta1", "beta2"), betas, strict=True):
@@ -66,7 +66,7 @@ def check_betas(betas: Sequence[float], name: str = "betas") -> None:
 
 
 def squared(eps: float, params: Tensor) -> Tensor:
-    """ε² in every coordinate, to divide by the root of. Refused where the parameters' precision cannot hold it."""
+    """ε² in every coordinate, whose root is a divisor. Rejected if the parameters' precision cannot represent it."""
     least, most = torch.finfo(params.dtype).smallest_normal, torch.finfo(params.dtype).max
     if eps * eps > most:
         raise ValueError(
@@ -74,7 +74,7 @@ def squared(eps: float, params: Tensor) -> Tensor:
         )
     if eps * eps < least:
         raise ValueError(
-            f"eps is {eps!r}, and its square is too small for {params.dtype}, so that steps might be divided by 0; "
+            f"eps is {eps!r}, and its square is too small for {params.dtype}, so steps might be divided by 0; "
             f"use at least {math.sqrt(least):.2g}"
         )
     return torch.full_like(params, eps * eps)
@@ -87,7 +87,7 @@ def check_sizes(owner: str, **sizes: int) -> None:
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Refuse a value that is not one of the choices."""
+    """Reject a value that is not one of the choices."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
 
@@ -99,6 +99,6 @@ def _is_number(value: object) -> bool:
 
 
 def _shown(value: object) -> str:
-    """The value and, where it is a number of NumPy's or torch's, the way to one of Python's."""
+    """The value and, for a number of NumPy or torch, how to convert it to one of Python."""
     foreign = hasattr(value, "__float__") and not isinstance(value, int | float)
-    return f"{value!r}; make Python's number of it by float(value)" if foreign else repr(value)
+    return f"{value!r}; convert it with float(value)" if foreign else repr(value)

@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all, whenever the process dies or the disk is full."""
+"""Atomic file writes: complete or not at all, even if the process dies or the disk is full."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text aside, flush it to the disk and rename it; on `OSError` the file that was there stands."""
+    """Write a text to a temporary file, flush it to disk and rename it; on `OSError` the old file is kept."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.writing")  # two processes may write the same file
     try:
         write_bytes(aside, text.encode())
@@ -19,7 +19,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file and flush it to the disk."""
+    """Write a file and flush it to disk."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()
@@ -27,7 +27,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in a folder survive a power cut, where the platform can open folders."""
+    """Make renames in a folder survive a power failure, on platforms that can open folders."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         try:

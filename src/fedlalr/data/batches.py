@@ -1,7 +1,7 @@
 """Which samples a client sees in which local step: a function of (seed, round, client) alone.
 
-A client goes through its samples in shuffled passes, begun anew every round. Each pass is cut into batches; the last
-one may be smaller. A round of K steps takes the first K batches of consecutive passes.
+A client iterates over its samples in shuffled passes, reshuffled every round. Each pass is cut into batches; the last
+one may be smaller. A round of K steps uses the first K batches of consecutive passes.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from torch import Tensor
 from fedlalr.data.random import BATCHES, bits, key
 
 PADDING = -1
-"""Marks the places of a batch plan that hold no sample."""
+"""Marks positions of a batch plan without a sample."""
 MOST_PADDING = 4
-"""Clients are shuffled together up to so many times the places that their samples take."""
+"""Clients are shuffled together as long as padding takes at most this many times the positions of their samples."""
 SMALL_SHUFFLE = 100_000
-"""Places up to which padding does not matter."""
+"""Up to this many positions padding does not matter."""
 
 
 def batches_per_pass(sizes: Tensor, batch_size: int | None, drop_last: bool = False) -> Tensor:
-    """How many batches one pass over a client's samples has.
+    """The number of batches in one pass over a client's samples.
 
     >>> batches_per_pass(torch.tensor([7, 3]), 3), batches_per_pass(torch.tensor([7, 3]), 3, drop_last=True)
     (tensor([3, 1]), tensor([2, 1]))
@@ -42,9 +42,9 @@ def plan(
 ) -> Tensor:
     """The positions, within each client's own samples, of every local batch: `[C, K, B]`, padded with `PADDING`.
 
-    `clients`, `sizes` and `steps` are int64 `[C]`: id, number of samples and number of local steps of each. The row of
-    a client does not depend on which other clients are asked for with it. The plan is made on `device`, by default
-    where `sizes` is; its numbers are the same, and given `sizes` on the CPU nothing waits for the device.
+    `clients`, `sizes` and `steps` are int64 `[C]`: id, number of samples and number of local steps of each. A client's
+    row does not depend on the other clients in the call. The plan is computed on `device`, by default the device of
+    `sizes`, with the same result on every device; if `sizes` is on the CPU, nothing waits for the device.
     """
     where = sizes.device if device is None else device
     per_pass = batches_per_pass(sizes, batch_size, drop_last)
@@ -92,7 +92,7 @@ def _plan_alike(seed: int, round: int, table: Tensor, batch_size: int | None, de
 
 
 def batch_counts(sizes: Tensor, steps: Tensor, batch_size: int | None, drop_last: bool = False) -> Tensor:
-    """How many samples every batch of a plan holds, `[C, K]`; none after a client's last step.
+    """The number of samples in every batch of a plan, `[C, K]`; 0 after a client's last step.
 
     >>> batch_counts(torch.tensor([7, 3]), torch.tensor([4, 1]), 3)
     tensor([[3, 3, 1, 3],
@@ -106,12 +106,12 @@ def batch_counts(sizes: Tensor, steps: Tensor, batch_size: int | None, drop_last
 
 
 def _used(sizes: Tensor, batch_size: int, drop_last: bool) -> Tensor:
-    """How many samples of a pass are used: a client with less than a batch keeps its short one in any case."""
+    """The number of samples used per pass. A client with less than one batch always keeps its short batch."""
     return torch.where(sizes >= batch_size, sizes - sizes % batch_size, sizes) if drop_last else sizes
 
 
 def _shuffles(seed: int, round: int, clients: Tensor, sizes: Tensor, passes: int, longest: int) -> Tensor:
-    """Independent permutations of `0 … size − 1` for every client and pass, the places beyond a client's size last."""
+    """Independent permutations of `0 … size − 1` for every client and pass; positions beyond its size come last."""
     device = sizes.device
     sample = torch.arange(longest, device=device)
     ranks = bits(

@@ -1,4 +1,4 @@
-"""Getting a file onto this machine whole or not at all: where it goes, who may write, and the download itself."""
+"""Downloads that arrive as a whole or not at all: the data folder, its locks, and the download itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from platformdirs import user_cache_path
 from fedlalr.common.reading import at_home, open_file
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with what is under way, the bytes done and the bytes in total (None: unknown)."""
+"""Called with the current action, the bytes done and the total bytes (None: unknown)."""
 
 CONNECT_SECONDS = 5.0
 """A host that does not answer within this time counts as unreachable."""
@@ -32,32 +32,32 @@ _CHUNK = 1 << 20
 
 
 class DataNotFound(FileNotFoundError):
-    """A data set is nowhere to be had. The message lists what was tried and what to do."""
+    """A data set was not found anywhere. The message lists what was tried and what to do."""
 
 
 class DataCorrupt(ValueError):
-    """A file is not what it should be. The message names it."""
+    """A file does not have the expected content. The message names it."""
 
 
 class RouteFailed(Exception):
-    """One way to a data set did not work; there may be others."""
+    """One route to a data set failed; others may work."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """What is known of a file: its size in bytes (None: unknown) and a checksum, as `Fact(60_008, "md5", "a25b…")`."""
+    """The expected content of a file: its size (None: unknown) and its checksum, `Fact(60_008, "md5", "a25b…")`."""
 
     size: int | None
     algorithm: str
     digest: str
 
     def check(self, content: bytes, where: str) -> None:
-        """Refuse content that is not the file's."""
+        """Reject content that is not the expected one."""
         self._compare_size(len(content), where)
         self._compare_digest(hashlib.new(self.algorithm, content, usedforsecurity=False).hexdigest(), where)
 
     def check_file(self, path: Path) -> None:
-        """Refuse a file that is not the expected one, without reading it into memory."""
+        """Reject a file without the expected content, without reading it into memory."""
         self._compare_size(path.stat().st_size, str(path))
         with open_file(path) as file:
             self._compare_digest(hashlib.file_digest(file, self.algorithm).hexdigest(), str(path))
@@ -65,15 +65,15 @@ class Fact:
     def _compare_size(self, size: int, where: str) -> None:
         if self.size is not None and size != self.size:
             raise DataCorrupt(
-                f"{where} has {size:,} bytes, but {self.size:,} are expected; it is cut short or another file: "
-                f"take it away and fetch it again"
+                f"{where} has {size:,} bytes, but {self.size:,} are expected; it is truncated or another file: "
+                f"delete it and fetch it again"
             )
 
     def _compare_digest(self, found: str, where: str) -> None:
         if found != self.digest:
             raise DataCorrupt(
                 f"{where} is wrong: its {self.algorithm} checksum is {found}, not {self.digest}; "
-                f"take it away and fetch it again"
+                f"delete it and fetch it again"
             )
 
 
@@ -93,7 +93,7 @@ def _cache_folder() -> Path | None:
 
 
 def make_folder(folder: Path) -> Path:
-    """Create a folder to write in, or say why it cannot be had."""
+    """Create a folder to write in, or say why that is impossible."""
     verb = "made"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def make_folder(folder: Path) -> Path:
 
 @contextmanager
 def locked(folder: Path, name: str, progress: Progress | None = None) -> Iterator[None]:
-    """Hold the right to write one data set of a folder, across processes. A killed holder lets go by itself."""
+    """Lock one data set of a folder for writing, across processes. The lock of a killed process is released."""
     if progress is not None and not os.environ.get("FEDLALR_DATA") and _cache_folder() is None:
         progress(f"there is no home folder: {name} is kept in {folder}; FEDLALR_DATA names another place", 0, None)
     lock = FileLock(make_folder(folder) / f".{name}.lock")
@@ -117,7 +117,7 @@ def locked(folder: Path, name: str, progress: Progress | None = None) -> Iterato
         lock.acquire(timeout=0)
     except Timeout:
         if progress is not None:
-            progress(f"waiting for another process that fetches {name}", 0, None)
+            progress(f"waiting for another process that is fetching {name}", 0, None)
         try:
             lock.acquire(timeout=LOCK_SECONDS)
         except Timeout as error:
@@ -132,7 +132,8 @@ def locked(folder: Path, name: str, progress: Progress | None = None) -> Iterato
 
 @contextmanager
 def workspace(folder: Path, name: str) -> Iterator[Path]:
-    """An empty folder for a download, gone afterwards. The caller holds the lock, so older ones are left by a crash."""
+    """An empty folder for a download, deleted afterwards. The caller holds the lock, so older ones are left over from a
+    crash."""
     for leftover in folder.glob(f".{name}-*.tmp"):
         shutil.rmtree(leftover, ignore_errors=True)
     place = Path(tempfile.mkdtemp(dir=folder, prefix=f".{name}-", suffix=".tmp"))
@@ -143,7 +144,7 @@ def workspace(folder: Path, name: str) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` make a file beside `path`, flush it to the disk and rename it: `path` is old or new, never half."""
+    """Let `write` create a file beside `path`, flush it to disk and rename it: `path` is old or new, never partial."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     os.close(handle)
     temporary = Path(name)
@@ -159,7 +160,7 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def download(url: str, path: Path, fact: Fact | None = None, progress: Progress | None = None) -> Path:
-    """Fetch a URL to `path` and verify it. An interrupted download leaves nothing behind and starts anew."""
+    """Fetch a URL to `path` and verify it. An interrupted download leaves nothing behind and is not resumed."""
     description = f"downloading {url.rsplit('/', 1)[-1]}"
 
     def write(temporary: Path) -> None:
@@ -217,7 +218,7 @@ def _copy(source: BinaryIO, target: BinaryIO, description: str, total: int | Non
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a power cut, where the platform can open folders."""
+    """Make a rename survive a power failure, on platforms that can open folders."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""How different the clients of a partition are: counts, a summary and a picture."""
+"""Label heterogeneity of a partition: counts, a summary and a figure."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ _MOST_COLOURS = 20
 
 @dataclass(frozen=True)
 class Heterogeneity:
-    """What a partition looks like, averaged over the clients that have samples."""
+    """Statistics of a partition, averaged over the clients that have samples."""
 
     clients: int
     classes: int
-    """Classes that occur at all."""
+    """Classes with at least one sample."""
     samples: int
     smallest: int
     """Samples of the smallest client."""
     median: float
     largest: int
     classes_per_client: float
-    """Mean number of classes a client has samples of."""
+    """Mean number of classes per client."""
     fewest_classes: int
     most_classes: int
     entropy: float
     """Mean entropy of a client's label distribution, in bits."""
     global_entropy: float
-    """The same of all samples together: what an even spread would reach."""
+    """The same over all samples: the value of an even partition."""
     total_variation: float
     """Mean total-variation distance of a client's label distribution from the global one: 0 is even, 1 is disjoint."""
 
     def lines(self) -> list[str]:
-        """The summary in words, one fact a line."""
+        """The summary as text, one fact per line."""
         return [
             f"{self.samples:,} samples, {self.classes} classes, {self.clients:,} clients",
             f"samples per client: {self.smallest} to {self.largest}, median {self.median:g}",
@@ -52,7 +52,7 @@ class Heterogeneity:
 
 
 def count_labels(labels: ArrayLike, partition: Partition, classes: int | None = None) -> Counts:
-    """How many samples of each class every client has, `[N, K]`; K is the largest label + 1 unless given.
+    """Samples per client and class, `[N, K]`; K is the largest label + 1 unless given.
 
     >>> count_labels([0, 0, 1], Partition.from_lists([[0, 1], [2]])).tolist()
     [[2, 0], [0, 1]]
@@ -61,7 +61,7 @@ def count_labels(labels: ArrayLike, partition: Partition, classes: int | None = 
     if array.ndim != 1 or array.dtype.kind not in "iub":
         raise TypeError(f"labels must be whole numbers in one dimension, not shape {array.shape}, type {array.dtype}")
     if len(partition.indices) and not 0 <= partition.indices.min() <= partition.indices.max() < len(array):
-        raise ValueError(f"the partition names samples outside the {len(array)} labels; it belongs to other data")
+        raise ValueError(f"the partition refers to samples outside the {len(array)} labels; it belongs to other data")
     columns = classes if classes is not None else int(array.max(initial=-1)) + 1
     mine = array[partition.indices].astype(np.int64)
     if mine.size and not 0 <= mine.min() <= mine.max() < columns:
@@ -99,10 +99,10 @@ def summarise(counts: Counts) -> Heterogeneity:
 def draw(counts: Counts, path: str | Path, title: str | None = None) -> Path:
     """Draw the label distribution of the clients into a file (png, svg or pdf, by its ending) and return its path.
 
-    Up to 20 classes are stacked bars, one colour a class; more are a map of clients by classes.
-    Of more than 200 clients the first 200 are shown, and the axis says so.
+    Up to 20 classes are drawn as stacked bars, one colour per class; more as a map of clients by classes.
+    If there are more than 200 clients, the first 200 are shown, and the axis says so.
     """
-    from matplotlib.figure import Figure  # a slow import that only this function needs
+    from matplotlib.figure import Figure  # a slow import, needed only here
 
     counts = _checked(counts)
     shown = counts[:_MOST_BARS]
@@ -128,7 +128,7 @@ def _bars(figure: Any, axes: Any, shown: Counts) -> None:
     colours = colormaps["tab10" if shown.shape[1] <= 10 else "tab20"]
     edges = np.arange(len(shown) + 1) - 0.5
     tops = np.cumsum(shown, axis=1).T
-    # One outline a class; a rectangle for each client and class would take seconds.
+    # One outline per class; a rectangle for each client and class would take seconds.
     for label, (base, top) in enumerate(zip([np.zeros(len(shown)), *tops[:-1]], tops, strict=True)):
         axes.stairs(top, edges, baseline=base, fill=True, color=colours(label), label=str(label))
     axes.margins(x=0)

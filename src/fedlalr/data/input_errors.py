@@ -1,4 +1,4 @@
-"""What to do about clients that a run cannot read: a sentence for each form in which people keep data."""
+"""Errors for clients in a form that a run cannot read, with the conversion for each common form."""
 
 from __future__ import annotations
 
@@ -12,60 +12,58 @@ from torch.utils.data import DataLoader, Dataset
 from fedlalr.data.partition import Partition
 
 _WANTED = "every client must be a pair of tensors (inputs, targets), or every client a torch Dataset with a length"
-_PAD = (
-    "; sequences of several lengths are padded to one, torch.nn.functional.pad(sequence, (0, length - len(sequence)))"
-)
+_PAD = "; pad sequences to one length with torch.nn.functional.pad(sequence, (0, length - len(sequence)))"
 
 
 def check_rows(whose: str, inputs: object, targets: object) -> None:
-    """Refuse tensors of which no samples can be picked, one for each place along the first dimension."""
+    """Reject tensors that cannot be indexed by sample along the first dimension."""
     for what, values in (("inputs", inputs), ("targets", targets)):
         if not isinstance(values, Tensor):
             continue
         if values.is_nested:
-            form = f"a nested tensor; give all samples one length, torch.nested.to_padded_tensor({what}, 0)"
+            form = f"a nested tensor; pad all samples to one length with torch.nested.to_padded_tensor({what}, 0)"
         elif values.layout != torch.strided:
-            form = f"a sparse tensor; make it dense, {what}.to_dense()"
+            form = f"a sparse tensor; convert it with {what}.to_dense()"
         elif values.dim() == 0:
-            form = f"a single number; of one sample make a batch of one, {what}.unsqueeze(0)"
+            form = f"a single number; turn one sample into a batch of one with {what}.unsqueeze(0)"
         else:
             continue
         raise TypeError(f"{whose} {what} are {form}")
 
 
 def told_clients(clients: object) -> str:
-    """Of what is no sequence of clients."""
+    """The error for clients that are not a sequence."""
     if isinstance(clients, Mapping):
-        mend = "; pass its values, list(clients.values())"
+        fix = "; pass its values: list(clients.values())"
     elif isinstance(clients, Iterator | ValuesView):
-        mend = "; make a list of it, list(clients)"
+        fix = "; convert it with list(clients)"
     elif isinstance(clients, Partition):
-        mend = "; pass it with its samples, fl.data.Population(inputs, targets, partition)"
+        fix = "; pass it with its samples: fl.data.Population(inputs, targets, partition)"
     elif isinstance(clients, tuple | list):
-        mend = " of the inputs and targets of all; fl.data.partition(targets, clients=10) deals them to clients"
+        fix = " of the inputs and targets of all clients; partition them with fl.data.partition(targets, clients=10)"
     elif isinstance(clients, Dataset):
-        mend = "; of one data set make several, such as by torch.utils.data.random_split(dataset, [0.1] * 10)"
+        fix = "; split one data set into several, for example with torch.utils.data.random_split(dataset, [0.1] * 10)"
     else:
-        mend = ""
+        fix = ""
     return (
         f"clients must be a sequence of (inputs, targets) tensors or torch Datasets, or what fl.data.load returns, "
-        f"not {type(clients).__name__}{mend}"
+        f"not {type(clients).__name__}{fix}"
     )
 
 
 def told_client(number: int, client: object) -> str:
-    """Of one client that is neither a pair of tensors nor a data set."""
+    """The error for a client that is neither a pair of tensors nor a data set."""
     parts = list(client) if isinstance(client, tuple | list) else [client]
     if any(isinstance(part, np.ndarray) for part in parts):
-        return f"client {number} is made of NumPy arrays; make them tensors by torch.from_numpy(array)"
+        return f"client {number} consists of NumPy arrays; convert them with torch.from_numpy(array)"
     if any(type(part).__module__.partition(".")[0] == "pandas" for part in parts):
         return (
-            f"client {number} is made of pandas' tables; make them tensors, inputs by "
-            f"torch.tensor(table.to_numpy(), dtype=torch.float32) and labels by torch.tensor(column.to_numpy())"
+            f"client {number} consists of pandas tables; convert inputs with "
+            f"torch.tensor(table.to_numpy(), dtype=torch.float32) and labels with torch.tensor(column.to_numpy())"
         )
     if isinstance(client, DataLoader):
-        return f"client {number} is a DataLoader; pass its data set, loader.dataset: the run makes the batches"
-    return f"client {number} is {_form(client)}; {_WANTED}{_mend(client)}"
+        return f"client {number} is a DataLoader; pass its data set, loader.dataset: the run forms the batches itself"
+    return f"client {number} is {_form(client)}; {_WANTED}{_conversion(client)}"
 
 
 def _form(client: object) -> str:
@@ -77,12 +75,12 @@ def _form(client: object) -> str:
     return f"a {kind.__module__.partition('.')[0]}.Dataset" if kind.__name__ == "Dataset" else f"a {kind.__name__}"
 
 
-def _mend(client: object) -> str:
+def _conversion(client: object) -> str:
     if isinstance(client, tuple | list) and len(client) == 2:
-        return ". Make tensors of lists by torch.tensor(values) or torch.stack(samples)" + _PAD
+        return ". Convert lists to tensors with torch.tensor(values) or torch.stack(samples)" + _PAD
     if isinstance(client, list) and client and isinstance(client[0], tuple | list) and len(client[0]) == 2:
         return (
-            ". Of a list of samples make the pair (torch.stack([input for input, _ in samples]), "
+            ". Convert a list of samples to the pair (torch.stack([input for input, _ in samples]), "
             "torch.tensor([target for _, target in samples]))"
         )
     if isinstance(client, Dataset):
@@ -93,8 +91,8 @@ def _mend(client: object) -> str:
 
 
 def told_sample(client: int, sample: object) -> str:
-    """Of a data set that gives something else than (input, target) for a sample."""
-    start = f"client {client}'s data set must give (input, target) for a sample, not "
+    """The error for a data set whose samples are not (input, target)."""
+    start = f"client {client}'s data set must return (input, target) for a sample, not "
     if isinstance(sample, Mapping):
         names = [repr(name) for name in sample]
         shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
@@ -105,33 +103,33 @@ def told_sample(client: int, sample: object) -> str:
         )
     if isinstance(sample, tuple | list):
         return (
-            f"{start}{len(sample)} things; several inputs are packed into one tensor, by torch.stack or torch.cat, "
-            f"and taken apart in the model's forward"
+            f"{start}{len(sample)} items; pack several inputs into one tensor with torch.stack or torch.cat "
+            f"and unpack it in the model's forward"
         )
     return f"{start}a {type(sample).__name__}"
 
 
 def told_part(client: int, what: str, part: object) -> str:
-    """Of an input or target of a sample that is no tensor, array or number."""
+    """The error for an input or target of a sample that is not a tensor, array or number."""
     if isinstance(part, str):
-        mend = "make numbers of words, such as their places in a vocabulary"
+        fix = "convert words to numbers, such as indices in a vocabulary"
     elif isinstance(part, tuple | list | Mapping) and any(isinstance(one, Tensor) for one in _values(part)):
-        mend = "pack several tensors into one, by torch.stack or torch.cat, and take it apart in the model's forward"
+        fix = "pack several tensors into one with torch.stack or torch.cat, and unpack it in the model's forward"
     else:
-        mend = "make one of it by torch.tensor(values)"
+        fix = "convert it with torch.tensor(values)"
     return (
-        f"client {client}'s data set must give a tensor, an array or a number as {what} of a sample, not "
-        f"a {type(part).__name__}; {mend}"
+        f"client {client}'s data set must return a tensor, an array or a number as the {what} of a sample, not "
+        f"a {type(part).__name__}; {fix}"
     )
 
 
 def told_shapes(client: int, samples: Sequence[Sequence[object]]) -> str | None:
-    """Of samples that cannot be put into one batch; None where their shapes are not the reason."""
+    """The error for samples that do not fit into one batch; None if their shapes are not the reason."""
     for what, parts in zip(("input", "target"), zip(*samples, strict=True), strict=True):
         shapes = {tuple(shape) for part in parts if (shape := getattr(part, "shape", None)) is not None}
         if len(shapes) > 1:
             shown = " and ".join(map(str, sorted(shapes)[:2]))
-            return f"client {client}'s samples have {what}s of different shapes, such as {shown}; give all one{_PAD}"
+            return f"client {client}'s samples have {what}s of different shapes, such as {shown}; use one shape{_PAD}"
     return None
 
 

@@ -1,4 +1,4 @@
-"""`fl.data.load`: a data set by name, dealt to clients and ready for `fl.run`."""
+"""`fl.data.load`: a data set by name, partitioned over clients and ready for `fl.run`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedlalr.data.transforms import STATISTICS, FlipCrop, Normalize, Transform
 _AUGMENTED = ("cifar10", "cifar100")
 _PARTITION_OPTIONS = ("min_size", "classes_per_client", "sigma")
 _VALIDATION = 102
-"""A stream of random bits of its own."""
+"""A separate stream of random bits."""
 
 
 def load(
@@ -39,9 +39,9 @@ def load(
     name: `digits` (no download), `fashion`, `mnist`, `cifar10`, `cifar100` or `shakespeare`.
     clients, scheme, alpha, seed: as in `fl.data.partition`. With `scheme="natural"` clients are Shakespeare's roles.
     augment: flip and crop CIFAR's training images; the other data sets have no augmentation.
-    folder: where the data set lies in its original format; otherwise the cache is read, or filled by a download.
-    validation: the share of the training samples to hold out, which then takes the place of the test set.
-    options: further options of the partition (`min_size`, `classes_per_client`, `sigma`) or of the data set.
+    folder: the data set in its original format; without it, the cache is read, or filled by a download.
+    validation: the share of the training samples to hold out; they then replace the test set.
+    options: more options of the partition (`min_size`, `classes_per_client`, `sigma`) or of the data set.
 
     >>> load("digits", clients=10)
     Population(digits: 10 clients, 1442 samples)
@@ -49,14 +49,14 @@ def load(
     from fedlalr.data.sources import raw
 
     dealing = {option: options.pop(option) for option in _PARTITION_OPTIONS if option in options}
-    _refuse_misspelt(options)
+    _reject_misspelt(options)
     if name == "shakespeare":
         options = {"seed": seed, **({"roles": clients} if scheme in ("natural", "iid") else {}), **options}
     found = raw(name, folder=folder, **options)
     if scheme == "natural":
         if found.groups is None:
             raise ValueError(
-                f"{name} does not say whose a sample is, so it has no natural partition; choose another scheme"
+                f"{name} does not record the owners of samples, so there is no natural partition; choose another scheme"
             )
         dealing["ids"] = found.groups.numpy()
         clients = None
@@ -79,8 +79,8 @@ def load(
     )
 
 
-def _refuse_misspelt(options: Mapping[str, object]) -> None:
-    """Refuse what is almost the name of an option of `load` or of a partition; the data set judges the rest."""
+def _reject_misspelt(options: Mapping[str, object]) -> None:
+    """Reject misspelt options of `load` or of a partition; the data set checks the rest."""
     named = [option for option in inspect.signature(load).parameters if option != "options"]
     for option in options:
         near = nearest(option, [*named, *_PARTITION_OPTIONS], cutoff=0.75)
@@ -89,7 +89,7 @@ def _refuse_misspelt(options: Mapping[str, object]) -> None:
 
 
 def _hold_out(count: int, share: float, seed: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The samples to train on and those held out, both ascending: a function of the seed."""
+    """The indices of the training and the held-out samples, both ascending: a function of the seed."""
     if not 0 <= share < 1:
         raise ValueError(f"validation is the share of the training samples to hold out, from 0 up to 1, not {share!r}")
     order = torch.argsort(bits(key(seed, _VALIDATION), torch.arange(count)), stable=True).numpy()
@@ -97,7 +97,7 @@ def _hold_out(count: int, share: float, seed: int) -> tuple[np.ndarray[Any, Any]
     if cut == count:
         raise ValueError(f"validation={share!r} holds out all {count:,} training samples; leave some to train on")
     if share and not cut:
-        raise ValueError(f"validation={share!r} holds out none of {count:,} training samples; hold out more, or give 0")
+        raise ValueError(f"validation={share!r} holds out none of {count:,} training samples; hold out more, or use 0")
     return np.sort(order[cut:]), np.sort(order[:cut])
 
 

@@ -1,7 +1,8 @@
-"""Which samples belong to which client.
+"""Partitions: which samples belong to which client.
 
-`partition(labels, clients, scheme, ...)` deals the samples of a data set to clients and returns a `Partition`: two
-index arrays, whatever the number of clients. The rules themselves are in `schemes.py`; here the arguments are checked.
+`partition(labels, clients, scheme, ...)` distributes the samples of a data set over clients and returns a
+`Partition`: two index arrays, however many clients there are. The schemes are in `schemes.py`; arguments are checked
+here.
 
 >>> parts = partition([0, 0, 1, 1, 2, 2], clients=3, scheme="iid", seed=1)
 >>> len(parts), parts.sizes.tolist(), sorted(parts.indices.tolist())
@@ -40,9 +41,9 @@ _READ_BY = {
 
 @dataclass(frozen=True, eq=False)
 class Partition(Sequence[Indices]):
-    """The samples of every client, as one index array and the places where each client begins.
+    """The samples of every client, as one index array and the offsets where each client begins.
 
-    `partition[i]` is client i's samples: a view, not a copy. A million clients take two arrays and no list.
+    `partition[i]` is a view of client i's samples, not a copy. A million clients take two arrays and no list.
     """
 
     indices: Indices
@@ -58,7 +59,7 @@ class Partition(Sequence[Indices]):
             object.__setattr__(self, name, array.astype(np.int64, copy=False))
         starts, n = self.offsets, len(self.indices)
         if not len(starts) or starts[0] != 0 or starts[-1] != n or (np.diff(starts) < 0).any():
-            raise ValueError(f"the offsets of a partition must rise from 0 to the number of indices, {n}")
+            raise ValueError(f"the offsets of a partition must increase from 0 to the number of indices, {n}")
 
     @classmethod
     def from_owners(cls, owners: ArrayLike, clients: int) -> Partition:
@@ -70,7 +71,7 @@ class Partition(Sequence[Indices]):
         owner = _whole_numbers(
             owners,
             "the owners of samples",
-            "of names fl.data.partition(labels, scheme='natural', ids=names) makes clients",
+            "partition by names with fl.data.partition(labels, scheme='natural', ids=names)",
         )
         if owner.size and not 0 <= owner.min() <= owner.max() < clients:
             raise ValueError(f"the owners of samples must be clients 0 to {clients - 1}")
@@ -79,9 +80,9 @@ class Partition(Sequence[Indices]):
 
     @classmethod
     def from_lists(cls, lists: Iterable[ArrayLike]) -> Partition:
-        """From one list of sample indices per client, for a partition made elsewhere."""
-        mend = "of a mask numpy.flatnonzero(mask) makes indices"
-        parts = [_whole_numbers(part, f"the indices of client {i}", mend) for i, part in enumerate(lists)]
+        """From one list of sample indices per client, for a partition from elsewhere."""
+        fix = "convert a mask to indices with numpy.flatnonzero(mask)"
+        parts = [_whole_numbers(part, f"the indices of client {i}", fix) for i, part in enumerate(lists)]
         sizes = [len(part) for part in parts]
         return cls(
             np.concatenate([np.empty(0, np.int64), *parts]), np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
@@ -104,7 +105,7 @@ class Partition(Sequence[Indices]):
             return Partition.from_lists(self[i] for i in range(*client.indices(len(self))))
         i = operator.index(client)
         if not -len(self) <= i < len(self):
-            raise IndexError(f"there is no client {i}: the partition has {len(self)}, numbered from 0")
+            raise IndexError(f"there is no client {i}: the partition has {len(self)} clients, numbered from 0")
         i %= len(self)
         return self.indices[self.offsets[i] : self.offsets[i + 1]]
 
@@ -133,18 +134,18 @@ def partition(
     sigma: float | None = None,
     ids: ArrayLike | None = None,
 ) -> Partition:
-    """Deal every sample to exactly one client; the same arguments give the same partition.
+    """Assign every sample to exactly one client; the same arguments give the same partition.
 
     labels: the class of every sample, integers `[n]` (an array, a CPU tensor or a list). The schemes `iid`, `lognormal`
-        and `natural` only count them, so that targets of any kind will do there.
-    clients: how many, 100 unless given; with `natural` the number of distinct ids.
+        and `natural` only count them, so they accept targets of any kind.
+    clients: the number of clients, 100 by default; with `natural` the number of distinct ids.
     scheme: `dirichlet`: equal sizes, every client with its own class prior from Dir(alpha), as in FedDyn and the paper.
         `dirichlet-classes`: every class divided over the clients by a draw from Dir(alpha), sizes unequal.
-        `iid`: equal sizes, no skew. `shards`: every client gets `classes_per_client` classes (2 unless given).
-        `lognormal`: no label skew, sizes in the proportions of a log-normal with `sigma` (1.0 unless given).
+        `iid`: equal sizes, no skew. `shards`: every client gets `classes_per_client` classes (2 by default).
+        `lognormal`: no label skew, sizes in the proportions of a log-normal with `sigma` (1.0 by default).
         `natural`: one client for each distinct value of `ids`, in sorted order.
     alpha: the concentration, for the two Dirichlet schemes; smaller is more skewed.
-    min_size: samples every client has at least (1 unless given), for `dirichlet-classes` and `lognormal`.
+    min_size: the least number of samples per client (1 by default), for `dirichlet-classes` and `lognormal`.
     """
     _check_scheme(scheme)
     _check_unread(scheme, min_size=min_size, classes_per_client=classes_per_client, sigma=sigma, ids=ids)
@@ -175,24 +176,24 @@ def partition(
     return Partition.from_owners(owner, clients)
 
 
-def _whole_numbers(values: ArrayLike, what: str, mend: str) -> Indices:
-    """Refuse what NumPy would silently make whole numbers of."""
+def _whole_numbers(values: ArrayLike, what: str, fix: str) -> Indices:
+    """Reject values that NumPy would silently convert to integers."""
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise TypeError(f"{what} must be whole numbers in one dimension, not {_describe(array)}; {mend}")
+        raise TypeError(f"{what} must be whole numbers in one dimension, not {_describe(array)}; {fix}")
     return array.astype(np.int64, copy=False)
 
 
 def _natural(n: int, clients: int | None, ids: ArrayLike | None) -> Partition:
     if ids is None:
-        raise ValueError("the scheme 'natural' needs ids: who each sample belongs to, one value per sample")
+        raise ValueError("the scheme 'natural' needs ids: the owner of each sample, one value per sample")
     values = np.asarray(ids)
     if values.shape != (n,):
-        raise ValueError(f"ids must hold one value for each of the {n} samples, not {_describe(values)}")
-    # of a NaN among names in a list NumPy makes a name
+        raise ValueError(f"ids must have one value for each of the {n} samples, not {_describe(values)}")
+    # NumPy turns a NaN in a list of names into a name
     missing = _missing(values if values.dtype.kind != "U" else np.asarray(ids, dtype=object))
     if len(missing):
-        raise ValueError(f"ids has no value for sample {missing[0]} ({len(missing)} in all); leave such samples out")
+        raise ValueError(f"ids has no value for sample {missing[0]} ({len(missing)} in total); leave such samples out")
     try:
         names, owner = np.unique(values, return_inverse=True)
     except TypeError as error:
@@ -206,7 +207,7 @@ def _natural(n: int, clients: int | None, ids: ArrayLike | None) -> Partition:
 
 
 def _missing(values: NDArray[Any]) -> Sequence[int]:
-    """The places of None, NaN and of pandas' own words for a cell that is empty."""
+    """The positions of None, NaN and pandas' own values for an empty cell."""
     if values.dtype != object:
         places: list[int] = np.flatnonzero(values != values).tolist()
         return places
@@ -222,33 +223,33 @@ def _check_scheme(scheme: object) -> None:
 
 
 def _check_unread(scheme: str, **options: object) -> None:
-    """Refuse an option that the scheme would ignore."""
+    """Reject an option that the scheme would ignore."""
     for name, value in options.items():
         if value is not None and scheme not in _READ_BY[name]:
             readers = " and ".join(map(repr, _READ_BY[name]))
-            raise ValueError(f"{name} means nothing to the scheme {scheme!r}, only to {readers}; leave it out")
+            raise ValueError(f"{name} is not used by the scheme {scheme!r}, only by {readers}; leave it out")
 
 
 def _classes(labels: ArrayLike) -> Indices:
-    """Labels as 0 … K−1, every one of which occurs."""
+    """Labels renumbered as 0 … K−1 without gaps."""
     array = np.asarray(labels)
     _count(array)
     if array.ndim != 1 or array.dtype.kind not in "iub":
         named = array.ndim == 1 and array.dtype.kind in "UOT"
-        number = "number names by numpy.unique(labels, return_inverse=True)[1]"
-        mend = number if named else "the schemes 'iid', 'lognormal' and 'natural' take any targets"
+        number = "convert names to numbers with numpy.unique(labels, return_inverse=True)[1]"
+        fix = number if named else "the schemes 'iid', 'lognormal' and 'natural' accept any targets"
         found = _describe(array)
-        raise TypeError(f"labels must be whole numbers in one dimension, one per sample, not {found}; {mend}")
+        raise TypeError(f"labels must be whole numbers in one dimension, one per sample, not {found}; {fix}")
     classes: Indices = np.unique(array, return_inverse=True)[1].astype(np.int64)
     return classes
 
 
 def _count(labels: ArrayLike) -> int:
     array = np.asarray(labels)
-    if not array.size:  # of an empty list NumPy makes an array of floats
-        raise ValueError("labels is empty: there is nothing to deal to clients")
+    if not array.size:  # NumPy turns an empty list into an array of floats
+        raise ValueError("labels is empty: there are no samples to partition")
     if not array.ndim:
-        raise TypeError(f"labels must hold one value per sample, not {labels!r}")
+        raise TypeError(f"labels must have one value per sample, not {labels!r}")
     return len(array)
 
 
@@ -256,7 +257,7 @@ def _min_size(min_size: int | None, clients: int, n: int) -> int:
     least = 1 if min_size is None else _whole("min_size", min_size, least=0)
     if least * clients > n:
         raise ValueError(
-            f"{n} samples cannot give {clients} clients min_size={least} each; use at most min_size={n // clients}"
+            f"{n} samples are too few for {clients} clients with min_size={least}; use at most min_size={n // clients}"
         )
     return least
 

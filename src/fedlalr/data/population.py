@@ -1,4 +1,4 @@
-"""The clients' data, as engines ask for it.
+"""The clients' data, as engines read it.
 
 `Population` pools the samples of all clients in one place and gives each client an array of indices into it, so that a
 million clients cost one integer per sample. `DatasetClients` serves clients that are torch data sets of their own, read
@@ -22,7 +22,7 @@ from fedlalr.data.transforms import Transform
 
 
 class Samples(Protocol):
-    """A tensor of samples, or something that gathers like one."""
+    """A tensor of samples, or an object that is indexed like one."""
 
     @property
     def device(self) -> torch.device: ...
@@ -35,17 +35,17 @@ class Samples(Protocol):
 
 
 class Clients(Protocol):
-    """What an engine needs of the clients' data."""
+    """The interface of the clients' data that an engine uses."""
 
     @property
     def sizes(self) -> Tensor:
-        """Samples of each client, int64 `[N]`, on the CPU."""
+        """The number of samples of each client, int64 `[N]`, on the CPU."""
         ...
 
     def __len__(self) -> int: ...
 
     def batch(self, client: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and targets at some places of a client's own samples, ready for the model, without augmentation."""
+        """Inputs and targets at positions within a client's own samples, ready for the model, without augmentation."""
         ...
 
     def training_batch(self, client: int, positions: Tensor, seed: int, round: int, step: int) -> tuple[Tensor, Tensor]:
@@ -72,19 +72,19 @@ class Population:
         name: str = "",
     ) -> None:
         if isinstance(inputs, np.ndarray) or isinstance(targets, np.ndarray):
-            raise TypeError("the samples are NumPy arrays; make them tensors by torch.from_numpy(array)")
+            raise TypeError("the samples are NumPy arrays; convert them with torch.from_numpy(array)")
         if not hasattr(inputs, "device") or not isinstance(targets, Tensor):
             raise TypeError(
                 f"the samples must be two tensors, inputs and targets, not {type(inputs).__name__} and "
-                f"{type(targets).__name__}; make them by torch.tensor(values)"
+                f"{type(targets).__name__}; convert them with torch.tensor(values)"
             )
         check_rows("the", inputs, targets)
         if len(inputs) != len(targets):
             raise ValueError(f"there are {len(inputs)} inputs but {len(targets)} targets; they must pair up")
         if not isinstance(partition, Partition):
             raise TypeError(
-                f"partition must be what fl.data.partition(labels, …) gives, not a {type(partition).__name__}; "
-                f"of one list of sample indices per client make one by fl.data.Partition.from_lists(lists)"
+                f"partition must be a result of fl.data.partition(labels, …), not a {type(partition).__name__}; "
+                f"convert one list of sample indices per client with fl.data.Partition.from_lists(lists)"
             )
         indices = partition.indices
         if len(indices) and not 0 <= indices.min() <= indices.max() < len(targets):
@@ -94,8 +94,8 @@ class Population:
             )
         if transform is not None and not all(hasattr(transform, name) for name in ("draws", "train", "test")):
             raise TypeError(
-                f"transform must have draws, train and test, as fl.data.FlipCrop has; "
-                f"a {type(transform).__name__} has not"
+                f"transform must have draws, train and test, like fl.data.FlipCrop; "
+                f"a {type(transform).__name__} does not"
             )
         self.inputs, self.targets, self.partition = inputs, targets, partition
         self.transform, self.test, self.classes, self.name = transform, test, classes, name
@@ -166,7 +166,7 @@ class Population:
 
 
 class DatasetClients:
-    """Clients that are torch data sets of their own. Samples are read and collated when a batch asks for them."""
+    """Clients that are separate torch data sets. Samples are read and collated when a batch needs them."""
 
     def __init__(self, datasets: Sequence[Dataset[Any]], device: torch.device | None = None) -> None:
         self.datasets = datasets
@@ -221,20 +221,20 @@ def as_clients(clients: object) -> Clients:
     odd = next((i for i, pair in enumerate(pairs) if not _is_pair(pair) and not is_dataset(clients[i])), None)
     if odd is None:
         raise TypeError(
-            "some clients are pairs of tensors and others torch Datasets; make a Dataset of each pair by "
+            "some clients are pairs of tensors and others torch Datasets; convert each pair with "
             "torch.utils.data.TensorDataset(inputs, targets)"
         )
     raise TypeError(told_client(odd, clients[odd]))
 
 
 def plain_tensors(data: Any) -> Any:
-    """The tensors of a data set that gives them as they are; what a subclass of its own makes of them stays its own."""
+    """The tensors of a data set that returns them unchanged; a subclass may change them, so it does not count."""
     is_plain = isinstance(data, TensorDataset) and type(data).__getitem__ is TensorDataset.__getitem__
     return data.tensors if is_plain else data
 
 
 def is_dataset(client: object) -> TypeGuard[Dataset[Any]]:
-    """Whether samples can be read by their places. A stream cannot, though it may know its length."""
+    """Whether samples can be read by index. Those of a stream cannot, even if it knows its length."""
     return isinstance(client, Dataset) and hasattr(client, "__len__") and not isinstance(client, IterableDataset)
 
 
@@ -252,11 +252,11 @@ def _pool(pairs: Sequence[tuple[Tensor, Tensor]]) -> Population:
             if mine.device != theirs.device:
                 raise ValueError(
                     f"client {i}'s {what} are on {mine.device} but client 0's on {theirs.device}; "
-                    f"put all data on one device (the run moves it to its own)"
+                    f"put all data on one device (the run moves it to the device it uses)"
                 )
             if mine.shape[1:] != theirs.shape[1:] or mine.dtype != theirs.dtype:
                 raise ValueError(
-                    f"client {i}'s {what} are {tuple(mine.shape[1:])} {mine.dtype} a sample, "
+                    f"client {i}'s {what} are {tuple(mine.shape[1:])} {mine.dtype} per sample, "
                     f"client 0's {tuple(theirs.shape[1:])} {theirs.dtype}; all clients must agree"
                 )
         if inputs.device != targets.device:

@@ -1,7 +1,8 @@
 """Counter-based random bits: a pure function of integers, the same on every device, engine and machine.
 
-What a client draws in a round (its batch order, its augmentation) is hashed from (seed, round, client, …) instead of
-taken from a running generator. So it does not matter which engine asks, in which order, or in how many processes.
+A client's random numbers in a round (its batch order, its augmentation) are hashed from (seed, round, client, …) rather
+than drawn from a generator with state. So they do not depend on the engine, the order of calls, or the number of
+processes.
 
 The hash is the finaliser of SplitMix64 (Steele, Lea, Flood. "Fast Splittable Pseudorandom Number Generators", OOPSLA
 2014), folded over the counters.

@@ -1,7 +1,7 @@
-"""How samples are dealt to clients: one function per scheme, each giving the client of every sample.
+"""Partition schemes: one function each, which returns the client of every sample.
 
-All take the classes of the samples as 0 … K−1, the number of clients N and a generator; arguments are checked by
-`partition.partition`. None of them can loop for ever.
+All take the classes of the samples as 0 … K−1, the number of clients N and a generator; `partition.partition` checks
+the arguments. All of them terminate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TRIES = 10
 
 
 def iid(classes: Indices, clients: int, rng: np.random.Generator) -> Indices:
-    """Shuffle and deal evenly."""
+    """Shuffle and split evenly."""
     return _deal(equal_sizes(len(classes), clients), rng)
 
 
@@ -45,20 +45,20 @@ def dirichlet(classes: Indices, clients: int, alpha: float, rng: np.random.Gener
 
 
 def deal_by_priors(classes: Indices, log_prior: Floats, rng: np.random.Generator) -> Indices:
-    """Deal equal sizes by the clients' class priors, whose logarithms are `[N, K]`.
+    """Assign equal numbers of samples by the clients' class priors, given as logarithms `[N, K]`.
 
-    The rule: until all is dealt, take a random client that is not full, a class from its prior renormalised over the
-    classes of which any sample is left, and a random unused sample of that class.
+    The rule: until all samples are assigned, draw a random client that is not full, a class from its prior renormalised
+    over the classes with samples left, and a random unused sample of that class.
 
-    Dealt in the same distribution without a loop over samples. Clients arrive as Poisson processes that stop when full,
-    so the next one is always uniform among those that are not. Every arrival draws a wish from its client's prior;
-    a wish for a class that has run out by then is drawn again from the rest, which is what renormalising means.
+    Sampled from the same distribution without a loop over samples. Clients arrive as Poisson processes that stop when
+    full, so the next one is always uniform among those that are not. Every arrival draws a class from its client's
+    prior; a class that has run out by then is redrawn from the rest, which is equivalent to renormalising.
     """
     arrivals = _arrivals(equal_sizes(len(classes), len(log_prior)), rng)
     wishes = _wishes(arrivals, log_prior, rng)
     dealt = _settle(wishes, arrivals, log_prior, np.bincount(classes), rng)
     owner = np.empty(len(classes), np.int64)
-    # The i-th arrival that is dealt class c takes the i-th sample of a shuffled class c.
+    # The i-th arrival with class c takes the i-th sample of the shuffled class c.
     owner[_shuffled_by_class(classes, rng)] = arrivals[np.argsort(dealt, kind="stable")]
     return owner
 
@@ -66,8 +66,8 @@ def deal_by_priors(classes: Indices, log_prior: Floats, rng: np.random.Generator
 def dirichlet_classes(classes: Indices, clients: int, alpha: float, min_size: int, rng: np.random.Generator) -> Indices:
     """Every class is divided over the clients in proportions drawn from Dir(alpha · 1); sizes are unequal.
 
-    Drawn anew, up to ten times, while a client has less than `min_size`; after the last, random samples of clients
-    that have more than that move to those that have less.
+    Redrawn, up to ten times, while a client has fewer than `min_size` samples; after that, random samples of clients
+    that have more move to those that have fewer.
     """
     by_class = _shuffled_by_class(classes, rng)
     counts = np.bincount(classes)
@@ -86,8 +86,8 @@ def dirichlet_classes(classes: Indices, clients: int, alpha: float, min_size: in
 def shards(classes: Indices, clients: int, k: int, rng: np.random.Generator) -> Indices:
     """Every client holds exactly k classes; every class is divided evenly over the clients that hold it.
 
-    A class is held by clients in proportion to its size, as far as it has samples for them, so that classes of one size
-    give clients of one size.
+    The number of clients that hold a class is proportional to its size, as far as it has samples for them, so that
+    classes of equal size give clients of equal size.
     """
     counts = np.bincount(classes)
     holders = _holders(counts, clients, k)
@@ -101,7 +101,7 @@ def shards(classes: Indices, clients: int, k: int, rng: np.random.Generator) -> 
 
 
 def equal_sizes(n: int, parts: int) -> Indices:
-    """n in equal parts, or one apart."""
+    """n in parts that differ by at most one."""
     return np.full(parts, n // parts, np.int64) + (np.arange(parts) < n % parts)
 
 
@@ -116,7 +116,7 @@ def _shuffled_by_class(classes: Indices, rng: np.random.Generator) -> Indices:
 
 
 def _log_dirichlet(alpha: float, shape: tuple[int, int], rng: np.random.Generator) -> Floats:
-    """Rows of logarithms of Dir(alpha · 1): for a small alpha most entries themselves are below any float."""
+    """Rows of logarithms of Dir(alpha · 1): for a small alpha most entries themselves would underflow."""
     # If g ~ Gamma(alpha + 1) and u is uniform, g · u^(1/alpha) ~ Gamma(alpha).
     log_gamma = np.log(rng.standard_gamma(alpha + 1.0, shape)) - rng.standard_exponential(shape) / alpha
     log_gamma -= log_gamma.max(axis=1, keepdims=True)
@@ -125,7 +125,7 @@ def _log_dirichlet(alpha: float, shape: tuple[int, int], rng: np.random.Generato
 
 
 def _arrivals(sizes: Indices, rng: np.random.Generator) -> Indices:
-    """Clients in the order in which they are drawn, each uniformly among those that are not full."""
+    """Clients in the order of arrival, each uniform among those that are not full."""
     times = np.cumsum(rng.standard_exponential((len(sizes), int(sizes.max()))), axis=1)
     client, place = np.nonzero(np.arange(times.shape[1]) < sizes[:, None])
     return client[np.argsort(times[client, place])]
@@ -144,10 +144,10 @@ def _wishes(arrivals: Indices, log_prior: Floats, rng: np.random.Generator) -> I
 
 
 def _settle(wishes: Indices, arrivals: Indices, log_prior: Floats, left: Indices, rng: np.random.Generator) -> Indices:
-    """The class that every arrival is dealt, when `left[c]` samples of class c are there at first.
+    """The class assigned to every arrival, if `left[c]` samples of class c are available at first.
 
-    Goes in blocks. A block ends early where a class runs out, so there are at most n / block + K of them; a block of at
-    most n / 4K keeps what is drawn in vain behind such an end small.
+    Works in blocks. A block ends early where a class runs out, so there are at most n / block + K of them; blocks of at
+    most n / 4K keep the number of wasted draws after such an end small.
     """
     size = int(np.clip(len(wishes) // (4 * len(left)), *_BLOCKS))
     left = left.copy()
@@ -168,7 +168,7 @@ def _settle(wishes: Indices, arrivals: Indices, log_prior: Floats, left: Indices
 
 
 def _first_excess(block: Indices, left: Indices) -> int:
-    """Where in the block a class is drawn for the first time with nothing left of it; the block's length if nowhere."""
+    """The first position in the block whose class has no samples left; the block's length if there is none."""
     if (np.bincount(block, minlength=len(left)) <= left).all():
         return len(block)
     by_class = np.argsort(block, kind="stable")
@@ -178,7 +178,7 @@ def _first_excess(block: Indices, left: Indices) -> int:
 
 
 def _fill_up(owner: Indices, clients: int, min_size: int, rng: np.random.Generator) -> Indices:
-    """Move random samples that their clients can spare to the clients that lack some."""
+    """Move random samples from clients with more than enough to clients with too few."""
     sizes = np.bincount(owner, minlength=clients)
     shuffled = rng.permutation(len(owner))
     grouped = shuffled[np.argsort(owner[shuffled], kind="stable")]
@@ -191,13 +191,13 @@ def _fill_up(owner: Indices, clients: int, min_size: int, rng: np.random.Generat
 
 
 def _holders(counts: Indices, clients: int, k: int) -> Indices:
-    """How many clients hold each class: N·k in all, by its size, at least one, at most one per sample."""
+    """How many clients hold each class: N·k in total, by its size, at least one, at most one per sample."""
     most = np.minimum(counts, clients)
     if k > len(counts):
-        raise ValueError(f"classes_per_client={k} is more than the {len(counts)} classes there are")
+        raise ValueError(f"classes_per_client={k} is more than the number of classes, {len(counts)}")
     if clients * k < len(counts):
         raise ValueError(
-            f"{clients} clients with classes_per_client={k} leave some of the {len(counts)} classes to nobody; "
+            f"{clients} clients with classes_per_client={k} leave some of the {len(counts)} classes without a client; "
             f"use at least classes_per_client={-(-len(counts) // clients)}"
         )
     if clients * k > most.sum():
@@ -217,10 +217,10 @@ def _holders(counts: Indices, clients: int, k: int) -> Indices:
 
 
 def _choose_classes(holders: Indices, clients: int, k: int, rng: np.random.Generator) -> Indices:
-    """k distinct classes for every client, class c chosen `holders[c]` times in all, `[N, k]`.
+    """k distinct classes for every client, class c chosen `holders[c]` times in total, `[N, k]`.
 
-    Client by client, at random in proportion to what is still to be held. A class that all remaining clients must hold
-    goes first; since no class is held by more than all of them, this never runs into a dead end.
+    Client by client, at random in proportion to the remaining numbers of holders. A class that all remaining clients
+    must hold is chosen first; since no class needs more holders than there are clients, this always succeeds.
     """
     left = holders.copy()
     chosen = np.empty((clients, k), np.int64)

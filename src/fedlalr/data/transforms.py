@@ -1,7 +1,7 @@
-"""From raw samples to what a model is fed: normalisation, and augmentation in training.
+"""Transforms from raw samples to model inputs: normalisation, and augmentation in training.
 
-A transform is batched, runs where the data is and never waits for the device. Its randomness comes in as integers, so
-that what a client sees is a function of (seed, round, client, step) and of nothing else.
+A transform is batched, runs on the device of the data and never waits for it. Its randomness is passed in as integers,
+so that a client's inputs are a function of (seed, round, client, step) alone.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ DIGITS: Final = ((0.3053,), (0.3760,))
 STATISTICS: Final = MappingProxyType(
     {"cifar10": CIFAR10, "cifar100": CIFAR100, "mnist": MNIST, "fashion": FASHION, "digits": DIGITS}
 )
-"""The same by the name of the data set."""
+"""The same, by name of the data set."""
 
 _constants: dict[tuple[tuple[float, ...], torch.dtype, torch.device], Tensor] = {}
 
 
 class Transform(Protocol):
-    """What turns raw samples into a model's inputs."""
+    """Turns raw samples into a model's inputs."""
 
     @property
     def draws(self) -> int:
-        """Random integers that `train` needs for each sample."""
+        """The number of random integers that `train` needs per sample."""
         ...
 
     def train(self, inputs: Tensor, random: Tensor) -> Tensor:
@@ -50,8 +50,8 @@ class Transform(Protocol):
 class Normalize:
     """(pixel − mean) / std of every channel.
 
-    Images are `[N, channels, height, width]`; bytes are divided by 255 and become float32, floating-point images are
-    taken to lie in [0, 1] and keep their type.
+    Images are `[N, channels, height, width]`; bytes are divided by 255 and become float32; floating-point images are
+    assumed to lie in [0, 1] and keep their type.
 
     >>> Normalize(mean=(0.5,), std=(0.25,)).test(torch.tensor([[[[0, 255]]]], dtype=torch.uint8))
     tensor([[[[-2.,  2.]]]])
@@ -75,9 +75,9 @@ class Normalize:
 
 @dataclass(frozen=True)
 class FlipCrop:
-    """`Normalize`, and in training a random mirror image, then `pad` zeros around it and a random crop of the old size.
+    """`Normalize`, and in training a random horizontal flip, then zero padding by `pad` and a random crop.
 
-    The zeros are put around the normalised image: they stand for the mean colour, not for black.
+    The normalised image is padded: zeros are the mean colour, not black.
     """
 
     mean: Sequence[float]
@@ -89,7 +89,7 @@ class FlipCrop:
     def __post_init__(self) -> None:
         _settle_statistics(self)
         if isinstance(self.pad, bool) or not isinstance(self.pad, int) or self.pad < 0:
-            raise ValueError(f"pad must be a whole number of pixels from 0 on, not {self.pad!r}")
+            raise ValueError(f"pad must be a whole number of pixels of at least 0, not {self.pad!r}")
 
     def train(self, inputs: Tensor, random: Tensor) -> Tensor:
         _check_images(inputs, len(self.mean))
@@ -104,7 +104,7 @@ class FlipCrop:
         columns = torch.arange(width, device=inputs.device) + random // (2 * shifts) % shifts - self.pad
         inside = _within(rows, height)[:, None, :, None] & _within(columns, width)[:, None, None, :]
         columns = torch.where(flip, width - 1 - columns, columns)
-        # Cropping the raw image and blanking what fell outside equals padding and cropping the normalised one.
+        # Cropping the raw image and zeroing what lies outside equals padding and cropping the normalised one.
         source = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]
         source = source.flatten(1)[:, None].expand(-1, inputs.shape[1], -1)
         pixels = inputs.flatten(2).gather(2, source).view(inputs.shape)
@@ -128,7 +128,7 @@ def _normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> T
 
 
 def _per_channel(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    # Kept, because building it copies from the host: once per device and not once per batch.
+    # Cached, because building it copies from the host: once per device, not once per batch.
     kept = _constants.get((values, dtype, device))
     if kept is None:
         with torch.inference_mode(False):

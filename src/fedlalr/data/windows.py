@@ -1,4 +1,4 @@
-"""Overlapping windows of a long text as a view: no window is stored, each is cut out when it is asked for."""
+"""Overlapping windows of a long text as a view: windows are not stored, but cut out when they are read."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from torch import Tensor
 
 
 class Windows:
-    """Windows of `length` consecutive characters, as something to index like a tensor `[n, length]`.
+    """Windows of `length` consecutive characters, indexed like a tensor `[n, length]`.
 
-    The characters are held once, with one start per window: memory grows with the text, not with `length` times it.
+    The characters are stored once, with one start per window: memory grows with the text, not with `length` times the
+    text.
 
     >>> windows = Windows(torch.arange(10, dtype=torch.uint8), torch.tensor([0, 1, 5]), length=3)
     >>> windows[torch.tensor([2, 0])].tolist(), windows.following().tolist()
@@ -41,18 +42,18 @@ class Windows:
 
     @property
     def nbytes(self) -> int:
-        """What is really held in memory."""
+        """The bytes in memory."""
         return self.characters.nbytes + self.starts.nbytes
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def __getitem__(self, index: Tensor | int | slice) -> Tensor:
-        """The windows at some places, as int64: `[b, length]` for a vector or slice, `[length]` for one place."""
+        """The windows at some indices, as int64: `[b, length]` for a vector or slice, `[length]` for one index."""
         return self.characters[self.starts[index].unsqueeze(-1) + self._span].long()
 
     def following(self) -> Tensor:
-        """The character after every window, int64 `[n]`: what a language model is to predict."""
+        """The character after every window, int64 `[n]`: the target of a language model."""
         after = self.starts + self.length
         if len(after) and int(after.max()) >= len(self.characters):
             raise ValueError("the last window ends with the text: no character follows it")

@@ -1,4 +1,4 @@
-"""Two small convolutional networks: one for laptops, and the one of the public simulator benchmark."""
+"""Two small convolutional networks: one for laptops, and one from a public benchmark of simulators."""
 
 from __future__ import annotations
 

@@ -3,14 +3,14 @@
     patches   x ← norm(gelu(conv(x)))                  patch × patch, stride patch, to `dim` channels
     depth ×   x ← x + norm(gelu(depthwise(x)))         kernel × kernel, size kept
               x ← norm(gelu(pointwise(x)))             1 × 1
-    head      linear(mean of x over all places)
+    head      linear(mean of x over all positions)
 
-`norm` is BatchNorm as in the paper, or GroupNorm, which has no running statistics to agree on. Both have the same
-parameters.
+`norm` is BatchNorm as in the paper, or GroupNorm, which has no running statistics that clients must agree on. Both have
+the same parameters.
 
-Under `torch.func.vmap` over clients: with GroupNorm without conditions; with BatchNorm in training only if the buffers
-are stacked like the parameters, since every client updates its own. BatchNorm counts every sample of the batch that it
-is given, padding too.
+GroupNorm always works under `torch.func.vmap` over clients. BatchNorm in training mode works only if the buffers are
+stacked like the parameters, since every client updates its own. BatchNorm includes every sample of its batch, padding
+too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Norm = Literal["batch", "group"]
 
 
 class MixerBlock(nn.Module):
-    """Mix over places by a depthwise convolution around which the input is added, then over channels by a 1 × 1 one."""
+    """A depthwise convolution with a residual connection mixes positions, then a 1 × 1 convolution mixes channels."""
 
     def __init__(self, dim: int, kernel: int, norm: Norm) -> None:
         super().__init__()
@@ -78,9 +78,9 @@ class ConvMixer(nn.Module):
 
 
 def make_norm(norm: Norm, dim: int) -> nn.Module:
-    """BatchNorm, or GroupNorm with eight channels a group (more where eight do not divide them): 32 groups of 256.
+    """BatchNorm, or GroupNorm with eight channels per group (more if eight is not a divisor): 32 groups of 256.
 
-    A group of one channel would leave nothing to learn from: its mean over the places is zero by definition, and such
-    means are all that the head sees.
+    With one channel per group the network could not learn: the mean over positions is zero by definition, and the head
+    sees nothing but these means.
     """
     return nn.BatchNorm2d(dim) if norm == "batch" else nn.GroupNorm(math.gcd(dim, max(1, dim // 8)), dim)

@@ -1,4 +1,4 @@
-"""The smallest networks: logistic regression and the perceptron with hidden layers. Both flatten their inputs."""
+"""The smallest networks: logistic regression and a multilayer perceptron. Both flatten their inputs."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
     embedding 80 → 8, two LSTM layers of 100, the last step → linear 80
 
-torch's fused LSTM is the fast way for one client, but `torch.func.vmap` cannot batch it: in a forward pass it raises,
-and in `vmap(grad(...))` on a CPU it runs the clients one after another. With `fused = False` (in the constructor or set
-later, the parameters are the same) the steps are plain matrix products, which vmap batches over clients.
+torch's fused LSTM is fastest for one client, but `torch.func.vmap` cannot batch it: a forward pass raises, and
+`vmap(grad(...))` on a CPU runs the clients one after another. With `fused = False` (in the constructor or set later,
+with the same parameters) the steps are plain matrix products, which vmap batches over clients.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CharLSTM(nn.Module):
         return logits
 
     def _by_steps(self, x: Tensor) -> Tensor:
-        """What `self.lstm` computes, in operations that vmap knows; `[N, length, features]` in and out."""
+        """The result of `self.lstm`, in operations that vmap supports; `[N, length, features]` in and out."""
         for layer in range(self.lstm.num_layers):
             weight_ih, weight_hh, bias_ih, bias_hh = (
                 getattr(self.lstm, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")

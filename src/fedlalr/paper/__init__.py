@@ -1,1 +1,1 @@
-"""Every figure of the paper as a preset and a plot."""
+"""The paper's figures, reproduced: runs, plots, and verdicts on its claims."""

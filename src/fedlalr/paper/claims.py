@@ -1,4 +1,4 @@
-"""The claims about training curves, and the rule by which each is judged. Words: `measures.DEFINITIONS`."""
+"""The claims about training curves, and the rule that decides each. Terms: `curve_measures.DEFINITIONS`."""
 
 from __future__ import annotations
 
@@ -107,15 +107,15 @@ def above_all(
     return Check(
         statement,
         result.panel.title,
-        _told(mine, _name(result, closest), gaps[closest], word, lower),
+        _described(mine, _name(result, closest), gaps[closest], word, lower),
         all(sign * one.mean > 0 for one in gaps.values()),
         gaps[closest].seeds,
     )
 
 
 def _above_those_beside(result: PanelCurves, measure: Measure, word: str) -> list[Check]:
-    """The same against other methods with other settings than the paper's, where some were asked for: of FedLALR as
-    printed, and with other settings of its own."""
+    """The same against other methods with settings that differ from the paper's, if requested: for FedLALR as printed,
+    and with other settings of its own."""
     beside = [line for line in result.panel.lines if line.key not in PAPER_METHODS]
     others = [line.key for line in beside if line.config.algorithm.name in OTHERS]
     mine = ["fedlalr", *(line.key for line in beside if line.key not in others)]
@@ -133,7 +133,7 @@ def _first_of_all(result: PanelCurves) -> list[Check]:
         like = Check(statement, result.panel.title, gaps, None)
     else:
         one = gaps["fedadam"]
-        told = _told(_NAMES["fedlalr"], _NAMES["fedadam"], one)
+        told = _described(_NAMES["fedlalr"], _NAMES["fedadam"], one)
         like = Check(statement, result.panel.title, told, one.mean >= -EQUIVALENT, one.seeds)
     return [
         above_all(result, early_accuracy, "fedlalr", OTHERS, "early accuracy"),
@@ -153,7 +153,7 @@ def _drop(result: PanelCurves, key: str, wanted: bool) -> Check:
     mean = float(drops.mean())
     each = f" (from {drops.min() * 100:.1f} to {drops.max() * 100:.1f})" if len(drops) > 1 else ""
     broke = sum(failure is not None for failure in curves.failures)
-    note = f"; {broke} of {len(curves.seeds)} runs broke off" if broke else ""
+    note = f"; {broke} of {len(curves.seeds)} runs failed" if broke else ""
     return Check(
         statement,
         result.panel.title,
@@ -191,7 +191,11 @@ def _like(result: PanelCurves, measure: Measure, key: str, other: str, word: str
         return Check(statement, result.panel.title, gaps, None)
     one = gaps[other]
     return Check(
-        statement, result.panel.title, _told(_NAMES[key], _NAMES[other], one), abs(one.mean) <= EQUIVALENT, one.seeds
+        statement,
+        result.panel.title,
+        _described(_NAMES[key], _NAMES[other], one),
+        abs(one.mean) <= EQUIVALENT,
+        one.seeds,
     )
 
 
@@ -202,12 +206,12 @@ def _slightly_above(result: PanelCurves, measure: Measure, key: str, other: str,
         return Check(statement, result.panel.title, gaps, None)
     one = gaps[other]
     return Check(
-        statement, result.panel.title, _told(_NAMES[key], _NAMES[other], one), 0 < one.mean <= SLIGHTLY, one.seeds
+        statement, result.panel.title, _described(_NAMES[key], _NAMES[other], one), 0 < one.mean <= SLIGHTLY, one.seeds
     )
 
 
 def _above_most(result: PanelCurves, key: str, measure: Measure, word: str, lower: bool = False) -> Check:
-    """Whether a curve is among the first (or last) half: above (or below) at least three of the five others."""
+    """Whether a curve is in the top (or bottom) half: above (or below) at least three of the five others."""
     statement = f"{_NAMES[key]}: {word} {'below' if lower else 'above'} at least three of the five others"
     gaps = _gaps(result, measure, key, [method for method in PAPER_METHODS if method != key])
     if isinstance(gaps, str):
@@ -220,7 +224,7 @@ def _above_most(result: PanelCurves, key: str, measure: Measure, word: str, lowe
 
 
 def _gaps(result: PanelCurves, measure: Measure, key: str, rivals: Sequence[str]) -> dict[str, Gap] | str:
-    """The difference to every rival, or why there is none."""
+    """The difference to every rival, or the reason why there is none."""
     absent = [name for name in (key, *rivals) if name not in result.lines]
     if absent:
         return _missing(result, absent)
@@ -235,8 +239,8 @@ def _missing(result: PanelCurves, keys: Sequence[str]) -> str:
     return f"no finished run of {', '.join(_name(result, key) for key in keys)}"
 
 
-def _told(mine: str, other: str, one: Gap, word: str = "accuracy", lower: bool = False) -> str:
-    """Both numbers, their difference with its interval, and in how many seeds it has the sign."""
+def _described(mine: str, other: str, one: Gap, word: str = "accuracy", lower: bool = False) -> str:
+    """Both numbers, their difference with its interval, and the number of seeds with that sign."""
     scale, digits, unit, points = (1, 3, "", "") if "loss" in word else (100, 1, " %", " points")
     unit = points if word == "roughness" else unit
     first, second = (f"{value * scale:.{digits}f}{unit}" for value in (one.first, one.second))

@@ -1,4 +1,4 @@
-"""The claims about second moments, speed-up and partitions, and the rule by which each is judged."""
+"""The claims about second moments, speed-up and partitions, and the rule that decides each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedlalr.paper.speedup_results import Speedup
 from fedlalr.paper.verdicts import Check, Claim
 
 PACE = 0.05
-"""Two paces differ if they are further apart than this share of the larger."""
+"""Two rates of growth differ if their distance exceeds this share of the larger."""
 SLOPE, TOLERANCE = -0.5, 0.05
 
 
@@ -44,7 +44,7 @@ def trajectory_claims(results: Sequence[PanelCurves]) -> list[Claim]:
 
 
 def growth(points: Sequence[TrajectoryPoint]) -> dict[int, dict[int, tuple[float, float, float]]]:
-    """For every round and client: ‖v̂‖² after the first local step, after the last, and the pace between them."""
+    """For every round and client: ‖v̂‖² after the first local step, after the last, and the growth per step."""
     rounds: dict[int, dict[int, tuple[float, float, float]]] = {}
     for t, client in dict.fromkeys((point.round, point.client) for point in points):
         mine = sorted((p.step, p.values[V_HAT_SQUARED]) for p in points if (p.round, p.client) == (t, client))
@@ -54,13 +54,13 @@ def growth(points: Sequence[TrajectoryPoint]) -> dict[int, dict[int, tuple[float
 
 
 def _apart(clients: Mapping[int, tuple[float, float, float]]) -> float:
-    """How far apart the slowest and the fastest client are, as a share of the fastest."""
+    """The distance between the slowest and the fastest client, as a share of the fastest."""
     paces = [pace for _, _, pace in clients.values()]
     return (max(paces) - min(paces)) / max(paces) if max(paces) > 0 else 0.0
 
 
 def speedup_claims(result: Speedup) -> list[Claim]:
-    """The theorem's rate against N·K·T, and at least near-linear gain in N alone."""
+    """The theorem's rate in N·K·T, and at least a near-linear gain in N alone."""
     statement = (
         f"slope of the mean of ‖∇f‖² against N·K·T within {TOLERANCE:g} of −1/2, and against N at most "
         f"−{-(SLOPE + TOLERANCE):g}, in the regime KT ≥ 8N³"
@@ -84,7 +84,7 @@ def speedup_claims(result: Speedup) -> list[Claim]:
 
 
 def heterogeneity_claims(classes: Mapping[str, Mapping[float, Sequence[float]]], seeds: Sequence[int]) -> list[Claim]:
-    """`classes` has, for each data set and Dirichlet parameter, the mean number of labels of a client in every seed."""
+    """`classes` has, for each data set and Dirichlet parameter, the mean number of labels per client, per seed."""
     checks = []
     for data, by_alpha in classes.items():
         small, large = min(by_alpha), max(by_alpha)

@@ -1,6 +1,6 @@
-"""What the verdicts measure of a curve, and how two curves are told apart.
+"""The measures of a curve behind the verdicts, and the comparison of two curves.
 
-A run that broke off counts as accuracy 0 and an infinite loss from there on.
+A failed run counts as accuracy 0 and infinite loss from then on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fedlalr.paper.curves import Array, Curves, PanelCurves
 from fedlalr.report.statistics import ConfidenceInterval, paired_difference
 
 Measure = Callable[[Curves], Array]
-"""One number for each seed."""
+"""One number per seed."""
 
 MARKED_DROP = 0.05
 EQUIVALENT = 0.02
@@ -27,10 +27,10 @@ DEFINITIONS = (
     "roughness: the sum of all falls of the accuracy from one round to the next",
     "above, below: by the mean over the seeds that both curves have, paired by seed",
     f"like: at most {EQUIVALENT * 100:g} points apart; slightly: at most {SLIGHTLY * 100:g} points",
-    "a run that broke off counts as accuracy 0 from there on",
-    "a claim holds where all of its statements hold, and does not hold where one of them fails",
+    "a run that failed counts as accuracy 0 from then on",
+    "a claim holds if all of its statements hold, and does not hold if one of them fails",
 )
-"""The words in which verdicts are given."""
+"""The terms used in verdicts."""
 
 
 def early_accuracy(curves: Curves) -> Array:
@@ -50,7 +50,7 @@ def final_loss(curves: Curves) -> Array:
 
 
 def largest_drop(curves: Curves) -> Array:
-    """How far the accuracy falls below its best so far, at most."""
+    """The largest fall of the accuracy below its best so far."""
     accuracy = _accuracy(curves)
     drop: Array = (np.maximum.accumulate(accuracy, axis=1) - accuracy).max(axis=1)
     return drop
@@ -64,7 +64,7 @@ def roughness(curves: Curves) -> Array:
 
 @dataclass(frozen=True)
 class Numbers:
-    """A curve in numbers: means over its seeds, each with the standard deviation of several seeds."""
+    """A curve as numbers: means over its seeds, with the standard deviation if there are several."""
 
     panel: str
     line: str
@@ -74,14 +74,14 @@ class Numbers:
     final_accuracy: float
     final_accuracy_std: float | None
     largest_fall: float
-    """Of the accuracy below its best so far."""
+    """Largest fall of the accuracy below its best so far."""
     largest_fall_std: float | None
     megabytes_up: float
-    """What all clients have sent, which hardly depends on the seed."""
+    """Bytes sent by all clients, which hardly depend on the seed."""
 
 
 def summary(results: Sequence[PanelCurves]) -> list[Numbers]:
-    """What is compared with what, in numbers: an entry for every curve."""
+    """The compared curves as numbers: one entry per curve."""
     return [
         Numbers(
             result.panel.short,
@@ -110,7 +110,7 @@ class Gap:
     interval: ConfidenceInterval
     seeds: tuple[int, ...]
     positive: int
-    """Seeds in which the difference is above zero."""
+    """Number of seeds with a positive difference."""
     negative: int
 
     @property
@@ -119,13 +119,13 @@ class Gap:
 
 
 def gap(measure: Measure, first: Curves, second: Curves) -> Gap | None:
-    """The paired difference, or none where no seed has both."""
+    """The paired difference, or None if no seed has both."""
     seeds = tuple(seed for seed in first.seeds if seed in second.seeds)
     if not seeds:
         return None
     mine = measure(first)[[first.seeds.index(seed) for seed in seeds]]
     theirs = measure(second)[[second.seeds.index(seed) for seed in seeds]]
-    with np.errstate(invalid="ignore"):  # two infinite losses have no difference
+    with np.errstate(invalid="ignore"):  # the difference of two infinite losses is undefined
         difference = mine - theirs
         interval = (
             paired_difference(mine.tolist(), theirs.tolist())

@@ -1,4 +1,4 @@
-"""What the runs of a figure recorded, as arrays over seeds and rounds, and as a table in a file."""
+"""The recorded runs of a figure, as arrays over seeds and rounds, and as a table in a file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Curves:
-    """One line over its seeds, arrays `[S, T]`; rounds that a run did not reach are NaN."""
+    """One line over its seeds, as arrays `[S, T]`; rounds that a run did not reach are NaN."""
 
     label: str
     seeds: tuple[int, ...]
@@ -33,13 +33,13 @@ class Curves:
     """On the test set."""
     train_loss: Array
     uploaded: Array
-    """Bytes that all clients have sent so far, buffers included."""
+    """Bytes that all clients have sent so far, including buffers."""
     failures: tuple[str | None, ...] = ()
-    """Why a run broke off, for each seed."""
+    """Why a run failed, per seed."""
     passes: float = math.nan
-    """Passes over the training data that a round makes."""
+    """Passes over the training data per round."""
     trajectories: tuple[tuple[TrajectoryPoint, ...], ...] = ()
-    """What was recorded of the local steps, for each seed."""
+    """The recorded local steps, per seed."""
 
     @property
     def rounds(self) -> int:
@@ -48,14 +48,14 @@ class Curves:
 
 @dataclass(frozen=True)
 class PanelCurves:
-    """The lines of a panel that have runs."""
+    """The lines of a panel for which there are runs."""
 
     panel: Panel
     lines: Mapping[str, Curves]
 
 
 def collect(plan: FigurePlan, jobs: Collection[Job], folder: Path, seeds: int) -> list[PanelCurves]:
-    """The curves of a plan, from those of its jobs that are over."""
+    """The curves of a plan, from its finished jobs."""
     ready = {job.folder for job in jobs}
     results = []
     for panel in plan.panels:
@@ -69,7 +69,7 @@ def collect(plan: FigurePlan, jobs: Collection[Job], folder: Path, seeds: int) -
 
 
 def over(job: Job) -> bool:
-    """Whether the folder holds this run, be it on another device, to its end: finished, or failed in a round."""
+    """Whether the folder has this run, on whatever device, to its end: finished, or failed in a round."""
     if ended(job) is None:
         return False
     try:
@@ -85,7 +85,7 @@ def stack(values: Iterable[Sequence[float]], rounds: int) -> Array:
 
 
 def passes_per_round(config: Config) -> float:
-    """How often a round goes over the training data; NaN where the number of local steps changes.
+    """Passes over the training data per round; NaN if the number of local steps varies.
 
     >>> from fedlalr.config import load
     >>> passes_per_round(load("cifar10"))
@@ -102,7 +102,7 @@ def passes_per_round(config: Config) -> float:
 
 
 def write_curves(results: Sequence[PanelCurves], path: Path) -> Path:
-    """A line for every panel, curve, seed and round; a curve that several panels show is written once."""
+    """A row for every panel, curve, seed and round; a curve shown in several panels is written once."""
     columns = ("panel", "line", "seed", "round", "accuracy", "test_loss", "train_loss", "passes", "uploaded")
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -120,7 +120,7 @@ def write_curves(results: Sequence[PanelCurves], path: Path) -> Path:
 
 
 def write_trajectories(results: Sequence[PanelCurves], path: Path) -> Path:
-    """A line for every recorded local step."""
+    """A row for every recorded local step."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer: csv.DictWriter[str] | None = None
         for result in results:
@@ -159,7 +159,7 @@ def _curves(line: FigureLine, jobs: Sequence[Job]) -> Curves:
 
 
 def _what(config: Config) -> dict[str, object]:
-    """What a run is about, wherever it was computed."""
+    """The settings of a run without those of how it was computed."""
     return {name: value for name, value in config.problem().items() if name not in HOW_RUN}
 
 

@@ -1,4 +1,4 @@
-"""What may be asked of each figure: which settings it takes, which methods it has, and why nothing else."""
+"""The options of each figure: which settings and methods it accepts, and why no others."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ SETS: Mapping[str, tuple[str, ...]] = {
     "choices": _DEALT,
     "variants": _DEALT,
 }
-"""Settings that a figure gives all of its runs itself, so that another value would be lost."""
+"""Settings that a figure sets for all of its runs, so that another value would be ignored."""
 COMPARES: Mapping[str, tuple[str, ...]] = {
     "choices": ("buffers", "clip_norm", "weighting", "model.norm", "local"),
     "variants": ("methods.fedlalr.momentum", "methods.fedlalr.second_moment"),
 }
-"""Settings in which the lines of a figure differ, so that a common value would make its labels wrong."""
+"""Settings that differ between the lines of a figure, so that a common value would make its labels wrong."""
 TAKES: Mapping[str, tuple[str, ...]] = {"heterogeneity": ("data", "partition", "seed"), "speedup": ()}
-"""All that matters to figures that train nothing; the others take every setting."""
+"""The settings of figures that train nothing; the others accept every setting."""
 
 FEDLALR_ALONE = ("interval", "trajectory", "choices", "variants")
 SIX_METHODS = ("cifar", "shakespeare", "scalability")
 
 
 def figures_for(names: Sequence[str], overrides: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The figures that can be made with these settings, and a sentence for each that is left out of several.
+    """The figures that accept these settings, and a sentence for each skipped one if there are several.
 
-    Raises `ConfigError` where a setting would be lost or would make the labels of the only figure wrong.
+    Raises `ConfigError` if a setting would be ignored or would make the labels of the only figure wrong.
     """
     left_out: dict[str, str] = {}
     for text, figure in product(overrides, names):
@@ -53,7 +53,7 @@ def figures_for(names: Sequence[str], overrides: Sequence[str]) -> tuple[list[st
                 why = f"{figure} compares runs that differ in {own}"
                 if len(names) == 1:
                     raise _unusable(text, f"the figure {why}. {_instead(figure, own, names)}")
-                left_out.setdefault(figure, f"{figure} is left out with {text}: {why}.")
+                left_out.setdefault(figure, f"{figure} is skipped because of {text}: {why}.")
             if len(names) == 1 and not takes(figure, key):
                 allowed = f"only settings of {listed(TAKES[figure])}" if TAKES[figure] else "no settings"
                 raise _unusable(text, f"the figure {figure} trains no network and takes {allowed}.")
@@ -61,7 +61,7 @@ def figures_for(names: Sequence[str], overrides: Sequence[str]) -> tuple[list[st
 
 
 def takes(figure: str, key: str) -> bool:
-    """Whether a setting matters to a figure.
+    """Whether a figure uses a setting.
 
     >>> takes("heterogeneity", "partition.clients"), takes("heterogeneity", "rounds"), takes("cifar", "rounds")
     (True, False, True)
@@ -70,7 +70,7 @@ def takes(figure: str, key: str) -> bool:
 
 
 def check_methods(given: str | None, figures: Sequence[str]) -> Sequence[str]:
-    """The methods to run; a single figure must have runs of all that are named."""
+    """The methods to run; a single figure must have runs of all of them."""
     names = [name.strip() for name in given.split(",")] if given else list(PAPER_METHODS)
     for name in names:
         if name not in PAPER_METHODS:
@@ -90,11 +90,11 @@ def check_methods(given: str | None, figures: Sequence[str]) -> Sequence[str]:
 
 
 def check_beside(texts: Sequence[str], figures: Sequence[str]) -> tuple[Beside, ...]:
-    """What is to be shown beside the methods as printed, on figures that show all of them."""
+    """Methods with other settings to show beside the methods as printed, on figures that show all methods."""
     if texts and not set(figures) & set(SIX_METHODS):
         raise ConfigError(
             f"{listed(figures)} does not show the methods side by side, so --beside {texts[0]} cannot be used; "
-            f"it goes with {listed(SIX_METHODS)}."
+            f"use it with {listed(SIX_METHODS)}."
         )
     return tuple(map(parse_beside, texts))
 
@@ -108,7 +108,7 @@ def parse_beside(text: str) -> Beside:
     """
     method, _, settings = text.partition(":")
     check_methods(method, SIX_METHODS)
-    given = parse_overrides(filter(None, re.split(r",(?![^\[]*\])", settings)))  # at commas outside of brackets
+    given = parse_overrides(filter(None, re.split(r",(?![^\[]*\])", settings)))  # at commas outside brackets
     if not given:
         raise ConfigError(f"--beside {text!r} changes nothing; write --beside {method}:lr=0.1")
     try:
@@ -119,7 +119,7 @@ def parse_beside(text: str) -> Beside:
 
 
 def split_device(overrides: Sequence[str], option: str) -> tuple[str, tuple[str, ...]]:
-    """The device, be it given as an option or as a setting, and the other settings.
+    """The device, given as an option or as a setting, and the other settings.
 
     >>> split_device(["device=cuda", "rounds=3"], "auto")
     ('cuda', ('rounds=3',))
@@ -129,7 +129,7 @@ def split_device(overrides: Sequence[str], option: str) -> tuple[str, tuple[str,
         dict.fromkeys([*([option] if option != "auto" else []), *(t.partition("=")[2].strip() for t in given)])
     )
     if len(devices) > 1:
-        raise ConfigError(f"two devices are given, {' and '.join(devices)}; give one")
+        raise ConfigError(f"two devices were given, {' and '.join(devices)}; give one")
     return (devices or ["auto"])[0], tuple(text for text in overrides if text not in given)
 
 
@@ -143,7 +143,7 @@ def _keys(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 
 def _clash(key: str, own: Sequence[str]) -> str | None:
-    """Which of a figure's own settings a key is, or is part of, or contains."""
+    """The figure's own setting that a key equals, is part of, or contains."""
     return next((one for one in own if f"{key}.".startswith(f"{one}.") or f"{one}.".startswith(f"{key}.")), None)
 
 
@@ -152,7 +152,7 @@ def _unusable(override: str, why: str) -> ConfigError:
 
 
 def _instead(figure: str, own: str, names: Sequence[str]) -> str:
-    others = "Make the other figures one by one" if len(names) > 1 else "Leave it out, take another figure"
+    others = "Make the other figures one by one" if len(names) > 1 else "Leave it out, choose another figure"
     preset = "shakespeare" if figure == "shakespeare" else "cifar10"
     if own in ("data.name", "trajectory"):
         return f"{others}, or run it by itself: fedlalr run {preset} {own}=…"

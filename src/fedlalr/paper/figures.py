@@ -1,4 +1,4 @@
-"""Every figure of the paper and our own: its files, and the verdicts it allows."""
+"""Every figure of the paper and our own: its files and verdicts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fedlalr.training.machine import hardware
 FIGURES = (
     "heterogeneity", "cifar", "shakespeare", "interval", "trajectory", "scalability", "choices", "variants", "speedup"
 )  # fmt: skip
-"""In the order in which `all` makes them."""
+"""In the order in which `all` draws them."""
 
 _PLAN: dict[str, Callable[[Request], FigurePlan]] = {**PLANS, "choices": choices, "variants": variants}
 _DRAW: dict[str, Callable[[Sequence[PanelCurves], Sequence[str]], Figure]] = {
@@ -51,7 +51,7 @@ _JUDGE: dict[str, Callable[[Sequence[PanelCurves]], list[Claim]]] = {
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure that was made."""
+    """A figure and its files."""
 
     figure: str
     files: tuple[Path, ...]
@@ -59,11 +59,11 @@ class Drawn:
     notes: tuple[str, ...]
     runs: tuple[dict[str, Any], ...] = ()
     numbers: tuple[Numbers, ...] = ()
-    """The curves of a figure that no claim is about."""
+    """The curves of a figure without a claim."""
     lacks: Literal["data", "runs"] | None = None
     """Why there are no files."""
     seconds: float = 0.0
-    """What it took this time to measure a figure that trains nothing."""
+    """The time this measurement took, for a figure that trains nothing."""
 
 
 def plan_of(figure: str, request: Request) -> FigurePlan | None:
@@ -72,7 +72,7 @@ def plan_of(figure: str, request: Request) -> FigurePlan | None:
 
 
 def draw_runs(plan: FigurePlan, folder: Path, runs: Path, seeds: int) -> Drawn:
-    """Draw and judge what is there of a figure's runs. Without any there is no picture."""
+    """Draw and judge the available runs of a figure. Without any, nothing is drawn."""
     ready = [job for job in plan.jobs(runs, seeds) if over(job)]
     results = collect(plan, ready, runs, seeds)
     claimed = plan.figure in _JUDGE
@@ -102,14 +102,14 @@ def draw_heterogeneity(request: Request, folder: Path, seeds: int) -> Drawn:
 
 
 def measure_speedup(scale: str, folder: Path, repeats: int, advance: Callable[[int], None]) -> Drawn:
-    """Measure the speed-up as far as its file does not have it yet, and draw it."""
+    """Measure the points of the speed-up that its file lacks, and draw it."""
     wanted, start = replace(speedup.SCALES[scale], repeats=repeats), time.perf_counter()
     result = speedup.measure(wanted, folder=folder, advance=advance)
     return replace(draw_speedup(result, folder), seconds=time.perf_counter() - start)
 
 
 def draw_speedup(result: Speedup, folder: Path) -> Drawn:
-    """Draw and judge what was measured of the speed-up."""
+    """Draw and judge the measured speed-up."""
     judged = tuple(claims_measured.speedup_claims(result))
     if not result.points:
         return Drawn("speedup", (), judged, (), lacks="runs")
@@ -118,10 +118,10 @@ def draw_speedup(result: Speedup, folder: Path) -> Drawn:
 
 
 def write_provenance(drawn: Drawn, folder: Path, scale: str, command: str, draw_only: bool) -> Path:
-    """What a figure was made of: the commands that asked for its runs, these with times, engines, hardware and
-    versions, and by what it was drawn.
+    """Write the provenance of a figure: the commands of its runs, their times, engines, hardware and versions, and how
+    it was drawn.
 
-    Who only draws does not change what is known of the running; what nobody wrote down is null.
+    Drawing alone does not change what is known about the runs; unknown values are null.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{drawn.figure}.json"
@@ -151,16 +151,16 @@ def write_provenance(drawn: Drawn, folder: Path, scale: str, command: str, draw_
 
 
 def _known(path: Path) -> dict[str, Any]:
-    """What is written down of a figure already."""
+    """The recorded provenance of a figure."""
     try:
         known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except ValueError as error:
-        raise ConfigError(f"{path} is damaged ({error}); move it away, and it is written anew") from error
+        raise ConfigError(f"{path} is damaged ({error}); move it away, and it will be rewritten") from error
     return known if isinstance(known, dict) else {}
 
 
 def _facts(job: Job, runs: Path) -> dict[str, Any]:
-    """A run that is over, in a few words."""
+    """The facts of a finished run."""
     wanted = ("status", "failure", "rounds", "accuracy", "seconds", "engine", "device", "hardware", "versions")
     summary = job.directory.summary() or {}
     return {"run": str(job.folder.relative_to(runs)), **{name: summary.get(name) for name in wanted}}

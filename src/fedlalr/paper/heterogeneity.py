@@ -1,4 +1,4 @@
-"""The heterogeneity figure: which labels the clients of a Dirichlet partition have. Nothing is trained."""
+"""The heterogeneity figure: the labels of the clients of a Dirichlet partition. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALPHAS = (0.6, 0.3)
 
 @dataclass(frozen=True)
 class Dealt:
-    """One partition: how many samples of each class every client has, `[N, K]`."""
+    """One partition: samples per client and class, `[N, K]`."""
 
     data: str
     alpha: float
@@ -36,7 +36,7 @@ class Dealt:
 
 
 def deal(request: Request, seeds: int) -> tuple[list[Dealt], list[str]]:
-    """The partitions of 100 clients at both Dirichlet parameters, and notes on data that is not here."""
+    """The partitions of 100 clients at both Dirichlet parameters, and notes on missing data."""
     settings, notes = request.settings(CIFAR, small=("partition.clients=100", "data.validation=0.0"))
     changed = [text for text in request.changed if takes("heterogeneity", key_of(text))]
     notes = [f"Changed: {', '.join(changed)}." for _ in changed[:1]] + notes
@@ -52,7 +52,7 @@ def deal(request: Request, seeds: int) -> tuple[list[Dealt], list[str]]:
 
 
 def labels_by_alpha(dealt: Sequence[Dealt]) -> dict[str, dict[float, list[float]]]:
-    """For each data set and Dirichlet parameter, the mean number of labels of a client in every seed."""
+    """For each data set and Dirichlet parameter, the mean number of labels per client, per seed."""
     table: dict[str, dict[float, list[float]]] = {}
     for one in dealt:
         table.setdefault(one.data, {}).setdefault(one.alpha, []).append(one.labels_per_client)
@@ -60,11 +60,11 @@ def labels_by_alpha(dealt: Sequence[Dealt]) -> dict[str, dict[float, list[float]
 
 
 def label_figure(dealt: Sequence[Dealt], notes: Sequence[str]) -> Figure:
-    """Maps of clients by classes for the first seed, a row for each data set; white is none."""
+    """Maps of clients by classes for the first seed, one row per data set; white means no sample."""
     first = [one for one in dealt if one.seed == min(each.seed for each in dealt)]
     names = list(dict.fromkeys(one.data for one in first))
     means = labels_by_alpha(dealt)
-    colours = ListedColormap(colormaps["YlGnBu"](np.linspace(0.25, 1, 256)))  # one sample is still not white
+    colours = ListedColormap(colormaps["YlGnBu"](np.linspace(0.25, 1, 256)))  # a single sample is not white
     figure = Figure(figsize=(WIDTH, 1.6 * max(1, len(names)) + 0.5), layout="constrained")
     panels = figure.subplots(max(1, len(names)), len(ALPHAS), squeeze=False, sharey="row")
     for row, name in enumerate(names):
@@ -75,18 +75,18 @@ def label_figure(dealt: Sequence[Dealt], notes: Sequence[str]) -> Figure:
             image = axes.imshow(shown, aspect="auto", interpolation="nearest", cmap=colours, norm=LogNorm(1, top))
             axes.grid(visible=False)
             mean = float(np.mean(means[name][alpha]))
-            axes.set_title(f"{name}, Dirichlet {alpha:g}:\n{mean:.1f} labels a client")
+            axes.set_title(f"{name}, Dirichlet {alpha:g}:\n{mean:.1f} labels per client")
         panels[row, 0].set_ylabel("class")
         figure.colorbar(image, ax=panels[row], label="samples", pad=0.02).ax.tick_params(labelsize=6)
     for axes in panels[-1]:
         axes.set_xlabel("client")
     seeds = sorted({one.seed for one in dealt})
-    means_of = "" if len(seeds) == 1 else f" Labels a client: mean of {len(seeds)} seeds."
+    means_of = "" if len(seeds) == 1 else f" Labels per client: mean of {len(seeds)} seeds."
     return add_notes(figure, [*notes, f"Maps of seed {seeds[0]}; white: no sample.{means_of}"])
 
 
 def write_labels(dealt: Sequence[Dealt], path: Path) -> Path:
-    """A line for every client and class that it has samples of."""
+    """A row for every client and each of its classes."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(("data", "alpha", "seed", "client", "class", "samples"))

@@ -1,7 +1,7 @@
-"""How curves are drawn: what a line looks like, its spread over the seeds, and what stands around the panels.
+"""How curves are drawn: the look of a line, its spread over the seeds, and legends, labels and notes.
 
-Colours are told apart with any colour vision, and line styles tell apart what colours may not. Lines are means over the
-seeds, bands go from the lowest seed to the highest, a cross is where a run broke off.
+Colours are distinguishable with any colour vision, and line styles add to them. Lines are means over the seeds, bands
+range from the lowest seed to the highest, a cross marks where a run failed.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ METHOD_LOOKS: Mapping[str, Look] = {
     for i, method in enumerate(PAPER_METHODS)
 }
 BESIDE_STYLES = (LINE_STYLES[0], LINE_STYLES[7], LINE_STYLES[6])
-"""Of a method that is there twice and more."""
+"""Styles of the second and further lines of a method."""
 
 
 def method_looks(result: PanelCurves) -> dict[str, Look]:
-    """Methods as printed, and those beside them: in the colour of their method, thin and solid if it is there too."""
+    """Looks of the methods as printed, and of those beside them: same colour, thin and solid if both are shown."""
     looks = {**METHOD_LOOKS}
     there = Counter(line.key for line in result.panel.lines if line.key in PAPER_METHODS)
     for line in _beside(result):
@@ -57,8 +57,8 @@ def method_looks(result: PanelCurves) -> dict[str, Look]:
 
 
 def layers(results: Sequence[PanelCurves]) -> list[list[PanelCurves]]:
-    """What is drawn over each other: all lines of a panel, or where many are beside the methods as printed, one of each
-    method, these and those apart."""
+    """The lines that share axes: all lines of a panel or, if there are many beside the methods as printed, one of each
+    method, in separate panels for the printed and the other settings."""
     methods = [[line.config.algorithm.name for line in _beside(result)] for result in results]
     if all(len(names) <= 2 for names in methods) or any(len(set(names)) < len(names) for names in methods):
         return [list(results)]
@@ -71,8 +71,8 @@ def layers(results: Sequence[PanelCurves]) -> list[list[PanelCurves]]:
     ]
 
 
-def told_apart(results: Sequence[PanelCurves]) -> list[str]:
-    """Which other settings they are, where methods with them have panels of their own and no name in the legend."""
+def settings_note(results: Sequence[PanelCurves]) -> list[str]:
+    """A note on the other settings, if they have separate panels and no entry in the legend."""
     if len(layers(results)) == 1:
         return []
     labels = dict.fromkeys(line.label.replace(",", "", 1) for result in results for line in _beside(result))
@@ -114,13 +114,13 @@ def say_not_run(axes: Axes) -> None:
 
 
 def judged(results: Sequence[PanelCurves], measure: str) -> str:
-    """The name of an axis by what the runs are evaluated on; without it where that is not the same for all."""
+    """The label of an axis, with the set that the runs are evaluated on if it is the same for all."""
     held_out = {line.config.data.validation > 0 for result in results for line in result.panel.lines}
     return measure if len(held_out) > 1 else f"{'held-out' if True in held_out else 'test'} {measure}"
 
 
 def draw_curve(axes: Axes, curves: Curves, values: Array, look: Look, x: NDArray[Any]) -> None:
-    """The mean over the seeds as far as all of them got, with the range of several, and crosses where one broke off."""
+    """The mean over the rounds that all seeds reached, with the range over several, and crosses where one failed."""
     whole = ~np.isnan(values).any(axis=0)
     axes.plot(x[whole], values[:, whole].mean(axis=0), **look)
     if len(values) > 1:
@@ -134,14 +134,14 @@ def draw_curve(axes: Axes, curves: Curves, values: Array, look: Look, x: NDArray
 
 
 def frame_losses(axes: Axes, losses: Sequence[Array]) -> None:
-    """Keep a method whose loss explodes from flattening the others: show up to four times the median of all."""
+    """Limit the axis to four times the median, so that a diverging loss does not flatten the others."""
     finite = np.concatenate([loss[np.isfinite(loss)] for loss in losses]) if losses else np.empty(0)
     if len(finite) and finite.max() > 4 * np.median(finite):
         axes.set_ylim(0, 4 * float(np.median(finite)))
 
 
 def label_rim(panels: Any, x: str, y: str) -> None:
-    """Name the axes at the rim of a grid of panels."""
+    """Label the outer axes of a grid of panels."""
     for column in panels.T:
         shown = [axes for axes in column if axes.get_visible()]
         if shown:
@@ -160,7 +160,7 @@ def legend(figure: Figure | SubFigure, looks: Mapping[str, Look], labels: Sequen
 
 
 def methods_legend(figure: Figure | SubFigure, results: Sequence[PanelCurves]) -> None:
-    """The methods that were run, or all where none was."""
+    """A legend of the methods that were run, or of all if none was."""
     looks = {key: look for result in results for key, look in method_looks(result).items()}
     labels = {line.key: line.label for result in results for line in result.panel.lines}
     ran = [key for key in looks if any(key in result.lines for result in results)] or list(PAPER_METHODS)
@@ -168,7 +168,7 @@ def methods_legend(figure: Figure | SubFigure, results: Sequence[PanelCurves]) -
 
 
 def with_notes(figure: Figure, results: Sequence[PanelCurves], notes: Sequence[str]) -> Figure:
-    """The notes at the foot, with what the lines are."""
+    """Add the notes at the foot, with the meaning of the lines."""
     curves = [curves for result in results for curves in result.lines.values()]
     most = max((len(one.seeds) for one in curves), default=0)
     lines = "No run yet." if not curves else "One seed." if most == 1 else f"Mean and range of up to {most} seeds."
@@ -176,7 +176,7 @@ def with_notes(figure: Figure, results: Sequence[PanelCurves], notes: Sequence[s
     missing = sum(line.key not in result.lines for result in results for line in result.panel.lines)
     more = [
         *([f"{missing} {'curve was' if missing == 1 else 'curves were'} not run yet."] if missing and curves else []),
-        *(["× marks where a run broke off."] if broke else []),
+        *(["× marks where a run failed."] if broke else []),
     ]
     return add_notes(figure, [*notes, lines, *more])
 

@@ -1,4 +1,4 @@
-"""What the paper leaves open, and the variants it names, each with FedLALR on CIFAR-10 at 0.6."""
+"""Choices that the paper leaves open, and the variants it names, each with FedLALR on CIFAR-10 at 0.6."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from fedlalr.paper.plans import (
 from fedlalr.paper.settings import Setting
 
 AS_IT_IS = "fedlalr"
-"""The key of FedLALR's run in the figure of six methods, which these figures use again."""
+"""The key of FedLALR's run in the figure of six methods, which these figures reuse."""
 VARIANTS = {
     "restart, mean": (("momentum", "restart"),),
     "average, max": (("second_moment", "max"),),
     "restart, max": (("momentum", "restart"), ("second_moment", "max")),
 }
-"""What the variants change of `average, mean`."""
+"""Changes of the variants relative to `average, mean`."""
 
 
 def choices(request: Request) -> FigurePlan:
     """One panel for each choice: statistics and kind of normalisation, clipping, the unit of K_t, and weights."""
-    # epochs of clients with many images would take longer than everything else
+    # epochs of clients with many images would dominate the time
     settings, notes = request.settings(("cifar10",), small=("partition.clients=200", "rounds=12"))
     panels = [panel for setting in settings for panel in _panels(with_alpha(setting, 0.6))]
     return FigurePlan("choices", tuple(panels), (*request.scope, *described(settings, "local", "norm"), *notes))
@@ -61,7 +61,7 @@ def _panels(setting: Setting) -> list[Panel]:
                 "statistics of BatchNorm",
                 [
                     _line(setting, AS_IT_IS, "averaged"),
-                    _line(setting, "fedlalr-recalibrated", "taken anew", buffers="recalibrate"),
+                    _line(setting, "fedlalr-recalibrated", "recalibrated", buffers="recalibrate"),
                 ],
             ),
             panel_of(
@@ -75,7 +75,7 @@ def _panels(setting: Setting) -> list[Panel]:
         ]
         if setting.config.model.name == "convmixer"
         else []
-    )  # digits have a perceptron
+    )  # the digits use a perceptron
     return [
         *normalisation,
         panel_of(

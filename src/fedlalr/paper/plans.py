@@ -17,9 +17,9 @@ from fedlalr.report.tables import name_of
 
 CIFAR = ("cifar10", "cifar100")
 HOW_RUN = ("device", "engine", "checkpoint_every")
-"""Where a run is computed and how often it is saved, which is no part of what it is about."""
+"""Where a run is computed and how often it is saved; not part of its identity."""
 INTERVALS = {"steps-10": "K = 10", "log-3-4": "3 + ⌊log₄ t⌋", "log-4-2": "4 + ⌊log₂ t⌋"}
-"""The numbers of local steps that the paper compares, as they are drawn; and as settings:"""
+"""The numbers of local steps that the paper compares, as labels; as settings:"""
 LOCAL: dict[str, dict[str, Any]] = {
     "steps-10": {"steps": 10},
     "log-3-4": {"start": 3, "base": 4.0},
@@ -36,7 +36,7 @@ class FigureLine:
     config: Config
 
     def job(self, folder: Path, seed: int) -> Job:
-        """The run of one seed, counted from the configuration's own."""
+        """The run of one seed, counted from the configuration's seed."""
         number = self.config.seed + seed
         return Job(
             check({**self.config.model_dump(), "seed": number}), folder / as_file_name(self.key) / f"seed-{number}"
@@ -45,30 +45,30 @@ class FigureLine:
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves that are compared with each other: the same data, partition and cohort."""
+    """Curves that are compared with each other: same data, partition and cohort."""
 
     key: str
     title: str
     lines: tuple[FigureLine, ...]
     group: str
-    """Panels of one group are about the same data."""
+    """Panels of one group show the same data."""
     short: str = ""
     """The title within its group."""
 
     @property
     def compares(self) -> bool:
-        """Whether it has all methods, and not FedLALR alone."""
+        """Whether it shows all methods, not only FedLALR."""
         return set(PAPER_METHODS) <= {line.key for line in self.lines}
 
     @property
     def cohort(self) -> int:
-        """How many clients a round has."""
+        """The number of clients per round."""
         return max((line.config.clients_per_round or 0 for line in self.lines), default=0)
 
 
 @dataclass(frozen=True)
 class Beside:
-    """A method with other settings than the paper's, to be shown beside the method as printed."""
+    """A method with settings that differ from the paper's, shown beside the method as printed."""
 
     method: str
     settings: tuple[tuple[str, Any], ...]
@@ -90,14 +90,14 @@ class Beside:
 
 @dataclass(frozen=True)
 class FigurePlan:
-    """All runs of a figure, and what a reader must know of them."""
+    """All runs of a figure, and notes for the reader."""
 
     figure: str
     panels: tuple[Panel, ...]
     notes: tuple[str, ...] = ()
 
     def jobs(self, folder: Path, seeds: int, methods: Collection[str] = PAPER_METHODS) -> list[Job]:
-        """Every run once, seed by seed, so that a grid that is broken off has whole seeds."""
+        """Every run once, seed by seed, so that an interrupted grid has complete seeds."""
         every = (
             line.job(folder / panel.key, seed)
             for seed in range(seeds)
@@ -119,7 +119,7 @@ class Request:
 
     @property
     def scope(self) -> list[str]:
-        """What a reader must know of all runs, in sentences."""
+        """Notes that apply to all runs, as sentences."""
         changed = f" with {', '.join(self.changed)}" if self.changed else ""
         if self.scale == "paper":
             return [f"The paper's setting{changed}."]
@@ -127,7 +127,7 @@ class Request:
 
     @property
     def verdict_scope(self) -> list[str]:
-        """The same for a reader of verdicts."""
+        """The same for verdicts."""
         if self.scale == "paper":
             return self.scope
         absent = [title for name, title in TITLES.items() if name not in self.here and name != STAND_IN]
@@ -136,14 +136,14 @@ class Request:
 
     @property
     def changed(self) -> list[str]:
-        """Settings that are not the scale's own; where a run is computed is none."""
+        """Settings that differ from the scale's own, except those of how a run is computed."""
         return [text for text in self.overrides if key_of(text) not in HOW_RUN]
 
     def setting(self, data: str, small: Sequence[str] = ()) -> Setting | None:
         return find_setting(data, self.scale, self.here, self.overrides, small)
 
     def settings(self, names: Iterable[str], small: Sequence[str] = ()) -> tuple[list[Setting], list[str]]:
-        """The problems on several data sets, each once, and what has to be said of those that are not here."""
+        """The problems on several data sets, each once, and notes on those that are not on this machine."""
         found: dict[str, Setting] = {}
         notes = []
         for name in names:
@@ -169,7 +169,7 @@ def cifar(request: Request) -> FigurePlan:
 
 
 def shakespeare(request: Request) -> FigurePlan:
-    """Six methods on speaking roles, and on the same windows pooled and dealt evenly."""
+    """Six methods on speaking roles, and on the same windows pooled and split evenly."""
     settings, notes = request.settings(["shakespeare"])
     panels = []
     for setting in settings:
@@ -180,7 +180,7 @@ def shakespeare(request: Request) -> FigurePlan:
 
 
 def scalability(request: Request) -> FigurePlan:
-    """Six methods with half and with one and a half times the usual cohort; FedLALR with the usual one, too."""
+    """Six methods with half and with one and a half times the usual cohort; FedLALR also with the usual one."""
     settings, notes = request.settings(CIFAR)
     panels = []
     for setting in (with_alpha(setting, 0.6) for setting in settings):
@@ -207,7 +207,7 @@ def interval(request: Request) -> FigurePlan:
 
 
 def trajectory(request: Request) -> FigurePlan:
-    """FedLALR with two clients followed in four rounds."""
+    """FedLALR with two clients recorded in four rounds."""
     settings, notes = request.settings(CIFAR[:1], small=("clients_per_round=4", "local.steps=20"))
     panels = []
     for setting in (with_alpha(setting, 0.6) for setting in settings):
@@ -232,7 +232,7 @@ def key_of(override: str) -> str:
 
 
 def _six(request: Request, setting: Setting, short: str) -> Panel:
-    """All methods as printed, and what is to be shown beside them."""
+    """All methods as printed, and those shown beside them."""
     lines = [method_line(setting.config, method) for method in PAPER_METHODS]
     return panel_of(setting, short, [*lines, *(one.line(setting.config) for one in request.beside)])
 
@@ -260,18 +260,18 @@ def _population(config: Config) -> int:
 
 
 def described(settings: Sequence[Setting], *left_out: str) -> list[str]:
-    """The size of each problem in a sentence, without what the figure varies or does not show."""
+    """The size of each problem as a sentence, without what the figure varies or does not show."""
     sentences = []
     for setting in settings:
         config = setting.config
         facts = {
-            "cohort": f"{config.clients_per_round or _population(config)} of {_population(config)} clients a round",
+            "cohort": f"{config.clients_per_round or _population(config)} of {_population(config)} clients per round",
             "rounds": f"{config.rounds} {_counted('rounds', config.rounds)}",
             "local": _length(config),
             "batch": f"batches of {config.batch_size}" if config.batch_size else "all samples in one batch",
         }
         held_out = f"; tested on {config.data.validation * 100:g} % of the training images, held out"
-        norm = f"; BatchNorm statistics {'averaged' if config.buffers == 'average' else 'taken anew'}"
+        norm = f"; BatchNorm statistics {'averaged' if config.buffers == 'average' else 'recalibrated'}"
         batch_norm = config.model.name == "convmixer" and config.model.options.get("norm", "batch") == "batch"
         sentences.append(
             f"{setting.title}: {', '.join(fact for name, fact in facts.items() if name not in left_out)}"

@@ -1,4 +1,4 @@
-"""The figures drawn from training runs, for one column of a paper."""
+"""The figures drawn from training runs, sized for one column of a paper."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fedlalr.paper.line_drawing import (
     methods_legend,
     percent,
     say_not_run,
-    told_apart,
+    settings_note,
     two_parts,
     with_notes,
 )
@@ -48,7 +48,7 @@ def accuracy_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Fig
     shown = [part for parts in zip(printed, *others, strict=True) for part in parts]
     figure = _in_pairs(shown, 2.2, 0.75, "row", _accuracy_panel)
     methods_legend(figure, printed)
-    return with_notes(figure, results, [*notes, *told_apart(results)])
+    return with_notes(figure, results, [*notes, *settings_note(results)])
 
 
 def shakespeare_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Figure:
@@ -68,7 +68,7 @@ def shakespeare_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> 
     label_rim(above, "", judged(results, "accuracy"))
     label_rim(below, "round", judged(results, "loss"))
     methods_legend(figure, parts[0])
-    return with_notes(figure, results, [*notes, *told_apart(results)])
+    return with_notes(figure, results, [*notes, *settings_note(results)])
 
 
 def scalability_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Figure:
@@ -107,13 +107,13 @@ def interval_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Fig
 
 
 def choices_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Figure:
-    """Test accuracy against rounds with one thing done in two ways, two panels in a row."""
+    """Test accuracy against rounds for each choice, two panels in a row."""
     figure = _in_pairs(results, 1.55, 0.5, "all", _choice_panel)
     return with_notes(figure, results, notes)
 
 
 def variants_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Figure:
-    """Test accuracy of FedLALR's variants against rounds and against what the clients have sent."""
+    """Test accuracy of FedLALR's variants against rounds and against bytes sent."""
     figure = empty_figure(1.7 * len(results) + 0.9)
     panels = figure.subplots(max(1, len(results)), 2, squeeze=False, sharey=True)
     for row, result in zip(panels, results, strict=True):
@@ -169,7 +169,7 @@ def trajectory_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> F
 
 
 def _looks_in_order(result: PanelCurves) -> dict[str, Look]:
-    """The first line as FedLALR is drawn, the others in the order in which they are told apart."""
+    """The first line in FedLALR's look, the others in the order of colours."""
     return {
         line.key: {"color": COLOURS[i], "linestyle": LINE_STYLES[i], "linewidth": 1.3 if i == 0 else 1.1}
         for i, line in enumerate(result.panel.lines)
@@ -183,7 +183,7 @@ def _in_pairs(
     shared: Literal["row", "all"],
     draw: Callable[[Axes, PanelCurves], None],
 ) -> Figure:
-    """Accuracy against rounds, two panels in a row, `height` inches each, and `more` inches for what is around them."""
+    """Accuracy against rounds, two panels in a row, `height` inches each, and `more` inches around them."""
     rows = -(-len(results) // 2)
     figure = empty_figure(height * rows + more)
     panels = figure.subplots(rows, 2, squeeze=False, sharey=shared)
@@ -196,7 +196,7 @@ def _in_pairs(
 
 
 def _choice_panel(axes: Axes, result: PanelCurves) -> None:
-    """One thing done in two ways, which are named where the lines are not."""
+    """The values of one choice, with a legend clear of the lines."""
     looks = _looks_in_order(result)
     axes.set_title(result.panel.short)
     draw_lines(axes, result, looks, lambda curves: curves.accuracy)
@@ -212,13 +212,14 @@ def _accuracy_panel(axes: Axes, result: PanelCurves) -> None:
 
 
 def _cohorts_panel(axes: Axes, group: str, results: Sequence[PanelCurves]) -> None:
-    """FedLALR with every cohort, on an axis on which they have seen equally much data."""
+    """FedLALR with every cohort, against passes over the data."""
     axes.set_title(f"FedLALR on {group}")
     for i, result in enumerate(results):
         curves = result.lines.get("fedlalr")
         if curves is None:
             continue
-        colour = COLOURS[(0, *range(len(PAPER_METHODS), len(COLOURS)))[i % 3]]  # FedLALR's, and those of no method
+        # FedLALR's colour, and those that no method has
+        colour = COLOURS[(0, *range(len(PAPER_METHODS), len(COLOURS)))[i % 3]]
         look = {"color": colour, "linestyle": LINE_STYLES[i], "linewidth": 1.2}
         x = curves.passes * np.arange(1, curves.rounds + 1)
         draw_curve(axes, curves, curves.accuracy, look, x)

@@ -1,8 +1,8 @@
-"""The problems that the figures run on, at both scales, as far as their data is on this machine.
+"""The problems of the figures, at both scales, as far as their data is on this machine.
 
-`paper` is the paper's setting: the presets as they are. `smoke` is the same in small, for two processor cores: fewer
-clients and rounds, a few local steps, narrow networks; learning rates and the like stay the paper's. Where a data set
-is not here, smoke takes scikit-learn's digits with the rates of the preset `quickstart`, and paper goes without.
+`paper` is the paper's setting: the presets unchanged. `smoke` is a small version for two CPU cores: fewer clients and
+rounds, a few local steps, narrow networks; learning rates and other hyper-parameters stay the paper's. If a data set is
+missing, `smoke` uses scikit-learn's digits with the rates of the preset `quickstart`, and `paper` skips it.
 """
 
 from __future__ import annotations
@@ -55,28 +55,28 @@ _SMOKE: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """A problem with every setting but those that a figure varies."""
+    """A problem with every setting except those that a figure varies."""
 
     data: str
     config: Config
     stands_for: str | None = None
-    """The data set in whose place this one is taken."""
+    """The data set that this one stands in for."""
 
     @property
     def title(self) -> str:
         return TITLES[self.data]
 
     def changed(self, **changes: Any) -> Config:
-        """The configuration with some of its settings changed; tables are changed in part."""
+        """The configuration with some settings changed; tables are merged."""
         return check(merge(self.config.model_dump(), changes))
 
 
 def find_setting(
     data: str, scale: Scale, here: Collection[str], overrides: Sequence[str] = (), small: Sequence[str] = ()
 ) -> Setting | None:
-    """The problem on a data set, on its stand-in where the scale is smoke and it is not here, or none.
+    """The problem on a data set, on its stand-in if the scale is `smoke` and the data is missing, or None.
 
-    `small` are a figure's own changes to the smoke scale; the user's `overrides` go over everything.
+    `small` are a figure's own changes to the smoke scale; the user's `overrides` come last.
     """
     stands_for = None if data in here else data
     if stands_for is not None and scale == "paper":

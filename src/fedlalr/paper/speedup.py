@@ -6,7 +6,7 @@ logarithm against that of N·K·T is fitted; the paper claims −1/2.
 
 The regime matters. 1/√(NKT) is above N/(KT) only for KT > N³, so a point counts as in the regime where KT ≥ 8 N³ and
 the cap 3ε/(20L) on the step size does not bind. ε = ½ is large, which is legitimate since L = 1 is known; it keeps the
-cap loose for KT ≥ 178 N, and lies below the gradients' size, so that second moments do adapt.
+cap loose for KT ≥ 178 N, and lies below the gradients' size, so that second moments adapt.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Variant:
     interval: Literal["fixed", "adaptive"] = "fixed"
 
     def intervals(self, steps: int, K: int) -> NDArray[np.int64]:
-        """K_t of every round, for as many rounds as it takes to make at least `steps` local steps."""
+        """K_t of every round, for as many rounds as `steps` local steps need."""
         if self.interval == "fixed":
             return np.full(-(-steps // K), K, dtype=np.int64)
         growing = log_intervals(steps // 3 + 1, start=3, base=4.0)
@@ -60,7 +60,7 @@ VARIANTS = (
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is run: local steps KT of each run, numbers of clients, and repeats with their own noise."""
+    """The size of the experiment: local steps KT of each run, numbers of clients, and repeats with their own noise."""
 
     steps: tuple[int, ...]
     clients: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
@@ -69,7 +69,7 @@ class Scale:
 
     @property
     def work(self) -> int:
-        """Local steps of all variants and runs together, for a progress display."""
+        """Local steps of all variants and runs together, for the progress bar."""
         return sum(int(variant.intervals(steps, self.K).sum()) for variant in VARIANTS for steps in self.steps)
 
 
@@ -88,9 +88,9 @@ def measure(
     seed: int = 0,
     advance: Callable[[int], None] = lambda steps: None,
 ) -> Speedup:
-    """Run every variant at every length. `advance` hears of local steps as they are made.
+    """Run every variant at every length. `advance` is called with the local steps as they are done.
 
-    With a folder, each finished run is written to its `speedup.csv` at once, and those found there are not run again.
+    With a folder, each finished run is written to its `speedup.csv` at once, and runs found there are not repeated.
     """
     known = Speedup.read(folder) if folder else Speedup(())
     points: list[SpeedupPoint] = []
@@ -109,7 +109,7 @@ def measure(
 def _found(
     known: Speedup, variant: Variant, scale: Scale, intervals: NDArray[np.int64], seed: int
 ) -> tuple[SpeedupPoint, ...]:
-    """The points of this very run among the known ones, or nothing."""
+    """The points of exactly this run among the known ones, or nothing."""
     same = tuple(
         point
         for point in known.of(variant.name)
@@ -147,7 +147,7 @@ def _run(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Tensors of a few thousand numbers cost several times as much on two threads, which wait for each other."""
+    """Use one thread: tensors of a few thousand numbers take several times as long on two threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -199,7 +199,7 @@ class _Federations:
         self.share = (self.owner == torch.arange(len(sizes))[:, None]) / sizes[:, None].double()
 
     def broadcast(self, server: Slots) -> Slots:
-        """What every client receives from its own server."""
+        """The broadcast that every client receives from its server."""
         return server.map(lambda slot: slot[..., self.owner, :])
 
     def mean(self, stack: Tensor) -> Tensor:
@@ -209,7 +209,7 @@ class _Federations:
         return torch.stack([stack[..., begin:end, :].amax(-2) for begin, end in self.spans], dim=-2)
 
     def reduce(self, algorithm: FedLALR, upload: Slots, broadcast: Slots, server: Slots) -> Slots:
-        """Every uploaded slot as the algorithm's table says, means as change from the broadcast."""
+        """Reduce every uploaded slot as the algorithm's table says, with means of changes from the broadcast."""
         return Slots(
             **{
                 name: self.maximum(upload[name])

@@ -1,4 +1,4 @@
-"""The figure of the linear speed-up, for one column of a paper."""
+"""The figure of the linear speed-up, sized for one column of a paper."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ def speedup_figure(result: Speedup) -> Figure:
 
 
 def notes(result: Speedup) -> list[str]:
-    """What a reader must know: the problem, what the numbers in the panels are, and of how many repeats."""
+    """Notes for the reader: the problem, the meaning of the numbers in the panels, and the number of repeats."""
     repeats = min(len(point.values) for point in result.points)
     spread = f"Means of {repeats} repeats, bars from the lowest to the highest." if repeats > 1 else "One repeat."
     return [
-        "Synthetic: a noisy non-convex problem in 8 dimensions of which all constants are known; not the paper's data.",
+        "Synthetic: a noisy non-convex problem in 8 dimensions with known constants; not the paper's data.",
         f"In the panels: the slope over points with KT ≥ {REGIME}N³, with its 95 % interval; the claim is −1/2.",
-        "The step size is the corollary's; points where its cap binds are left out above.",
+        "The step size is the corollary's; points where its cap binds are omitted above.",
         spread,
     ]
 
 
 def _rate(axes: Axes, result: Speedup, variant: str) -> None:
-    """One variant: every run in its own colour, hollow outside the regime, with the slope that is claimed."""
+    """One variant: every run in its own colour, hollow outside the regime, with the claimed slope."""
     points = [point for point in result.of(variant) if not point.cap_binds]
     for steps, style in _styles(result, variant).items():
         for point in points:
@@ -85,7 +85,7 @@ def _legend(figure: SubFigure, result: Speedup) -> None:
 
 
 def _gain(axes: Axes, result: Speedup) -> None:
-    """How many times fewer local steps N clients need, by the rate 1/√(KT): the squared ratio to one client."""
+    """By what factor N clients need fewer local steps, by the rate 1/√(KT): the squared ratio to one client."""
     sizes: set[int] = set()
     for variant, colour, marker in zip(result.variants, COLOURS, MARKERS, strict=False):
         points = result.longest(variant)

@@ -1,4 +1,4 @@
-"""What a measurement of the speed-up comes to: its points, the slopes through them, and the files they are kept in."""
+"""Results of a speed-up measurement: its points, the fitted slopes, and their files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedlalr.common.files import write_whole
 from fedlalr.config.errors import ConfigError
 
 REGIME = 8
-"""KT ≥ REGIME · N³ is taken for KT ≫ N³."""
+"""KT ≥ REGIME · N³ counts as KT ≫ N³."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class SpeedupPoint:
 
     @property
     def in_regime(self) -> bool:
-        """Whether KT ≫ N³ and the step size is the corollary's, so that the claim is about this point."""
+        """Whether KT ≫ N³ and the step size is the corollary's, so that the claim applies to this point."""
         return self.steps >= REGIME * self.N**3 and not self.cap_binds
 
     @property
@@ -56,7 +56,7 @@ class Fit:
     low: float
     high: float
     spread: float
-    """Standard deviation of the slope over the repeats: how much of the interval is chance."""
+    """Standard deviation of the slope over the repeats: the random part of the interval."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Speedup:
     @property
     def fits(self) -> tuple[Fit, ...]:
         """For each variant three slopes: against N·K·T in the regime, against N·K·T wherever the step size is not
-        capped, and against N alone in the longest run, in the regime. A slope of fewer than three points is left out.
+        capped, and against N alone in the longest run, in the regime. A slope needs at least three points.
         """
         groups = [
             (group, against)
@@ -104,7 +104,7 @@ class Speedup:
 
     @classmethod
     def read(cls, folder: Path) -> Speedup:
-        """What `write` wrote; nothing where there is no file."""
+        """Read what `write` wrote; empty without a file."""
         path = folder / "speedup.csv"
         if not path.exists():
             return cls(())
@@ -113,7 +113,7 @@ class Speedup:
                 groups = itertools.groupby(csv.DictReader(file), key=itemgetter("variant", "steps", "N"))
                 return cls(tuple(_point(list(lines)) for _, lines in groups))
         except (ValueError, TypeError, KeyError, csv.Error) as error:
-            raise ConfigError(f"{path} is damaged ({error}); move it away, and it is measured anew") from error
+            raise ConfigError(f"{path} is damaged ({error}); move it away, and it will be measured again") from error
 
 
 def fit(points: Sequence[SpeedupPoint], against: str) -> Fit:

@@ -1,4 +1,4 @@
-"""How the figures of the paper look and are saved: for one column, in type that is still read there."""
+"""Style and saving of the paper's figures: sized for one column, with readable type."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 WIDTH = 3.5
-"""Of a column, in inches."""
+"""Width of a column in inches."""
 STYLE = {
     "font.size": 8,
     "axes.titlesize": 7.5,
@@ -42,7 +42,7 @@ def save(draw: Callable[[], Figure], path: Path) -> list[Path]:
 
 
 def add_notes(figure: Figure, notes: Sequence[str]) -> Figure:
-    """Sentences at the foot of a figure, for what its reader must know."""
+    """Add notes for the reader at the foot of a figure."""
     text = textwrap.fill(" ".join(notes), 86)
     figure.supxlabel(text, x=0.02, ha="left", fontsize=5.5, color="0.3", linespacing=1.25)
     return figure

@@ -1,10 +1,10 @@
-"""A noisy non-convex problem of which every constant is known, for any number of clients.
+"""A noisy non-convex problem with known constants, for any number of clients.
 
     f(x)   = Σ_j ½ x_j² / (1 + x_j²)          concave beyond |x_j| = 1/√3, L = 1, f* = 0 at the origin
     f_i(x) = f(x) + Σ_j b_ij x_j              b_ij = ±shift, in pairs of clients that cancel: the mean of f_i is f
     g      = ∇f_i(x) + u                      u uniform in [−noise, noise] in every coordinate
 
-A single client has no partner to cancel its shift, and has none.
+A single client has no shift, since it has no partner to cancel it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Synthetic:
     def shifts(self, clients: int, repeats: int, generator: np.random.Generator) -> Tensor:
         """b for every client, `[repeats, clients, d]`, summing to exactly zero over the clients."""
         if clients > 1 and clients % 2:
-            raise ValueError(f"clients come in pairs whose shifts cancel: ask for 1 or an even number, not {clients}")
+            raise ValueError(f"clients come in pairs whose shifts cancel: use 1 or an even number, not {clients}")
         signs = torch.from_numpy(generator.choice((-1.0, 1.0), size=(repeats, clients // 2, self.d)))
         lonely = torch.zeros(repeats, clients % 2, self.d, dtype=torch.float64)
         return torch.cat([lonely, signs * self.shift, signs * -self.shift], dim=1)
@@ -52,7 +52,7 @@ class Synthetic:
         return torch.from_numpy(generator.random(shape)).mul_(2 * self.noise).sub_(self.noise)
 
     def theory(self, *, eps: float, beta1: float) -> Problem:
-        """The constants that the theorems ask for."""
+        """The constants of the theorems."""
         return Problem(
             L=1.0,
             sigma=self.noise * math.sqrt(self.d / 3),

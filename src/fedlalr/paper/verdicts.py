@@ -30,14 +30,14 @@ CLAIMS: Mapping[int, str] = {
 
 @dataclass(frozen=True)
 class Check:
-    """One statement, where it was looked at, and what came out."""
+    """One statement, where it was checked, and the result."""
 
     statement: str
-    """The rule itself, in the words of `DEFINITIONS`."""
+    """The rule itself, in the terms of `DEFINITIONS`."""
     where: str
     measured: str
     holds: bool | None
-    """None where there is nothing to measure it on."""
+    """None if it could not be measured."""
     seeds: tuple[int, ...] = ()
 
     @property
@@ -58,7 +58,7 @@ class Claim:
 
     @property
     def verdict(self) -> Verdict:
-        """Holds where every statement holds; does not where one fails; else too little was measured."""
+        """Holds if every statement holds; does not hold if one fails; otherwise not measured."""
         outcomes = [check.holds for check in self.checks]
         if False in outcomes:
             return "does not hold"
@@ -66,7 +66,7 @@ class Claim:
 
     @property
     def summary(self) -> str:
-        """The verdict with how many statements it stands on.
+        """The verdict, with the number of statements behind it.
 
         >>> Claim(8, (Check("a", "", "", True), Check("b", "", "", False), Check("c", "", "", None))).summary
         'does not hold: 1 of 2 statements hold, 1 not measured'
@@ -83,9 +83,9 @@ class Claim:
 
 
 def save_verdicts(claims: Iterable[Claim], scope: Sequence[str], folder: Path) -> list[Path]:
-    """Lay claims over those that `verdicts.json` in the folder already has, and write it and `verdicts.md`.
+    """Merge claims into `verdicts.json` in the folder, and write it and `verdicts.md`.
 
-    `scope` says in sentences what the runs are.
+    `scope` describes the runs in sentences.
     """
     plain, page = folder / "verdicts.json", folder / "verdicts.md"
     known = {claim.number: claim for claim in load_verdicts(folder)} | {claim.number: claim for claim in claims}
@@ -96,7 +96,7 @@ def save_verdicts(claims: Iterable[Claim], scope: Sequence[str], folder: Path) -
 
 
 def load_verdicts(folder: Path) -> list[Claim]:
-    """What `save_verdicts` wrote; nothing where there is no file."""
+    """Read what `save_verdicts` wrote; empty without a file."""
     path = folder / "verdicts.json"
     if not path.is_file():
         return []
@@ -110,12 +110,12 @@ def load_verdicts(folder: Path) -> list[Claim]:
         ]
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(
-            f"{path} is damaged ({error}); move it away, and every figure writes its verdicts anew"
+            f"{path} is damaged ({error}); move it away, and every figure will rewrite its verdicts"
         ) from error
 
 
 def markdown(claims: Sequence[Claim], scope: Sequence[str]) -> str:
-    """A table of the claims, a table of the statements of each, and the words they use."""
+    """A table of the claims, a table of the statements of each, and the terms they use."""
     lines = ["# The paper's claims, measured", "", " ".join(scope), ""]
     lines += ["| claim | | verdict |", "|---|---|---|"]
     lines += [f"| {claim.number} | {claim.text} | {claim.summary} |" for claim in claims]

@@ -1,4 +1,4 @@
-"""Tables and figures of what runs recorded."""
+"""Tables, figures and HTML reports of recorded runs."""
 
 from fedlalr.report.comparison import Comparison, MethodOutcome, compare
 from fedlalr.report.statistics import ConfidenceInterval, paired_difference, spread

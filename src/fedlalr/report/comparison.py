@@ -1,4 +1,4 @@
-"""Methods side by side: how well, how soon, at what cost."""
+"""Comparison of methods: accuracy, rounds to a target, and cost."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ MEGABYTE = 1_000_000
 
 @dataclass(frozen=True)
 class MethodOutcome:
-    """One method over all seeds. Lists are in the order of the seeds; a run that broke off has no final accuracy."""
+    """One method over all seeds. Lists are in the order of the seeds; a failed run has no final accuracy."""
 
     method: str
     settings: Mapping[str, Any]
     finals: tuple[float | None, ...]
     """Accuracy after the last round."""
     rounds_to_target: tuple[int | None, ...]
-    """The first round that reached the target; None where none did."""
+    """The first round that reached the target; None if none did."""
     megabytes_to_target: tuple[float | None, ...]
-    """Sent until then, up and down, buffers included, by all clients together."""
+    """Sent until then by all clients together, up and down, including buffers."""
     seconds_to_target: tuple[float | None, ...]
     """Until the end of that round."""
     megabytes: MeanAndDeviation
@@ -33,11 +33,11 @@ class MethodOutcome:
     seconds: MeanAndDeviation
     failures: tuple[str | None, ...]
     to_best: ConfidenceInterval | None
-    """Paired difference of the final accuracy to the best method's; None for the best itself and where a run failed."""
+    """Paired difference of the final accuracy to the best method's; None for the best itself and if a run failed."""
 
     @property
     def final(self) -> MeanAndDeviation | None:
-        """Over the seeds that got through."""
+        """Over the seeds that finished."""
         through = [final for final in self.finals if final is not None]
         return spread(through) if through else None
 
@@ -56,7 +56,7 @@ class MethodOutcome:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All methods, the best first."""
+    """All methods, best first."""
 
     outcomes: tuple[MethodOutcome, ...]
     target: float
@@ -77,7 +77,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Curve:
-    """One run: what it recorded, and why it broke off, if it did."""
+    """One run: its records, and why it failed, if it did."""
 
     records: Sequence[Record]
     failure: str | None = None
@@ -87,13 +87,12 @@ class Curve:
         return [math.nan if record.accuracy is None else record.accuracy for record in self.records]
 
     def megabytes(self) -> list[float]:
-        """Sent until the end of each round, up and down, buffers included."""
-        return [
-            total / MEGABYTE for total in accumulate(record.bytes_up + record.bytes_down for record in self.records)
-        ]
+        """Sent until the end of each round, up and down."""
+        sent = accumulate(record.bytes_up + record.bytes_down for record in self.records)
+        return [total / MEGABYTE for total in sent]
 
     def seconds(self) -> list[float]:
-        """Passed until the end of each round."""
+        """Elapsed until the end of each round."""
         return list(accumulate(record.seconds for record in self.records))
 
     @property
@@ -103,16 +102,16 @@ class Curve:
         return self.records[-1].accuracy
 
     def first_at(self, target: float) -> int | None:
-        """The place of the first round with at least that accuracy."""
+        """The index of the first round with at least that accuracy."""
         return next((i for i, accuracy in enumerate(self.accuracies) if accuracy >= target), None)
 
 
 def compare(
     runs: Mapping[str, Sequence[Curve]], settings: Mapping[str, Mapping[str, Any]], target: float | None = None
 ) -> Comparison:
-    """Methods with their runs, one for each seed in the same order; without a target, `default_target`."""
+    """Compare methods by their runs, one per seed in the same order; the target defaults to `default_target`."""
     if not runs or len({len(curves) for curves in runs.values()}) != 1:
-        raise ValueError("every method needs one run for each seed")
+        raise ValueError("every method needs one run per seed")
     if target is None:
         target = default_target(runs)
     finals = {method: tuple(curve.final for curve in curves) for method, curves in runs.items()}
@@ -125,9 +124,9 @@ def compare(
 
 
 def default_target(runs: Mapping[str, Sequence[Curve]]) -> float:
-    """95 % of the worst method's mean final accuracy, in whole per cent: an accuracy that every method may reach.
+    """95 % of the worst method's mean final accuracy, in whole per cent: an accuracy within reach of every method.
 
-    Methods that end below half of the best one did not learn, and do not count: what they reach says nothing.
+    Methods that end below half of the best one did not learn, and are ignored.
     """
     means = [
         spread(through).mean
@@ -165,6 +164,6 @@ def _difference(finals: Mapping[str, Sequence[float | None]], method: str, best:
 
 
 def _mean_or_least(finals: Sequence[float | None]) -> float:
-    """A method with a run that failed comes last."""
+    """Methods with a failed run come last."""
     through = [final for final in finals if final is not None]
     return spread(through).mean if len(through) == len(finals) else -1.0

@@ -1,4 +1,4 @@
-"""Failures of several runs, each told once however many runs it ended."""
+"""Failures of several runs, each reported once for all runs it ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def alike(failures: Iterable[tuple[str, str]]) -> list[tuple[list[str], str]]:
-    """Runs with their failures, by what happened: the names, one for each run, and the failure in words.
+    """Group runs by their failure: the names, one for each run, and the failure as text.
 
     >>> alike([("a", "1 client (7): NaN"), ("b", "1 client (3): NaN"), ("c", "disk full")])
     [(['a', 'b'], '1 client: NaN'), (['c'], 'disk full')]
@@ -22,7 +22,7 @@ def alike(failures: Iterable[tuple[str, str]]) -> list[tuple[list[str], str]]:
 
 
 def kind(failure: str) -> str:
-    """A failure without the numbers of the clients that it names, in which runs of one cause differ.
+    """A failure without the client numbers in it, which differ between runs with the same cause.
 
     >>> kind("Refused: client 3: x is not finite")
     'Refused: a client: x is not finite'

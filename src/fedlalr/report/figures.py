@@ -1,4 +1,4 @@
-"""Figures of runs: readable in grey and by colour-blind eyes, as PNG and SVG."""
+"""Figures of runs as PNG and SVG, readable in greyscale and with any colour vision."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def accuracy_figure(
     runs: Mapping[str, Sequence[Curve]], path: Path, title: str, target: float | None = None
 ) -> list[Path]:
     """Draw accuracy against rounds and megabytes sent, mean and range over the seeds, to `path`.png and `path`.svg."""
-    from matplotlib.figure import Figure  # slow imports that only this function needs
+    from matplotlib.figure import Figure  # slow imports, needed only here
     from matplotlib.ticker import LogLocator, NullFormatter
 
     figure = Figure(figsize=(10, 4.2), layout="constrained")
@@ -41,15 +41,15 @@ def accuracy_figure(
         if target is not None:
             axes.axhline(target, color="0.4", linewidth=0.8, linestyle=(0, (2, 4)))
     by_rounds.set_xlim(left=0)
-    by_megabytes.set_xscale("log")  # methods differ by factors in what they send
+    by_megabytes.set_xscale("log")  # bytes sent differ by factors between methods
     low, high = by_megabytes.get_xlim()
     by_megabytes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,)))
     by_megabytes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    by_megabytes.xaxis.set_minor_formatter(NullFormatter())  # its numbers would run into each other
+    by_megabytes.xaxis.set_minor_formatter(NullFormatter())  # its tick labels would overlap
     by_rounds.set_ylabel("test accuracy")
     by_rounds.set_ylim(0, 1)
     by_rounds.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    figure.suptitle(title, parse_math=False)  # a dollar in a name begins no formula
+    figure.suptitle(title, parse_math=False)  # a dollar sign in a name does not start a formula
     if by_rounds.get_legend_handles_labels()[0]:
         figure.legend(loc="outside lower center", ncols=min(6, len(runs)), frameon=False, handlelength=3.2)
     return save(figure, path)

@@ -1,4 +1,4 @@
-"""Runs that differ in their seed alone belong together: what such a group is called, and its curves."""
+"""Groups of runs that differ only in their seed: their labels and their curves."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fedlalr.report.tables import name_of
 Settings = Mapping[str, Any]
 """Dotted name → value."""
 MOST_POINTS = 2000
-"""Of a longer curve evenly spaced points are drawn."""
+"""A longer curve is drawn at this many evenly spaced points."""
 OWN = "metrics/"
-"""Before the name of one of the caller's own metrics."""
+"""Prefix of the names of the caller's own metrics."""
 _DIGEST = re.compile(r"\b[0-9a-f]{16}\b")
-"""What a checkpoint writes in the place of a module, a loss or data, and tells a reader nothing."""
+"""Values that a checkpoint writes for a module, a loss or data, of no use to a reader."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Group:
 
 
 def group_runs(runs: Iterable[ReportedRun]) -> list[Group]:
-    """Runs of the same settings together, in the order of their seeds; FedLALR first, the others as they come."""
+    """Group runs with the same settings, in the order of their seeds; FedLALR first, the others in the given order."""
     together: dict[str, list[ReportedRun]] = {}
     for run in runs:
         together.setdefault(json.dumps([run.config is None, settings_of(run)], sort_keys=True), []).append(run)
@@ -49,10 +49,10 @@ def group_runs(runs: Iterable[ReportedRun]) -> list[Group]:
 
 
 def _distinct(runs: list[ReportedRun]) -> list[list[ReportedRun]]:
-    """Runs of the same settings in the order of their seeds; each alone where a program did not give each its seed.
+    """Runs with the same settings in the order of their seeds; one group per run if a program did not vary the seed.
 
-    A checkpoint says less than a configuration: two programs may differ in what it does not hold, such as the weights
-    they begin with. A seed that was run again, or copied, is no further seed: such runs are groups of their own.
+    A checkpoint records less than a configuration: two programs may differ in something else, such as the initial
+    weights. A seed that was run twice, or copied, does not count as another seed: such runs are separate groups.
     """
     seeds = [run.seed for run in runs]
     if runs[0].config is None and (None in seeds or len(set(seeds)) < len(seeds)):
@@ -66,7 +66,7 @@ def _distinct(runs: list[ReportedRun]) -> list[list[ReportedRun]]:
 
 
 def settings_of(run: ReportedRun) -> Settings:
-    """Everything the outcome depends on but the seed."""
+    """Everything the result depends on, except the seed."""
     if run.config is None:
         return {name: value for name, value in run.facts.items() if name != "seed"}
     flat: dict[str, Any] = {}
@@ -81,14 +81,14 @@ def settings_of(run: ReportedRun) -> Settings:
 
 
 def method_of(run: ReportedRun) -> str:
-    """The method as papers write it, or as the checkpoint names it."""
+    """The method as written in papers, or its name in the checkpoint."""
     if run.config is not None:
         return name_of(run.config.algorithm.name)
     return str(run.facts.get("algorithm", "run")).rsplit(".", 1)[-1]
 
 
 def differing(settings: Sequence[Settings]) -> list[str]:
-    """The names of the settings that are not the same everywhere.
+    """The names of the settings that differ.
 
     >>> differing([{"lr": 0.1, "rounds": 5}, {"lr": 0.2, "rounds": 5}])
     ['lr']
@@ -98,7 +98,7 @@ def differing(settings: Sequence[Settings]) -> list[str]:
 
 
 def curves_of(group: Group) -> dict[str, Any] | None:
-    """Means and ranges over the seeds, over the rounds that every run reached; None where there is no such round."""
+    """Means and ranges over the seeds, for the rounds that every run reached; None if there are none."""
     length = min(len(run.records) for run in group.runs)
     if not length:
         return None
@@ -119,7 +119,7 @@ def curves_of(group: Group) -> dict[str, Any] | None:
 
 
 def metrics_of(groups: Iterable[Group]) -> list[str]:
-    """The names of the caller's own metrics, in the order in which they come."""
+    """The names of the caller's own metrics, in their order."""
     records = (record for group in groups for run in group.runs for record in run.records)
     return list(dict.fromkeys(name for record in records for name in record.metrics))
 
@@ -139,18 +139,18 @@ def _band(group: Group, value: Callable[[Record], float | None], kept: Any) -> d
 
 
 def _plain(values: Iterable[float]) -> list[float | None]:
-    """Five digits, more than a line on a screen can show; None for what is not finite."""
+    """Rounded to five digits, more than a plot can show; None if not finite."""
     return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
 
 
 def _labels(groups: Sequence[Sequence[ReportedRun]]) -> list[str]:
-    """The method, with the fewest settings that tell it from others of the same method."""
+    """The method, with the fewest settings that distinguish it from other groups of the same method."""
     methods = [method_of(group[0]) for group in groups]
     labels = []
     for group, method in zip(groups, methods, strict=True):
         alike = [_telling(other[0]) for other, name in zip(groups, methods, strict=True) if name == method]
         own, names = _telling(group[0]), fewest(alike)
-        words = [_told(name, own[name]) for name in names if name in own]
+        words = [_described(name, own[name]) for name in names if name in own]
         apart = len({json.dumps([one.get(name) for name in names]) for one in alike}) == len(alike)
         if len(alike) == 1:
             labels.append(method)
@@ -163,7 +163,7 @@ def _labels(groups: Sequence[Sequence[ReportedRun]]) -> list[str]:
 
 
 def fewest(settings: Sequence[Settings]) -> list[str]:
-    """Names of settings that together tell all apart, as few of the first ones as will do.
+    """A small set of setting names, preferring the first ones, whose values distinguish all entries.
 
     >>> fewest([{"a": 1, "b": 1, "c": 1}, {"a": 1, "b": 2, "c": 2}, {"a": 1, "b": 2, "c": 3}])
     ['b', 'c']
@@ -178,11 +178,11 @@ def fewest(settings: Sequence[Settings]) -> list[str]:
 
 
 def _telling(run: ReportedRun) -> Settings:
-    """The settings, with the name of the problem before them."""
+    """The settings, preceded by the name of the problem."""
     return {"name": run.config.name, **settings_of(run)} if run.config else settings_of(run)
 
 
-def _told(name: str, value: Any) -> str:
+def _described(name: str, value: Any) -> str:
     return str(value) if name == "name" else f"{name.removeprefix('algorithm.')} {_shown(value)}"
 
 

@@ -1,4 +1,4 @@
-"""The HTML page: one file with everything in it, which opens without a network."""
+"""The HTML page: one self-contained file that needs no network."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from fedlalr.report.trajectories import trajectories_of
 
 PERCENT = "\N{NO-BREAK SPACE}%"
 MOST_DRAWN_CLIENTS = 200
-"""Columns of the map of a partition; more would be narrower than a pixel on a phone."""
+"""Columns of a partition's map; more would be narrower than a pixel on a phone."""
 MOST_NAMED = 3
-"""Groups whose labels stand under the title."""
+"""The most groups whose labels are listed under the title."""
 LINE_WIDTH = 2
-"""As `page.css` has it."""
-FROM_PYTHON = "A run that was started from Python is made again by its program."
+"""The same as in `page.css`."""
+FROM_PYTHON = "To repeat a run that was started from Python, run its program again."
 ELSEWHERE = (
-    "Where that directory is not at hand, save the configuration of the run, above, as a new file, and run the file "
+    "If that directory is not available, save the configuration of the run, above, as a new file, and run it "
     "with the run's seed: fedlalr run NEW.yaml seed=N."
 )
 
 
 def write_report(places: Iterable[str | Path], output: str | Path) -> Path:
-    """Write the page of some run directories, or of those below them. The same runs give the same bytes."""
+    """Write the report of some run directories, or of those below them. The same runs give the same bytes."""
     output = Path(output)
     runs = [read_run(path) for path in find_runs(places)]
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,8 @@ def page(runs: Sequence[ReportedRun]) -> str:
         runs=_table(runs_table(groups)),
         comparison=_comparison(groups),
         configuration=_configuration(groups),
-        partitions="".join(map(_partition, partitions)) or "<p>The runs carry no configuration to deal it by.</p>",
+        partitions="".join(map(_partition, partitions))
+        or "<p>The runs have no configuration to recompute it from.</p>",
         rejections=_rejections(groups),
         timing=_table(timing_table(groups)),
         reproduction=_reproduction(groups),
@@ -77,7 +78,7 @@ def page(runs: Sequence[ReportedRun]) -> str:
 
 
 def _drawn(groups: Sequence[Group], partitions: Sequence[PartitionView]) -> dict[str, Any]:
-    """What the scripts draw."""
+    """The data that the scripts draw."""
     trajectories = [
         trajectories_of(run, f"{group.label}, {'seed ' + str(run.seed) if run.seed is not None else run.path}")
         for group in groups
@@ -113,7 +114,7 @@ def _subtitle(groups: Sequence[Group]) -> str:
 
 
 def _named(groups: Sequence[Group]) -> str:
-    """A few groups by their labels; of many the methods, or how many they are, and the number of variants."""
+    """The labels of a few groups; for many groups the methods, or their number, and the number of variants."""
     if len(groups) <= MOST_NAMED:
         return " · ".join(group.label for group in groups)
     methods = list(dict.fromkeys(method_of(group.runs[0]) for group in groups))
@@ -142,7 +143,7 @@ def _configuration(groups: Sequence[Group]) -> str:
     from_python = [group.label for group in groups if group.runs[0].config is None]
     if from_python:
         which = ", ".join(from_python) if len(groups) > 1 else "This run"
-        told = f"{which}: started from Python; the table is what the checkpoint recorded."
+        told = f"{which}: started from Python; the table shows what the checkpoint recorded."
         parts.append(f"<p>{escape(told)}</p>")
     return "".join(parts)
 
@@ -156,7 +157,7 @@ def _partition(view: PartitionView) -> str:
 
 def _rejections(groups: Sequence[Group]) -> str:
     table = rejections_table(groups)
-    return "<p>No reply was refused.</p>" if table is None else _table(table)
+    return "<p>No reply was rejected.</p>" if table is None else _table(table)
 
 
 def _reproduction(groups: Sequence[Group]) -> str:
@@ -171,14 +172,14 @@ def _reproduction(groups: Sequence[Group]) -> str:
             commands.append(command)
             notes[ELSEWHERE] = None
         else:
-            notes[f"{run.path} no longer holds the configuration of its run. {ELSEWHERE}"] = None
+            notes[f"{run.path} no longer has the configuration of its run. {ELSEWHERE}"] = None
     notes |= {machine: None for group in groups for run in group.runs if (machine := _machine(run))}
     shown = f"<pre tabindex='0' id='commands'>{escape(chr(10).join(commands))}</pre>" if commands else ""
     return shown + "".join(f"<p>{escape(note)}</p>" for note in notes)
 
 
 def _machine(run: ReportedRun) -> str:
-    """What the last bits depend on beside the settings."""
+    """Versions and hardware, on which the last bits depend."""
     chosen = {"engine": run.choices.get("engine"), "threads": run.choices.get("threads"), **run.versions}
     device = run.summary.get("device") or run.facts.get("device")
     words = [f"{name} {value}" for name, value in {"device": device, **chosen}.items() if value is not None]
@@ -186,7 +187,7 @@ def _machine(run: ReportedRun) -> str:
 
 
 def _table(table: Table) -> str:
-    """A table that scrolls by itself where the screen is narrow."""
+    """A table that scrolls horizontally on narrow screens."""
     head = "".join(f"<th scope='col'>{escape(cell.replace(' %', PERCENT))}</th>" for cell in table.heading)
     body = "".join(
         f"<tr><th scope='row'>{escape(row[0])}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in row[1:])}</tr>"
@@ -204,7 +205,7 @@ def _folded(summary: str, content: str) -> str:
 
 
 def _json(value: Any) -> str:
-    """JSON that may stand in a script element: no `<` ends it early."""
+    """JSON that is safe in a script element: no `<` can end it early."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c")
 

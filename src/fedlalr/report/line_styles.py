@@ -1,4 +1,4 @@
-"""The colour and the dashes of every line, the same in a comparison's figure and on a report's page."""
+"""The colour and dash pattern of every line, the same in a comparison's figure and in a report."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ DASHES: tuple[tuple[float, ...], ...] = (
     (1, 3),
     (3, 3),
 )
-"""Lengths on and off, in widths of the line; none for a solid one."""
+"""Lengths on and off, in line widths; empty for a solid line."""
 LINE_STYLES: tuple[Any, ...] = tuple((0, lengths) if lengths else "-" for lengths in DASHES)
-"""The same as matplotlib has them."""
+"""The same for matplotlib."""
 MOST_LOOKS = len(COLOURS) * len(DASHES)
 
 
 class Look(NamedTuple):
-    """Places in `COLOURS` and `DASHES`."""
+    """Indices into `COLOURS` and `DASHES`."""
 
     colour: int
     dash: int
@@ -37,10 +37,10 @@ class Look(NamedTuple):
 
 
 def looks_of(methods: Sequence[str]) -> list[Look]:
-    """A look for each line, of which the method is given as papers write it; no two are alike up to `MOST_LOOKS`.
+    """A look for each line, given its method as written in papers; distinct for up to `MOST_LOOKS` lines.
 
-    A method's first line depends on nothing but which methods there are; its others have the same colour, as long as
-    there are dashes left. Lines of one method alone differ in colour first.
+    A method's first line depends only on the set of methods; its other lines have the same colour, as long as there are
+    dash patterns left. If there is only one method, lines differ in colour first.
 
     >>> looks_of(["FedAvg", "FedLALR", "FedAvg"])
     [Look(colour=1, dash=1), Look(colour=0, dash=0), Look(colour=1, dash=2)]
@@ -60,10 +60,10 @@ def looks_of(methods: Sequence[str]) -> list[Look]:
 
 
 def dash_arrays(width: float) -> list[str]:
-    """`DASHES` as SVG writes them, for lines of a width."""
+    """`DASHES` in SVG's notation, for a line width."""
     return [" ".join(f"{width * length:g}" for length in dashes) for dashes in DASHES]
 
 
 def _numbered(k: int) -> Look:
-    """All looks in an order: every colour once, each with its dashes, then all again with the next dashes."""
+    """All looks in order: every colour once, each with its own dashes, then all colours with the next dashes."""
     return Look(k % len(COLOURS), (k + k // len(COLOURS)) % len(DASHES))

@@ -1,4 +1,4 @@
-"""Methods side by side where there is no accuracy: the loss they end with."""
+"""Comparison of methods without an accuracy: their final loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedlalr.report.tables import Table, in_words
 
 
 def losses_table(groups: Sequence[Group]) -> Table:
-    """The final loss of each group over its seeds, the lowest first, with the difference to the lowest."""
+    """The final loss of each group over its seeds, lowest first, with the difference to the lowest."""
     finals = {
         group.label: [run.records[-1].loss if run.records else math.nan for run in group.runs] for group in groups
     }
@@ -25,7 +25,7 @@ def losses_table(groups: Sequence[Group]) -> Table:
 
 
 def _mean(finals: Sequence[float]) -> float:
-    """What is not finite comes last."""
+    """Non-finite losses come last."""
     mean = spread(finals).mean
     return mean if math.isfinite(mean) else math.inf
 
@@ -48,13 +48,15 @@ def _notes(order: Sequence[Group], differences: Sequence[ConfidenceInterval | No
     records = [record for group in order for run in group.runs for record in run.records]
     notes = []
     if all(record.loss == record.train_loss for record in records):
-        notes.append("Without a test set this is the training loss, of the clients that took part in the last round.")
+        notes.append("Without a test set this is the training loss of the clients in the last round.")
     if seeds == 1:
-        return [*notes, "One seed: there is no spread to judge a difference by."]
+        return [*notes, "One seed: there is no spread to judge differences by."]
     notes.append(
         f"± is the standard deviation over {seeds} seeds. Differences are paired by seed, with Student's 95 % "
-        f"interval, not adjusted for several comparisons."
+        f"interval, not adjusted for multiple comparisons."
     )
     pairs = zip(order[1:], differences, strict=True)
     ties = [group.label for group, to in pairs if to is not None and not to.excludes_zero]
-    return [*notes, f"Not told apart from {order[0].label} by {seeds} seeds: {'; '.join(ties)}."] if ties else notes
+    return (
+        [*notes, f"Indistinguishable from {order[0].label} with {seeds} seeds: {'; '.join(ties)}."] if ties else notes
+    )

@@ -1,4 +1,4 @@
-"""How the labels fell on the clients of the reported runs."""
+"""The label distributions of the clients of the reported runs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fedlalr.report.runs import ReportedRun
 from fedlalr.report.sections import shown
 
 OPTIONS = ("classes_per_client", "sigma", "min_size")
-"""Of schemes that have them; None where a scheme's own default holds."""
+"""Options of some schemes; None for the scheme's default."""
 MOST_PARTITIONS = 6
-"""Each may take a second to deal again."""
+"""Recomputing one may take a second."""
 
 
 @dataclass(frozen=True)
 class PartitionView:
-    """One partition: a table of counts, or why there is none."""
+    """One partition: a table of counts, or the reason why there is none."""
 
     label: str
     counts: Counts | None = None
@@ -34,7 +34,7 @@ class PartitionView:
 
 
 def view_partitions(runs: Iterable[ReportedRun]) -> list[PartitionView]:
-    """The different partitions of some runs, dealt again from data that is on this machine. Nothing is downloaded."""
+    """The distinct partitions of some runs, recomputed from data on this machine. Nothing is downloaded."""
     configs: dict[str, Config] = {}
     for run in runs:
         if run.config is not None:
@@ -44,7 +44,7 @@ def view_partitions(runs: Iterable[ReportedRun]) -> list[PartitionView]:
         _view(config, label) for config, label in list(zip(configs.values(), labels, strict=True))[:MOST_PARTITIONS]
     ]
     left = len(configs) - len(views)
-    return views + ([PartitionView("…", missing=f"{left} more partitions are not drawn.")] if left else [])
+    return views + ([PartitionView("…", missing=f"{left} more partitions are not shown.")] if left else [])
 
 
 def partition_seed(config: Config) -> int:
@@ -52,7 +52,7 @@ def partition_seed(config: Config) -> int:
 
 
 def _settings(config: Config) -> dict[str, Any]:
-    """All that a partition depends on."""
+    """Everything a partition depends on."""
     dealt = config.partition.model_dump() | {"seed": partition_seed(config)}
     if not config.partition.scheme.startswith("dirichlet"):
         del dealt["alpha"]
@@ -60,7 +60,7 @@ def _settings(config: Config) -> dict[str, Any]:
 
 
 def _labels(configs: Sequence[Config]) -> list[str]:
-    """The data set and the scheme with the options that were given for it, and what else tells partitions apart."""
+    """The data set, the scheme with its given options, and whatever else distinguishes partitions."""
     settings = [_settings(config) for config in configs]
     told = ["data.name", "scheme", "alpha", *OPTIONS, "seed"]
     besides = fewest([{name: one[name] for name in one if name not in told} for one in settings])
@@ -84,5 +84,5 @@ def _view(config: Config, label: str) -> PartitionView:
             return PartitionView(label, missing="The targets are not classes.")
         counts = count_labels(population.targets.numpy(), population.partition, population.classes)
     except (ValueError, TypeError, sources.DataNotFound, sources.DataCorrupt) as error:
-        return PartitionView(label, missing=f"It cannot be dealt again: {error}")
+        return PartitionView(label, missing=f"It cannot be recomputed: {error}")
     return PartitionView(label, np.asarray(counts), tuple(summarise(counts).lines()))

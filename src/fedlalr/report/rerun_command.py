@@ -1,4 +1,4 @@
-"""The command line that makes a run again, and what a run is about in words."""
+"""The command line that repeats a run, and the description of a run."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fedlalr.config.yaml_file import parse
 
 SECTIONS = ("data", "partition", "model", "algorithm", "local")
 INCIDENTAL = ("algorithm", "seed", "device", "engine", "trajectory")
-"""Settings that no description of a problem is about."""
+"""Settings that are not part of a problem's description."""
 MOST_NAMED = 3
 
 
 def command_for(config: Config) -> str | None:
-    """`fedlalr run PRESET KEY=VALUE …`, proven to mean this configuration; None where no such command does.
+    """`fedlalr run PRESET KEY=VALUE …`, verified to give this configuration; None if no such command does.
 
     >>> command_for(load("quickstart", ["algorithm=fedavg", "rounds=5"]))
     'fedlalr run quickstart algorithm=fedavg rounds=5'
@@ -35,27 +35,27 @@ def command_for(config: Config) -> str | None:
         overrides = [*names, *_changes(load(config.name, names).problem(), wanted)]
         if load(config.name, overrides).problem() != wanted:
             return None
-    except ConfigError:  # the names alone do not make a configuration
+    except ConfigError:  # the names alone are not a valid configuration
         return None
     return shlex.join(["fedlalr", "run", config.name, *overrides])
 
 
 def stored_command(config: Config, run_dir: Path) -> str | None:
-    """`fedlalr run RUN_DIR/config.yaml --run-dir again/RUN_DIR`; None where that file means another configuration."""
+    """`fedlalr run RUN_DIR/config.yaml --run-dir again/RUN_DIR`; None if that file gives another configuration."""
     stored = run_dir / CONFIG_FILE
     try:
         if load(stored).problem() != config.problem():
             return None
-    except ConfigError:  # the file is gone or damaged
+    except ConfigError:  # the file is missing or damaged
         return None
     first = stored.parts[0]
-    # with ./ before them, names that begin like an option or a setting are neither
+    # ./ keeps names that look like an option or a setting from being read as one
     source = f"./{stored}" if first.startswith("-") or "=" in first else str(stored)
     return shlex.join(["fedlalr", "run", source, "--run-dir", str(_again(run_dir))])
 
 
 def _again(run_dir: Path) -> Path:
-    """A directory for the same run, apart from the first, so that no report takes it for one more seed.
+    """A separate directory for the repeated run, so that no report counts it as another seed.
 
     >>> print(_again(Path("runs/mine")), _again(Path("/data/mine")), _again(Path("../mine")))
     again/runs/mine again/data/mine again/mine
@@ -65,9 +65,9 @@ def _again(run_dir: Path) -> Path:
 
 
 def description_of(configs: Iterable[Config], methods: Sequence[str] = ()) -> str:
-    """What runs are about: their descriptions, and how far they are from the presets that these were written for.
+    """The descriptions of some runs, and the settings that differ from the presets that these describe.
 
-    With `methods`, what each of these has in its table counts too.
+    With `methods`, the settings in their tables count too.
 
     >>> description_of([load("quickstart", ["algorithm=fedavg", "rounds=5"]), load("quickstart", ["seed=1"])])
     'digits on 100 clients in seconds, no download; changed: rounds=5'
@@ -85,7 +85,7 @@ def description_of(configs: Iterable[Config], methods: Sequence[str] = ()) -> st
 
 
 def _departures(config: Config, methods: Sequence[str]) -> list[str]:
-    """The settings in which a run differs from the preset that its description comes from."""
+    """The settings that differ from the preset that a run's description comes from."""
     origin = next((load(name) for name in presets() if load(name).description == config.description), None)
     if origin is None:
         return []
@@ -105,7 +105,7 @@ def _in_words(changes: list[str]) -> str:
 
 
 def _names(base: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """The overrides that change which algorithm, model, data set or scheme it is."""
+    """The overrides that change the name of the algorithm, model, data set or scheme."""
     return [
         f"{section}={_text(wanted[section][key])}"
         for section, key in SHORT.items()
@@ -126,7 +126,7 @@ def _changes(base: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str
 
 
 def _text(value: Any) -> str:
-    """A value as an override is written: bare where it reads back the same, else as JSON."""
+    """A value as written in an override: bare if it parses to the same value, else as JSON."""
     if isinstance(value, str):
         try:
             if parse(value) == value:

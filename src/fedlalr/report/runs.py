@@ -1,4 +1,4 @@
-"""Runs as a report reads them: whatever their directories hold, whoever started them."""
+"""Runs as a report reads them from their directories, whether started from the command line or from Python."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from fedlalr.federation.storage.journal import CHECKPOINTS, METRICS_FILE
 from fedlalr.federation.trajectory import TRAJECTORY_FILE, TrajectoryPoint, read_trajectory
 
 TUNING = "grid"
-"""The folder of a comparison that holds its tuning runs; they are not reported."""
+"""The folder of a comparison's tuning runs, which are not reported."""
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
 
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """One run directory, read."""
+    """The content of one run directory."""
 
     path: Path
     records: Sequence[Record]
     config: Config | None = None
-    """None where the run was started from Python, which writes no configuration."""
+    """None if the run was started from Python, which writes no configuration."""
     summary: Mapping[str, Any] = field(default_factory=dict)
-    """Empty while the run is under way, and of a run started from Python."""
+    """Empty while the run is in progress, and for a run started from Python."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What the last checkpoint says the result depends on."""
+    """The settings in the last checkpoint that the result depends on."""
     versions: Mapping[str, str] = field(default_factory=dict)
     choices: Mapping[str, Any] = field(default_factory=dict)
-    """What was left to the library, such as the engine."""
+    """Choices that were left to the library, such as the engine."""
     trajectory: Sequence[TrajectoryPoint] = ()
 
     @property
@@ -48,25 +48,25 @@ class ReportedRun:
 
     @property
     def state(self) -> str:
-        """How it ended, as far as the directory tells."""
+        """How the run ended, as far as the directory shows."""
         if "status" in self.summary:
             return str(self.summary["status"])
         if self.config is None:
             return "started from Python"
-        return "finished" if len(self.records) >= self.config.rounds else "under way or broken off"
+        return "finished" if len(self.records) >= self.config.rounds else "running or interrupted"
 
     @property
-    def refusals(self) -> list[tuple[int, Rejection]]:
-        """Every refused reply with its round, also of the round that failed and has no record."""
+    def rejections(self) -> list[tuple[int, Rejection]]:
+        """Every rejected reply with its round, including those of a failed round, which has no record."""
         recorded = [(record.round, rejection) for record in self.records for rejection in record.rejected]
         last = [Rejection(**refusal) for refusal in self.summary.get("refused_at_failure", ())]
         return recorded + [(len(self.records) + 1, rejection) for rejection in last]
 
 
 def find_runs(places: Iterable[str | Path]) -> list[Path]:
-    """The run directories among the places and below them, each once; tuning runs of a comparison are left out.
+    """The run directories at and below some paths, each once, without the tuning runs of a comparison.
 
-    Raises `ConfigError` for a place that holds none.
+    Raises `ConfigError` for a path without any.
     """
     found: dict[Path, None] = {}
     for place in map(Path, places):
@@ -77,7 +77,7 @@ def find_runs(places: Iterable[str | Path]) -> list[Path]:
         runs = [run for run in below if TUNING not in run.relative_to(place).parts]
         if not runs:
             raise ConfigError(
-                f"{place} holds no run: there is no {METRICS_FILE} in it or below it. Give the directory of a run "
+                f"{place} contains no run: there is no {METRICS_FILE} in or below it. Give the directory of a run "
                 f"(fedlalr run --run-dir DIR) or of a comparison (fedlalr compare --run-dir DIR)"
             )
         found |= dict.fromkeys(runs)
@@ -90,19 +90,19 @@ def _by_numbers(path: Path) -> list[list[str | float]]:
     >>> sorted([Path("lr=1e-2"), Path("lr=0.5"), Path("lr=15"), Path("lr=5")], key=_by_numbers)[1:]
     [PosixPath('lr=0.5'), PosixPath('lr=5'), PosixPath('lr=15')]
     """
-    split = [_NUMBER.split(part) for part in path.parts]  # words and numbers take turns
+    split = [_NUMBER.split(part) for part in path.parts]  # words and numbers alternate
     return [[float(piece) if i % 2 else piece for i, piece in enumerate(pieces)] for pieces in split]
 
 
 def read_run(path: Path) -> ReportedRun:
-    """Everything a run directory says. A damaged file is a `ConfigError` that names it."""
+    """Read everything in a run directory. A damaged file raises a `ConfigError` that names it."""
     directory = RunDirectory(path)
     try:
         records = directory.records()
         summary = directory.summary() or {}
         trajectory = read_trajectory(path / TRAJECTORY_FILE)
     except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"the records in {path} cannot be read, they are damaged: {error}") from error
+        raise ConfigError(f"the records in {path} are damaged and cannot be read: {error}") from error
     description = _description(path)
     return ReportedRun(
         path=path,
@@ -117,7 +117,7 @@ def read_run(path: Path) -> ReportedRun:
 
 
 def _description(path: Path) -> Mapping[str, Any]:
-    """Of the newest checkpoint that can be read; nothing where there is none, for a report needs no checkpoint."""
+    """From the newest readable checkpoint; empty without one, since a report needs no checkpoint."""
     for place in sorted((path / CHECKPOINTS).glob("round-*"), reverse=True):
         try:
             return read_description(place)

@@ -1,4 +1,4 @@
-"""The parts of a report that are tables."""
+"""The tables of a report."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ REST = "the rest"
 
 
 def runs_table(groups: Sequence[Group]) -> Table:
-    """Every run in a row."""
+    """One row per run."""
     own = metrics_of(groups)
     quality = ("accuracy", "best", "loss", *own)
-    heading = ("run", "seed", "rounds", *quality, "MB up", "MB down", "seconds", "clipped", "refused", "state")
+    heading = ("run", "seed", "rounds", *quality, "MB up", "MB down", "seconds", "clipped", "rejected", "state")
     rows = tuple(_run_row(group.label, run, own) for group in groups for run in group.runs)
     failures = tuple(f"{group.label}: {run.failure}" for group in groups for run in group.runs if run.failure)
     return Table(heading, rows, failures)
@@ -53,7 +53,7 @@ def _run_row(label: str, run: ReportedRun, own: Sequence[str]) -> tuple[str, ...
         _megabytes(sum(record.bytes_down for record in records)),
         f"{sum(record.seconds for record in records):.1f}",
         str(sum(len(record.clipped) for record in records)),
-        str(len(run.refusals)),
+        str(len(run.rejections)),
         run.state,
     )
 
@@ -67,8 +67,8 @@ def _megabytes(sent: int) -> str:
 
 
 def comparison_section(groups: Sequence[Group]) -> Table | None:
-    """Groups against each other, by accuracy or, where there is none, by loss; None unless there are several groups, of
-    the same data and seeds, whose runs are equally long or failed."""
+    """Compare groups by accuracy or, without one, by loss; None unless there are several groups with the same data and
+    seeds, whose runs are equally long or failed."""
     if any(name.startswith(("data", "partition", "test")) for name in differing([group.settings for group in groups])):
         return None
     seeds = {tuple(run.seed for run in group.runs) for group in groups}
@@ -88,12 +88,12 @@ def comparison_section(groups: Sequence[Group]) -> Table | None:
 
 
 def _loss_of(group: Group) -> str:
-    """Which loss it minimises: values of different losses are not compared."""
+    """The loss function: values of different losses are not compared."""
     return json.dumps([value for name, value in group.settings.items() if name.partition(".")[0] == "loss"])
 
 
 def settings_table(groups: Sequence[Group]) -> Table:
-    """The settings that differ between groups, or all of them where there is one group."""
+    """The settings that differ between groups, or all settings of a single group."""
     if len(groups) == 1:
         return shared_table(groups)
     names = differing([group.settings for group in groups])
@@ -102,7 +102,7 @@ def settings_table(groups: Sequence[Group]) -> Table:
 
 
 def shared_table(groups: Sequence[Group]) -> Table:
-    """The settings that all groups have in common."""
+    """The settings that all groups share."""
     apart = set(differing([group.settings for group in groups]))
     return Table(
         ("setting", "value"),
@@ -111,41 +111,43 @@ def shared_table(groups: Sequence[Group]) -> Table:
 
 
 def rejections_table(groups: Sequence[Group]) -> Table | None:
-    """The clients whose replies were refused, those refused most often first; None where there are none.
+    """The clients whose replies were rejected, most often rejected first; None if there are none.
 
-    The notes name those that were refused in several of their rounds running.
+    The notes name those that were rejected in several of their rounds running.
     """
-    refused: Counter[tuple[str, str, int]] = Counter()
+    rejected: Counter[tuple[str, str, int]] = Counter()
     rounds: dict[tuple[str, str, int], list[int]] = {}
     reasons: dict[tuple[str, str, int], str] = {}
     repeatedly: dict[tuple[str, str, int], None] = {}
     for group in groups:
         for run in group.runs:
-            for round, (client, reason) in run.refusals:
+            for round, (client, reason) in run.rejections:
                 key = (group.label, "–" if run.seed is None else str(run.seed), client)
-                refused[key] += 1
+                rejected[key] += 1
                 rounds.setdefault(key, []).append(round)
                 reasons[key] = reason
             for client in (client for record in run.records for client in record.repeatedly):
                 repeatedly[group.label, "–" if run.seed is None else str(run.seed), client] = None
-    if not refused:
+    if not rejected:
         return None
     rows = tuple(
         (key[0], key[1], str(key[2]), reasons[key], str(count), _some(rounds[key]))
-        for key, count in refused.most_common(MOST_ROWS)
+        for key, count in rejected.most_common(MOST_ROWS)
     )
-    more = len(refused) - len(rows)
-    notes: tuple[str, ...] = (f"{more} more clients were refused; metrics.jsonl names all.",) if more else ()
+    more = len(rejected) - len(rows)
+    notes: tuple[str, ...] = ()
+    if more:
+        notes += (f"Replies of {more} more clients were rejected; metrics.jsonl lists all.",)
     if repeatedly:
         named = ", ".join(f"client {client} of {run} (seed {seed})" for run, seed, client in [*repeatedly][:MOST_ROWS])
         notes += (
-            f"Refused in {SEVERAL} or more of their rounds running, so the model does not learn from them: {named}.",
+            f"Rejected in {SEVERAL} or more of their rounds running, so the model does not learn from them: {named}.",
         )
     return Table(("run", "seed", "client", "last reason", "times", "in rounds"), rows, notes)
 
 
 def timing_table(groups: Sequence[Group]) -> Table:
-    """Where the seconds of a run went, on average over the seeds."""
+    """How the time of a run was spent, on average over the seeds."""
     recorded = {name for group in groups for record in _records(group) for name in record.timing}
     names = [*(name for name in PARTS if name in recorded), *sorted(recorded - set(PARTS))]
     shares = [_shares(group, names) for group in groups]
@@ -154,12 +156,15 @@ def timing_table(groups: Sequence[Group]) -> Table:
     totals = [sum(record.seconds for record in _records(group)) for group in groups]
     each = [total / max(1, len(_records(group))) for group, total in zip(groups, totals, strict=True)]
     whole = [total / len(group.runs) for group, total in zip(groups, totals, strict=True)]
-    rows += [("seconds a round", *(f"{one:.3g}" for one in each)), ("seconds a run", *(f"{one:.1f}" for one in whole))]
+    rows += [
+        ("seconds per round", *(f"{one:.3g}" for one in each)),
+        ("seconds per run", *(f"{one:.1f}" for one in whole)),
+    ]
     return Table(("part", *(group.label for group in groups)), tuple(rows))
 
 
 def _shares(group: Group, names: Sequence[str]) -> list[str]:
-    """The parts of a group's time, and what is in none of them."""
+    """The parts of a group's time, and the rest."""
     total = sum(record.seconds for record in _records(group))
     parts = [sum(record.timing.get(name, 0.0) for record in _records(group)) for name in names]
     return [f"{part / total:.1%}" if total else "–" for part in [*parts, max(0.0, total - sum(parts))]]
@@ -172,10 +177,10 @@ def _records(group: Group) -> list[Record]:
 def _some(rounds: Sequence[int], most: int = 8) -> str:
     """
     >>> _some([1, 2, 3], most=2)
-    '1, 2, … (3 in all)'
+    '1, 2, … (3 in total)'
     """
     shown = ", ".join(map(str, rounds[:most]))
-    return shown if len(rounds) <= most else f"{shown}, … ({len(rounds)} in all)"
+    return shown if len(rounds) <= most else f"{shown}, … ({len(rounds)} in total)"
 
 
 def shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""What a few repetitions allow to say."""
+"""Statistics over a few seeds."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 ROUNDING = 1e-12
-"""Deviations below this share of the values come from their last bits."""
+"""Deviations below this share of the values are rounding errors."""
 
 
 class MeanAndDeviation(NamedTuple):
-    """A mean and the sample standard deviation around it; None where there is one value."""
+    """A mean and the sample standard deviation; None for a single value."""
 
     mean: float
     deviation: float | None
 
 
 class ConfidenceInterval(NamedTuple):
-    """A mean with its confidence interval; the ends are None where there is one value, or values without spread."""
+    """A mean with its confidence interval; the ends are None for a single value, or values without spread."""
 
     mean: float
     low: float | None
@@ -44,9 +44,9 @@ def spread(values: Sequence[float]) -> MeanAndDeviation:
 def paired_difference(first: Sequence[float], second: Sequence[float], confidence: float = 0.95) -> ConfidenceInterval:
     """The mean of first − second over pairs (runs of one seed share data, start and cohorts), with Student's interval.
 
-    With three seeds Student's factor is 4.3, so the interval is wide: that is what three seeds can tell. Differences
-    that are all equal, up to rounding, have no interval: they met by chance or for want of digits, and the spread from
-    seed to seed, which the interval is made of, cannot be told from them.
+    With three seeds Student's factor is 4.3, so the interval is wide: three seeds do not allow more. Differences that
+    are all equal, up to rounding, have no interval: they coincide by chance or because of too few digits, so they do
+    not show the spread between seeds, on which the interval is based.
 
     >>> [round(end, 3) for end in paired_difference([0.90, 0.92, 0.91], [0.88, 0.89, 0.90])]
     [0.02, -0.005, 0.045]
@@ -55,7 +55,7 @@ def paired_difference(first: Sequence[float], second: Sequence[float], confidenc
     """
     if len(first) != len(second) or not first:
         raise ValueError(
-            f"pairs need equally many values on both sides, at least one, not {len(first)} and {len(second)}"
+            f"pairs need the same number of values on both sides, at least one, not {len(first)} and {len(second)}"
         )
     mean, deviation = spread([a - b for a, b in zip(first, second, strict=True)])
     largest = max(abs(value) for value in (*first, *second))

@@ -31,12 +31,12 @@ NAMES = {
     "mimelite": "MimeLite",
     "deltasgd": "Δ-SGD",
 }
-"""Methods as papers write them."""
+"""Methods as written in papers."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Cells of text under a heading; the first column is to the left, the others to the right."""
+    """Cells of text under a heading; the first column is left-aligned, the others right-aligned."""
 
     heading: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -50,8 +50,8 @@ class Table:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Final accuracy with its difference to the best's, and rounds, megabytes and seconds to the target and in all."""
-    target = f"{100 * comparison.target:.4g}%"  # all digits of 12.5%, which 12% would be another target than
+    """Final accuracy with its difference to the best, and rounds, megabytes and seconds to the target and in total."""
+    target = f"{100 * comparison.target:.4g}%"  # all digits of 12.5 %: 12 % would be another target
     heading = (
         "method",
         "final accuracy, %",
@@ -73,7 +73,7 @@ def name_of(method: str) -> str:
 
 
 def _row(outcome: MethodOutcome, digits: int, of_megabytes: int) -> tuple[str, ...]:
-    """A method's cells, its seconds and megabytes to so many digits."""
+    """The cells of a method, with seconds and megabytes to a number of digits."""
     return (
         name_of(outcome.method),
         _plus_minus(outcome.final, 100, 1) if outcome.final else "failed",
@@ -91,16 +91,16 @@ def _notes(comparison: Comparison) -> Iterable[str]:
     if seeds > 1:
         yield (
             f"± is the standard deviation over {seeds} seeds. Differences are paired by seed (same data, start and "
-            f"cohorts), with Student's 95 % interval, not adjusted for several comparisons."
+            f"cohorts), with Student's 95 % interval, not adjusted for multiple comparisons."
         )
         ties = [name_of(o.method) for o in comparison.outcomes if o.to_best is not None and not o.to_best.excludes_zero]
         if ties:
-            yield f"Not told apart from {name_of(comparison.best.method)} by {seeds} seeds: {', '.join(ties)}."
+            yield f"Indistinguishable from {name_of(comparison.best.method)} with {seeds} seeds: {', '.join(ties)}."
         level = [name_of(o.method) for o in comparison.outcomes if o.to_best is not None and o.to_best.low is None]
         if level:
-            yield f"The same difference in all seeds, which leaves no spread for an interval: {', '.join(level)}."
+            yield f"The same difference for all seeds, so no spread for an interval: {', '.join(level)}."
     else:
-        yield "One seed: there is no spread to judge a difference by; use --seeds."
+        yield "One seed: there is no spread to judge differences by; use --seeds."
     if any(0 < o.reached < seeds for o in comparison.outcomes):
         yield f"(k/{seeds}) means that only k of {seeds} seeds reached the target; the mean is over those."
     failures = ((name_of(o.method), failure) for o in comparison.outcomes for failure in o.failures if failure)
@@ -115,7 +115,7 @@ def _plus_minus(value: MeanAndDeviation, scale: float, digits: int) -> str:
 
 
 def in_words(value: ConfidenceInterval | None, number: Callable[[float], str]) -> str:
-    """A difference with its interval, where there is one."""
+    """A difference with its interval, if there is one."""
     if value is None:
         return "–"
     if value.low is None or value.high is None:

@@ -1,6 +1,6 @@
-"""Runs in TensorBoard and MLflow: observers that pass on what `metrics.jsonl` gets.
+"""Experiment tracking with TensorBoard and MLflow: observers that log what `metrics.jsonl` records.
 
-Both come with the extra `track`. Use one as a context, so that it is also closed when the run breaks off:
+Both come with the extra `track`. Use one as a context manager, so that it is also closed if the run fails:
 
     with TensorBoard("runs/mine/tensorboard") as tracker:
         fl.run(model, clients, algorithm, observers=[tracker])
@@ -23,22 +23,22 @@ from fedlalr.federation import Observer, Record, RunInfo
 from fedlalr.report.groups import OWN
 
 RUN_ID_FILE = "mlflow_run_id"
-"""In a run directory: the MLflow run that a resumed run goes on with."""
+"""In a run directory: the id of the MLflow run that a resumed run continues."""
 _BATCH = 100
-"""Parameters that MLflow takes at once."""
+"""The most parameters that MLflow accepts at once."""
 _LONGEST = 500
-"""Characters of a parameter that every MLflow server takes."""
+"""The longest parameter that every MLflow server accepts, in characters."""
 
 
 class TrackerMissing(ImportError):
     """The library that a tracker needs is not installed."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"{name} is not installed; get it with: pip install 'fedlalr[track]'")
+        super().__init__(f"{name} is not installed; install it with: pip install 'fedlalr[track]'")
 
 
 class Tracker(Observer):
-    """What trackers share: they are closed once, whether the run ends, fails or is interrupted."""
+    """Common base of trackers: closed once, whether the run ends, fails or is interrupted."""
 
     def close(self, status: str) -> None:
         """End the tracking with FINISHED, FAILED or KILLED; a second call does nothing."""
@@ -54,7 +54,7 @@ class Tracker(Observer):
 
 
 class TensorBoard(Tracker):
-    """Writes event files; look at them with `tensorboard --logdir FOLDER`."""
+    """Writes event files; view them with `tensorboard --logdir FOLDER`."""
 
     def __init__(self, folder: str | Path, settings: Mapping[str, Any] | None = None) -> None:
         try:
@@ -66,7 +66,7 @@ class TensorBoard(Tracker):
         self._writer: Any = None
 
     def on_start(self, info: RunInfo) -> None:
-        # rounds that a resumed run plays again replace those of before
+        # rounds that a resumed run repeats replace the earlier ones
         self._writer = self._make_writer(str(self.folder), purge_step=info.first_round)
         rows = parameters_of(info, self.settings).items()
         table = "\n".join(["| setting | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
@@ -84,9 +84,9 @@ class TensorBoard(Tracker):
 
 
 class MLflow(Tracker):
-    """Logs to an MLflow server or database: `uri`, or what MLFLOW_TRACKING_URI says.
+    """Logs to an MLflow server or database: `uri`, or that of MLFLOW_TRACKING_URI.
 
-    With a run directory the MLflow run's id is kept there, and a resumed run goes on with the same MLflow run.
+    With a run directory the MLflow run's id is stored there, and a resumed run continues the same MLflow run.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class MLflow(Tracker):
             self.run_id = None
 
     def _send(self, call: Callable[[], object]) -> None:
-        """A server that is lost on the way ends the tracking, with a warning, and not the run."""
+        """If the server is lost during a run, tracking ends with a warning; the run continues."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -139,7 +139,7 @@ class MLflow(Tracker):
         except (MlflowException, OSError) as error:
             self.run_id = None
             warnings.warn(
-                f"MLflow is lost ({error}); the run goes on without it, and metrics.jsonl has every round",
+                f"MLflow cannot be reached ({error}); the run continues without it, and metrics.jsonl has every round",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -157,7 +157,7 @@ class MLflow(Tracker):
 
 
 def numbers_of(record: Record) -> dict[str, float]:
-    """Every finite number of a round under its name; the parts of its time under `timing/`, metrics under theirs."""
+    """Every finite number of a round under its name, the parts of its time under `timing/`, metrics under theirs."""
     plain = record.as_dict()
     timing = {f"timing/{part}": seconds for part, seconds in plain.pop("timing").items()}
     counts = {name: len(plain.pop(name)) for name in ("rejected", "clipped", "repeatedly")}
@@ -168,13 +168,13 @@ def numbers_of(record: Record) -> dict[str, float]:
 
 
 def parameters_of(info: RunInfo, settings: Mapping[str, Any]) -> dict[str, str]:
-    """The settings as dotted names, with what the run chose by itself."""
+    """The settings by dotted names, with the choices that the run made itself."""
     chosen = {"chosen.engine": info.engine, "chosen.device": info.device, "chosen.parameters": info.parameters}
     return {name: _text(value) for name, value in {**_flat(settings), **chosen}.items()}
 
 
 def create_tracker(name: str, run_dir: Path, run_name: str, settings: Mapping[str, Any]) -> Tracker:
-    """The tracker of a name, for a run in a directory."""
+    """Create a tracker by name, for a run in a directory."""
     trackers: dict[str, Callable[[], Tracker]] = {
         "tensorboard": lambda: TensorBoard(run_dir / "tensorboard", settings),
         "mlflow": lambda: MLflow(name=run_name, settings=settings, run_dir=run_dir),

@@ -1,4 +1,4 @@
-"""What probes measured over the local steps of chosen clients, as lines to draw."""
+"""Measurements over the local steps of selected clients, as lines to draw."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _QUANTILE = re.compile(r"(.+), ([0-9.]+) %")
 
 
 class Quantity(NamedTuple):
-    """Something to draw: a value, or the quantiles of one as a line with a band around it."""
+    """A quantity to draw: a value, or quantiles as a line with a band."""
 
     name: str
     detail: str
-    """What a line and its band stand for."""
+    """The meaning of a line and its band."""
     middle: str
     low: str | None = None
     high: str | None = None
 
 
 def trajectories_of(run: ReportedRun, label: str) -> dict[str, Any] | None:
-    """The recorded rounds one after another: a line for each client and quantity, and where each round begins."""
+    """The recorded rounds in sequence: a line for each client and quantity, and the start of each round."""
     if not run.trajectory:
         return None
     places, marks = _places(run.trajectory)
@@ -42,7 +42,7 @@ def trajectories_of(run: ReportedRun, label: str) -> dict[str, Any] | None:
 
 
 def _places(points: Sequence[TrajectoryPoint]) -> tuple[dict[tuple[int, int], int], dict[int, int]]:
-    """The place of each (round, step) on an axis that has the recorded rounds side by side, and of each round's start.
+    """The position of each (round, step) on an axis with the recorded rounds in sequence, and of each round's start.
 
     >>> _places([TrajectoryPoint(1, 0, 1, {}), TrajectoryPoint(1, 0, 2, {}), TrajectoryPoint(31, 0, 1, {})])
     ({(1, 1): 1, (1, 2): 2, (31, 1): 3}, {1: 1, 31: 3})
@@ -56,7 +56,7 @@ def _places(points: Sequence[TrajectoryPoint]) -> tuple[dict[tuple[int, int], in
 
 
 def _quantities(names: Iterable[str]) -> list[Quantity]:
-    """Names as they were recorded; those like `α/√v̂, 5 %` are quantiles of one thing.
+    """Group recorded names; those like `α/√v̂, 5 %` are quantiles of one quantity.
 
     >>> [quantity[:2] for quantity in _quantities(["‖v̂‖²", "α/√v̂, 5 %", "α/√v̂, 50 %", "α/√v̂, 95 %"])]
     [('‖v̂‖²', ''), ('α/√v̂', ': median, and 5 to 95 % of the coordinates')]

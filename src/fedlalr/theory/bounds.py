@@ -1,7 +1,7 @@
 """The right-hand sides of the theorems, term by term, as the paper prints them.
 
 All of them bound the same thing: the mean of ‖∇f(x̄)‖² over all local steps, at the average x̄ of the clients' iterates.
-Nothing here is a guarantee: the paper's statements and proofs differ in places, and `docs/theory.md` says where.
+None of them is a guarantee: the paper's statements and proofs differ in places; `docs/theory.md` lists where.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Term:
 class Bound:
     """A bound as a sum of named terms.
 
-    `form` is "statement" (as in the theorem), "proof" (as its proof ends) or "constants" (with α = √(N/(KT)) put in).
-    `remarks` say what the numbers asked about do to the theorem: a cap that is broken, a regime that is left.
+    `form` is "statement" (as in the theorem), "proof" (as its proof ends) or "constants" (with α = √(N/(KT))).
+    `remarks` name the assumptions that the given numbers violate: a step size above the cap, a point out of the regime.
     """
 
     source: str
@@ -59,7 +59,7 @@ class Bound:
 
     @property
     def dominant(self) -> Term:
-        """The largest term; of equal ones the first."""
+        """The largest term; the first of equal ones."""
         return max(self.terms, key=lambda term: term.value)
 
     def __getitem__(self, name: str) -> float:
@@ -113,7 +113,7 @@ def theorem2(
     alpha: float | None = None,
     form: Literal["proof", "constants"] = "proof",
 ) -> Bound:
-    """Theorem 2: K_0 ≤ K_1 ≤ … ≤ K_{T−1} local steps. The theorem states an order; this is what its proof ends in.
+    """Theorem 2: K_0 ≤ K_1 ≤ … ≤ K_{T−1} local steps. The theorem states an order; this is the last line of its proof.
 
     "proof" computes from α and K_{T−1}; "constants" from C1, C2,1 … C4,2, which assume that the cap on α does not bind.
     """
@@ -126,18 +126,18 @@ def theorem2(
 def rounds_to_speedup(problem: Problem, *, N: int, K: int, restart: bool = False) -> float:
     """The T from which C1/√(NKT) is the largest of Corollary 1's four terms (of Corollary 2's with `restart`).
 
-    For large N it is the term N/(KT) that decides: it asks for KT ≥ N³ (C2/C1)².
+    For large N the term N/(KT) decides: it requires KT ≥ N³ (C2/C1)².
     """
     N, K = checks.count("N", N), checks.count("K", K)
     parts = constants(problem, restart=restart)
     if parts.C1 == 0:
-        raise ValueError("with gap = 0 and sigma = 0 the first term is 0 and never the largest; give one of them")
+        raise ValueError("with gap = 0 and sigma = 0 the first term is 0 and never the largest; set one above 0")
     second, third, fourth = (constant / parts.C1 for constant in (parts.C2(K), parts.C3(K), parts.C4(K)))
     return max(N**3 * second * second, N * third * third, N**2 * fourth) / K
 
 
 class _Run(NamedTuple):
-    """What the formulas know of a run. K is the last and largest interval; `name` is how the sum of all is written."""
+    """The run as the formulas see it. K is the last and largest interval; `name` is the symbol of the sum of all."""
 
     N: int
     K: int
@@ -147,7 +147,7 @@ class _Run(NamedTuple):
 
     @property
     def below(self) -> str:
-        """The sum as it stands below a fraction bar."""
+        """The symbol as a denominator."""
         return f"({self.name})" if self.name == "KT" else self.name
 
 
@@ -173,7 +173,7 @@ def _bound(
 
 
 def _terms(parts: Constants, alpha: float, run: _Run, form: str) -> tuple[Term, ...]:
-    """The five terms in α."""
+    """The five terms as functions of α."""
     below, divisor = ("T", run.T) if form == "statement" else (run.below, run.steps)
     return (
         Term("initial gap", parts.gap, 1 / (alpha * run.steps)),
@@ -200,15 +200,15 @@ def _remarks(problem: Problem, step: StepSize, run: _Run, form: str) -> list[str
     if step.alpha > step.cap:
         largest = largest_smoothness(eps=problem.eps, alpha=step.alpha)
         remarks.append(
-            f"The theorem asks for α ≤ 3ε/(20L) = {step.cap:.3g}, and α is {step.alpha:.3g}: the cap does not hold for"
+            f"The theorem requires α ≤ 3ε/(20L) = {step.cap:.3g}, and α is {step.alpha:.3g}: the cap does not hold for"
             f" L > {largest:.3g}, and L is {problem.L:.3g}."
         )
     if step.cap_binds:
         binds = f"√(N/{below}) = {step.uncapped:.3g} is above the cap 3ε/(20L) = {step.cap:.3g}"
         if form == "constants":
-            remarks.append(f"{binds}: these constants assume that it is not; read the terms in α instead.")
+            remarks.append(f"{binds}: these constants assume that it is not; use the terms in α instead.")
         else:
-            remarks.append(f"{binds}: α may not follow it, and the rate 1/√(N{name}) is not derived here.")
+            remarks.append(f"{binds}: α cannot take this value, so the rate 1/√(N{name}) does not follow.")
     if run.steps < N**3:
         remarks.append(
             f"{name} = {run.steps} is below N³ = {N**3}: 1/√(N{name}) is smaller than N/{below} even before constants."
@@ -216,5 +216,5 @@ def _remarks(problem: Problem, step: StepSize, run: _Run, form: str) -> list[str
     if problem.eps > 1:
         remarks.append(f"ε is {problem.eps:.3g}: the proof turns 1/ε into 1/ε², which needs ε ≤ 1.")
     if problem.eps == problem.G_inf:
-        remarks.append("ε = G∞ leaves second moments no room to move: every client has the same constant rate.")
+        remarks.append("ε = G∞ keeps second moments constant: every client has the same constant rate.")
     return remarks

@@ -1,4 +1,4 @@
-"""Checks of the numbers a formula is asked about, each with a message for the person who typed them."""
+"""Checks of the formulas' arguments. They also accept NumPy's numbers, and return Python's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def positive(name: str, value: float) -> float:
 
 
 def not_negative(name: str, value: float) -> float:
-    """A finite number from zero on."""
+    """A finite number of at least zero."""
     number = _number(name, value)
     if number < 0:
         raise ValueError(f"{name} must be a finite number of at least 0, not {value!r}")
@@ -27,7 +27,7 @@ def not_negative(name: str, value: float) -> float:
 
 
 def count(name: str, value: int) -> int:
-    """A whole number from one on."""
+    """A whole number of at least one."""
     try:
         whole = operator.index(value)
     except TypeError:
@@ -38,25 +38,25 @@ def count(name: str, value: int) -> int:
 
 
 LEAST_BASE = 1.001
-"""Below it the logarithm of a large number is too large to count to."""
+"""With a smaller base the logarithm of a large number is too large to enumerate."""
 
 
 def growth(start: int, base: float) -> None:
-    """Refuse what K_t = start + ⌊log_base t⌋ cannot be made of."""
+    """Reject a start or base that K_t = start + ⌊log_base t⌋ is not defined for."""
     count("start", start)
     if not positive("base", base) >= LEAST_BASE:
-        raise ValueError(f"base must be at least {LEAST_BASE} for a logarithm that grows slowly, not {base!r}")
+        raise ValueError(f"base must be at least {LEAST_BASE} so that the logarithm grows slowly, not {base!r}")
 
 
 def intervals(values: Sequence[int] | np.ndarray) -> NDArray[np.int64]:
-    """The local steps K_0 … K_{T−1} of every round: whole, at least 1, never falling."""
+    """The local steps K_0 … K_{T−1} of every round: whole, at least 1, non-decreasing."""
     array = np.asarray(values)
     if array.ndim != 1 or array.size == 0:
         raise ValueError("intervals must be a non-empty list with the local steps of every round, such as [3, 3, 3, 4]")
     if array.dtype.kind not in "iu" or array.min() < 1:
-        raise ValueError(f"intervals must hold whole numbers of at least 1, not {values!r}")
+        raise ValueError(f"intervals must be whole numbers of at least 1, not {values!r}")
     if (np.diff(array) < 0).any():
-        raise ValueError("intervals must never fall: Theorem 2 bounds every K_t by the last one, K_{T-1}")
+        raise ValueError("intervals must not decrease: Theorem 2 bounds every K_t by the last one, K_{T-1}")
     return array.astype(np.int64)
 
 

@@ -1,4 +1,4 @@
-"""Rounds, messages and bytes until a mean squared gradient norm of δ, by the leading term of the paper's rates.
+"""Rounds, messages and bytes to reach a mean squared gradient norm of δ, by the leading term of the paper's rates.
 
 The paper writes ε for the target; here it is δ, since ε is the floor of the second moments.
 """
@@ -18,12 +18,12 @@ VECTORS = {"average": 3, "restart": 2}
 
 @dataclass(frozen=True)
 class Communication:
-    """What it takes to reach a target, by the leading term alone: an order of magnitude, not a promise."""
+    """The cost of reaching a target, by the leading term alone: an order of magnitude, not a guarantee."""
 
     delta: float
     clients: int
     rounds: float
-    """As the formula gives it, not rounded."""
+    """Not rounded."""
     bytes_down: int
     """From the server to all clients, over all rounds (rounded up)."""
     bytes_up: int
@@ -49,16 +49,16 @@ def rounds_fixed(delta: float, *, N: int, K: int, constant: float = 1.0) -> floa
 
 def rounds_log(delta: float, *, N: int, constant: float = 1.0) -> float:
     """T with constant/√(N T ln T) = δ, for K_t = ln t: x/W(x) with x = constant²/(Nδ²) and Lambert's W."""
-    from scipy.special import lambertw  # a slow import that few need
+    from scipy.special import lambertw  # a slow import, rarely needed
 
     x = _work(delta, N, constant)
     return x / float(lambertw(x).real)
 
 
 def rounds_log_summed(delta: float, *, N: int, constant: float = 1.0) -> float:
-    """As `rounds_log`, with the sum Σ ln t = ln T! itself where the paper has T ln T.
+    """Like `rounds_log`, with the exact sum Σ ln t = ln T! in place of the paper's T ln T.
 
-    The sum is smaller, so this count is larger; the ratio falls to 1 like 1 + 1/ln T as δ → 0.
+    The sum is smaller, so this count is larger; the ratio tends to 1 like 1 + 1/ln T as δ → 0.
     """
     from scipy.optimize import brentq
     from scipy.special import gammaln
@@ -92,9 +92,9 @@ def communication(
     momentum: Literal["average", "restart"] = "average",
     bytes_per_value: int = 4,
 ) -> Communication:
-    """Rounds, complexity and bytes to δ: with K local steps a round, with `growing` ones, or with K_t = ln t.
+    """Rounds, complexity and bytes to δ: with K local steps per round, with a `growing` number, or with K_t = ln t.
 
-    `growing` are the start and the base of K_t = start + ⌊log_base t⌋.
+    `growing` is the start and the base of K_t = start + ⌊log_base t⌋.
     """
     check_choice("momentum", momentum, tuple(VECTORS))
     N, params = checks.count("N", N), checks.count("params", params)
@@ -102,7 +102,7 @@ def communication(
     if growing is not None and (not isinstance(growing, tuple) or len(growing) != 2):
         raise ValueError(f"growing must be a pair (start, base), such as (3, 4.0), not {growing!r}")
     if K is not None and growing is not None:
-        raise ValueError(f"K = {K} and growing = {growing} are two answers to one question; give one of them")
+        raise ValueError(f"K = {K} and growing = {growing} both set the number of local steps; give one of them")
     if K is not None:
         rounds = rounds_fixed(delta, N=N, K=K, constant=constant)
     elif growing is not None:
@@ -114,9 +114,9 @@ def communication(
 
 
 def _work(delta: float, N: int, constant: float) -> float:
-    """constant²/(Nδ²): the local steps a client has to take."""
+    """constant²/(Nδ²): the number of local steps per client."""
     ratio = checks.positive("constant", constant) / checks.positive("delta", delta)
     x = ratio * ratio / checks.count("N", N)
     if not math.isfinite(4 * x) or x == 0:
-        raise ValueError(f"constant²/(Nδ²) leaves double precision for delta = {delta!r} and constant = {constant!r}")
+        raise ValueError(f"constant²/(Nδ²) exceeds double precision for delta = {delta!r} and constant = {constant!r}")
     return x

@@ -89,12 +89,12 @@ def plot_dominance(grid: Dominance, *, axes: Axes | None = None) -> Figure:
         axes.set(xlim=bounds[0], ylim=bounds[1])
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, -0.2), ncols=2, frameon=False, fontsize="small")
     figure = axes.get_figure()
-    assert isinstance(figure, Figure)  # axes that belong to no figure cannot be drawn on
+    assert isinstance(figure, Figure)  # axes without a figure cannot be drawn on
     return figure
 
 
 def _edges(values: Sequence[int]) -> NDArray[np.float64]:
-    """Borders of the cells around the values, halfway between neighbours on a logarithmic axis."""
+    """Cell borders around the values, halfway between neighbours on a logarithmic axis."""
     logs = np.log(np.asarray(values, dtype=float))
     if len(logs) == 1:
         borders = np.array([logs[0] - 0.5, logs[0] + 0.5])

@@ -1,4 +1,4 @@
-"""What the theorems assume to be known of a problem, and the constants they build from it, as the paper prints them."""
+"""The known quantities that the theorems assume of a problem, and the constants built from them, as printed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from fedlalr.theory import checks
 ASSUMPTIONS = (
     "every client's loss is L-smooth",
     "stochastic gradients are unbiased, with variance at most σ²",
-    "every coordinate of every stochastic gradient is at most G∞ in size, and ε ≤ G∞",
+    "every coordinate of every stochastic gradient is at most G∞ in absolute value, and ε ≤ G∞",
     "every client takes part in every round",
     "the step size α is at most 3ε/(20L)",
 )
-"""Under these the paper states its theorems. The functions evaluate formulas; they cannot check the assumptions."""
+"""The assumptions of the paper's theorems. The functions evaluate formulas; they cannot check the assumptions."""
 
 
 @dataclass(frozen=True)
 class Problem:
     """L, σ, G∞, d and f(Z₁) − f* of a problem, with the ε and β1 of the method.
 
-    Z₁ is the starting point: the paper defines it through an iterate before the first, which does not exist.
+    Z₁ is the starting point: the paper defines it by an iterate before the first one, which does not exist.
     """
 
     L: float
@@ -39,7 +39,7 @@ class Problem:
     beta1: float = 0.9
 
     def __post_init__(self) -> None:
-        # Python's numbers from here on: NumPy's narrow ones overflow in the formulas, whole ones without a word.
+        # Python's numbers from here on: NumPy's narrow types overflow in the formulas, integers silently.
         for name in ("L", "G_inf", "eps"):
             object.__setattr__(self, name, checks.positive(name, getattr(self, name)))
         for name in ("sigma", "gap", "beta1"):
@@ -50,7 +50,7 @@ class Problem:
         if self.eps > self.G_inf:
             raise ValueError(
                 f"eps = {self.eps!r} is above G_inf = {self.G_inf!r}; the theorems need ε ≤ G∞, because second moments"
-                " start at ε² and are taken to stay at or below G∞²"
+                " start at ε² and are assumed to stay at or below G∞²"
             )
 
     @property
@@ -61,7 +61,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Constants:
-    """The constants of Appendix 3, each with the factor 2G∞ in it. Theorem 1 has the same, with K for K_{T−1}."""
+    """The constants of Appendix 3, each including the factor 2G∞. Theorem 1 has the same, with K for K_{T−1}."""
 
     gap: float
     """2G∞ (f(Z₁) − f*): the first part of C1."""
@@ -80,24 +80,24 @@ class Constants:
         return self.gap + self.noise
 
     def C2(self, K: int) -> float:  # noqa: N802
-        """C2 of Corollaries 1 and 2, which goes with α²."""
+        """C2 of Corollaries 1 and 2, the coefficient of α²."""
         return self.C2_1 + self.C2_2 * K**2 + self.C2_3 * K**4
 
     def C3(self, K: int) -> float:  # noqa: N802
-        """C3, which goes with 1/(KT)."""
+        """C3, the coefficient of 1/(KT)."""
         return self.C3_1 * K + self.C3_2
 
     def C4(self, K: int) -> float:  # noqa: N802
-        """C4, which goes with αN/(KT)."""
+        """C4, the coefficient of αN/(KT)."""
         return self.C4_1 + self.C4_2 * K
 
 
 def constants(problem: Problem, *, restart: bool = False) -> Constants:
-    """Evaluate the constants. With `restart`, momentum starts from zero in every round, and C2,2 falls away."""
+    """Evaluate the constants. With `restart`, momentum starts from zero in every round, and C2,2 vanishes."""
     L, G, d, eps, beta1 = problem.L, problem.G_inf, problem.d, problem.eps, problem.beta1
     rest = 1 - beta1
     try:
-        room = G**2 - eps**2  # as far as a second moment can move
+        room = G**2 - eps**2  # the range of a second moment
         parts = Constants(
             gap=2 * G * problem.gap,
             noise=2 * G * 5 * L * d * problem.sigma**2 / (4 * eps**2),
@@ -112,5 +112,5 @@ def constants(problem: Problem, *, restart: bool = False) -> Constants:
     except (OverflowError, ZeroDivisionError):
         parts = None
     if parts is None or not all(map(math.isfinite, vars(parts).values())):
-        raise ValueError(f"the constants of {problem} do not fit into double precision; scale the problem or raise eps")
+        raise ValueError(f"the constants of {problem} exceed double precision; scale the problem or raise eps")
     return parts

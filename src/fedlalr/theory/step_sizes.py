@@ -14,7 +14,7 @@ from fedlalr.theory import checks
 
 @dataclass(frozen=True)
 class StepSize:
-    """A step size α beside the two numbers it is the smaller of."""
+    """A step size α, and the two numbers of which it is the minimum."""
 
     alpha: float
     uncapped: float
@@ -24,7 +24,7 @@ class StepSize:
 
     @property
     def cap_binds(self) -> bool:
-        """Whether the cap is the smaller one, so that α cannot follow N and T, from which the rate 1/√(NKT) comes."""
+        """Whether the cap is the minimum, so that α does not scale with N and T, as the rate 1/√(NKT) requires."""
         return self.cap < self.uncapped
 
 
@@ -38,7 +38,7 @@ def cap(*, eps: float, L: float) -> float:
 
 
 def largest_smoothness(*, eps: float, alpha: float) -> float:
-    """The largest L for which α is within the cap: 3ε/(20α).
+    """The largest L for which α satisfies the cap: 3ε/(20α).
 
     >>> f"{largest_smoothness(eps=1e-8, alpha=2e-3):.2g}"  # the paper's own setting for CIFAR
     '7.5e-07'
@@ -63,7 +63,7 @@ def adaptive_step_size(*, N: int, intervals: Sequence[int] | np.ndarray, eps: fl
 
 
 MOST_ROUNDS = 10**8
-"""That are listed one by one."""
+"""The most rounds that are enumerated one by one."""
 
 
 def log_intervals(T: int, *, start: int, base: float) -> NDArray[np.int64]:
@@ -73,17 +73,15 @@ def log_intervals(T: int, *, start: int, base: float) -> NDArray[np.int64]:
     [3, 3, 3, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 5, 5]
     """
     if checks.count("T", T) > MOST_ROUNDS:
-        raise ValueError(
-            f"T must be at most {MOST_ROUNDS:,} where the local steps of every round are listed, not {T:,}"
-        )
+        raise ValueError(f"T must be at most {MOST_ROUNDS:,} to enumerate the local steps of every round, not {T:,}")
     checks.growth(start, base)
-    powers = [float(base)]  # compared with t, because a quotient of logarithms can land below a whole number
+    powers = [float(base)]  # compared with t, because a quotient of logarithms can be rounded below a whole number
     while powers[-1] <= T:
         powers.append(powers[-1] * base)
     return np.searchsorted(np.array(powers), np.arange(1, T + 1), side="right") + start
 
 
 def smaller(N: int, steps: int, largest: float) -> StepSize:
-    """The step size of N clients that make so many local steps each, by a cap."""
+    """The capped step size of N clients with `steps` local steps each."""
     uncapped = math.sqrt(N / steps)
     return StepSize(alpha=min(uncapped, largest), uncapped=uncapped, cap=largest)

@@ -1,4 +1,4 @@
-"""The raw data sets: found locally, in the cache or on the network, verified, and read into plain tensors."""
+"""The raw data sets: found on this machine, in the cache or on the network, verified, and read into plain tensors."""
 
 from fedlalr.data.fetch import DataCorrupt, DataNotFound, Progress
 from fedlalr.data.sources.rawdata import RawData

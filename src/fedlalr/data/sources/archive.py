@@ -16,22 +16,22 @@ _CHUNK = 1 << 20
 
 
 def from_folder(folder: Path, names: Collection[str]) -> dict[str, bytes]:
-    """The content of every named file of a folder; all must be there."""
-    _refuse_missing(folder, [name for name in names if not (folder / name).is_file()])
+    """The content of every named file of a folder; all must exist."""
+    _reject_missing(folder, [name for name in names if not (folder / name).is_file()])
     return {name: read_file(folder / name, LARGEST) for name in names}
 
 
 def from_tar(archive: Path, names: Collection[str]) -> dict[str, bytes]:
-    """The content of every named file of a .tar.gz archive, whatever folder it lies in there; all must be there."""
+    """The content of every named file of a .tar.gz archive, in whatever folder of it; all must exist."""
     try:
         with gzip.open(archive) as stream:
             with tarfile.open(fileobj=stream, mode="r:") as tar:
                 found = _members(tar, names, str(archive))
             while stream.read(_CHUNK):
-                pass  # to the end, where the checksum of the whole stands
+                pass  # to the end, where the checksum is
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataCorrupt(f"{archive} is not a whole archive ({error})") from error
-    _refuse_missing(archive, [name for name in names if name not in found])
+        raise DataCorrupt(f"{archive} is not a complete archive ({error})") from error
+    _reject_missing(archive, [name for name in names if name not in found])
     return found
 
 
@@ -41,8 +41,8 @@ def from_tar_stream(stream: IO[bytes], names: Collection[str], where: str) -> di
         with tarfile.open(fileobj=stream, mode="r|") as tar:
             found = _members(tar, names, where)
     except (tarfile.TarError, EOFError) as error:
-        raise DataCorrupt(f"{where} is not a whole archive ({error})") from error
-    _refuse_missing(where, [name for name in names if name not in found])
+        raise DataCorrupt(f"{where} is not a complete archive ({error})") from error
+    _reject_missing(where, [name for name in names if name not in found])
     return found
 
 
@@ -52,11 +52,11 @@ def gunzip(content: bytes, where: str, limit: int) -> bytes:
     try:
         plain = unpack.decompress(content, limit + 1)
     except zlib.error as error:
-        raise DataCorrupt(f"{where} is not a whole gzip file ({error})") from error
+        raise DataCorrupt(f"{where} is not a complete gzip file ({error})") from error
     if len(plain) > limit:
-        raise DataCorrupt(f"{where} unpacks to more than the {limit:,} bytes that are expected")
+        raise DataCorrupt(f"{where} unpacks to more than the expected {limit:,} bytes")
     if not unpack.eof:
-        raise DataCorrupt(f"{where} is cut short: the gzip stream does not end")
+        raise DataCorrupt(f"{where} is truncated: the gzip stream does not end")
     return plain
 
 
@@ -67,14 +67,12 @@ def _members(tar: tarfile.TarFile, names: Collection[str], where: str) -> dict[s
         if name not in names or not member.isfile():
             continue
         if member.size > LARGEST:
-            raise DataCorrupt(
-                f"{where} holds a {name} of {member.size:,} bytes, more than any file of the data set has"
-            )
+            raise DataCorrupt(f"{where} contains a {name} of {member.size:,} bytes, more than any file of the data set")
         file = tar.extractfile(member)
         found[name] = file.read() if file is not None else b""
     return found
 
 
-def _refuse_missing(where: Path | str, missing: list[str]) -> None:
+def _reject_missing(where: Path | str, missing: list[str]) -> None:
     if missing:
-        raise DataCorrupt(f"{where} is incomplete: it lacks {', '.join(missing)}")
+        raise DataCorrupt(f"{where} is incomplete: missing {', '.join(missing)}")

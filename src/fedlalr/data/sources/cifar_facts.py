@@ -1,4 +1,4 @@
-"""The checksums of the CIFAR archives and of the files in them, as published beside them or measured on them."""
+"""The checksums of the CIFAR archives and of the files in them, as published with them or computed from them."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _EVERY: Final = 5
 
 
 def read() -> Arrays:
-    """All digits. Each fifth image of a class, in order, is for testing; the 17 grey levels are spread over 0…255."""
+    """All digits. Every fifth image of a class, in order, is for testing; the 17 grey levels are scaled to 0…255."""
     table = _table()
     labels = table[:, -1].astype(np.uint8)
     images = np.rint(table[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, *IMAGES.shape)
@@ -41,7 +41,7 @@ def read() -> Arrays:
 def _table() -> np.ndarray:
     """A row of 64 grey levels and the label for each image, from the file that scikit-learn reads.
 
-    Read here, because importing scikit-learn takes over a second; where the file lies elsewhere it is asked after all.
+    Read directly, because importing scikit-learn takes over a second; if the file is elsewhere, scikit-learn is used.
     """
     package = find_spec("sklearn")
     if package is not None and package.origin is not None:

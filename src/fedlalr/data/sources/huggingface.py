@@ -30,7 +30,7 @@ def load(repository: str, progress: Progress | None) -> Any:
     try:
         return datasets.load_dataset(repository)
     except Exception as error:
-        # The package raises errors of its many dependencies; the next route is tried and the reason is shown.
+        # The package raises errors of its many dependencies; the reason is shown and the next route is tried.
         raise RouteFailed(f"{repository} cannot be loaded ({type(error).__name__}: {error})") from error
 
 
@@ -46,6 +46,6 @@ def images(split: Any, image: str, label: str) -> tuple[NDArray[np.uint8], NDArr
 
 
 def rows(split: Any) -> Iterator[tuple[list[str], list[str], list[str]]]:
-    """Batches of (character_id, x, y) of the layout of flwrlabs/shakespeare."""
+    """Batches of (character_id, x, y) in the layout of flwrlabs/shakespeare."""
     for batch in split.iter(batch_size=_BATCH):
         yield batch["character_id"], batch["x"], batch["y"]

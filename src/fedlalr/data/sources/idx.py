@@ -37,7 +37,7 @@ class IdxSet:
     facts: Mapping[str, Fact]
 
     def holds(self, folder: Path) -> bool:
-        """Whether a folder holds any of the files."""
+        """Whether a folder has any of the files."""
         return any(_located(folder, name) is not None for name in FILES.values())
 
     def from_folder(self, folder: Path) -> Arrays:
@@ -45,7 +45,7 @@ class IdxSet:
         places = {name: _located(folder, name) for name in FILES.values()}
         missing = [name for name, path in places.items() if path is None]
         if missing:
-            raise DataCorrupt(f"{folder} is incomplete: it lacks {', '.join(missing)} (plain or .gz)")
+            raise DataCorrupt(f"{folder} is incomplete: missing {', '.join(missing)} (plain or .gz)")
         found = {name: path for name, path in places.items() if path is not None}
         return self.decode({name: (str(path), read_file(path, LARGEST)) for name, path in found.items()})
 
@@ -56,13 +56,13 @@ class IdxSet:
         for key in ("inputs", "test_inputs"):
             if arrays[key].shape[1:] != (height, width):
                 raise DataCorrupt(
-                    f"{contents[FILES[key]][0]} holds images of {arrays[key].shape[1:]}, not {(height, width)}"
+                    f"{contents[FILES[key]][0]} contains images of {arrays[key].shape[1:]}, not {(height, width)}"
                 )
             arrays[key] = arrays[key].reshape(-1, channels, height, width)
         return arrays
 
     def check_checksums(self, arrays: Arrays, where: str) -> None:
-        """Refuse arrays that, written as idx files, are not the original files."""
+        """Reject arrays that, written as idx files, differ from the original files."""
         for key, name in FILES.items():
             values = arrays[key].reshape(-1, *self.images.shape[1:]) if "images" in name else arrays[key]
             self.facts[name].check(encode(values), f"{name} of {where}, as an idx file,")
@@ -99,11 +99,11 @@ def parse(content: bytes, where: str, dimensions: int) -> NDArray[np.uint8]:
         )
     header = 4 + 4 * dimensions
     if len(content) < header:
-        raise DataCorrupt(f"{where} is cut short within its header")
+        raise DataCorrupt(f"{where} is truncated within its header")
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     if len(content) - header != math.prod(shape):
         raise DataCorrupt(
-            f"{where} is cut short or damaged: it holds {len(content) - header:,} values, "
+            f"{where} is truncated or damaged: it has {len(content) - header:,} values, "
             f"but its header states {' × '.join(map(str, shape))}"
         )
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)

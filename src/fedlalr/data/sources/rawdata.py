@@ -1,4 +1,4 @@
-"""What a data set is once it is read: plain arrays, and the facts that they are checked against."""
+"""A data set after reading: plain arrays, and the facts that they are checked against."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Arrays = Mapping[str, NDArray[Any]]
 class RawData:
     """A data set as it was published: images as uint8 `[n, channels, height, width]`, text as `Windows`.
 
-    `groups` says whose a training sample is, where the data knows (the role that speaks); `source` says where it was
-    found.
+    `groups` is the owner of each training sample, if the data records it (the role that speaks); `source` says where
+    it was found.
     """
 
     name: str
@@ -41,7 +41,7 @@ class RawData:
 
 @dataclass(frozen=True)
 class Images:
-    """What an image data set must look like: the shape of an image and the number of images of every class."""
+    """The expected shape of an image data set: that of an image, and the number of images of every class."""
 
     name: str
     shape: tuple[int, int, int]
@@ -54,7 +54,7 @@ class Images:
         return len(self.train_counts)
 
     def check(self, arrays: Arrays, where: str) -> None:
-        """Refuse arrays of another shape, or with other class counts."""
+        """Reject arrays of another shape, or with other class counts."""
         for part, counts in (("", self.train_counts), ("test_", self.test_counts)):
             inputs, targets = arrays[f"{part}inputs"], arrays[f"{part}targets"]
             title = f"the {'test' if part else 'training'} part of {self.name} from {where}"
@@ -69,7 +69,7 @@ class Images:
     def _check_labels(self, targets: NDArray[Any], counts: tuple[int, ...], title: str) -> None:
         if targets.min() < 0 or targets.max() >= self.classes:
             raise DataCorrupt(
-                f"{title} has labels from {targets.min()} to {targets.max()}, but they go from 0 to {self.classes - 1}"
+                f"{title} has labels from {targets.min()} to {targets.max()}, expected 0 to {self.classes - 1}"
             )
         found = np.bincount(targets, minlength=self.classes)
         wrong = np.flatnonzero(found != counts)
@@ -77,7 +77,7 @@ class Images:
             label = int(wrong[0])
             raise DataCorrupt(
                 f"the labels of {title} are wrong: "
-                f"{found[label]:,} images are of class {label}, where {counts[label]:,} are expected"
+                f"{found[label]:,} images are of class {label}, but {counts[label]:,} are expected"
             )
 
     def build(self, arrays: Arrays, source: str) -> RawData:
@@ -95,5 +95,5 @@ class Images:
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:
-    """A tensor on the array's memory, or on a copy where that is read-only."""
+    """A tensor that shares the array's memory, or a copy if that is read-only."""
     return torch.from_numpy(np.require(array, requirements=["C", "W"]))

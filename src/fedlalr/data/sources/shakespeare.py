@@ -22,13 +22,13 @@ from fedlalr.data.sources.vocabulary import CHARACTERS
 from fedlalr.data.windows import Windows
 
 GAP: Final = LENGTH - 1
-_STREAM: Final = 101  # of random bits, apart from those of batches and augmentation
+_STREAM: Final = 101  # a stream of random bits, separate from those of batches and augmentation
 _CHOOSE, _TRAIN, _TEST, _DEAL, _DEAL_TEST = range(5)
 
 
 @dataclass(frozen=True)
 class Split:
-    """The windows of every role, by where they begin in `characters`, for training and for testing."""
+    """The windows of every role, by their starts in `characters`, for training and for testing."""
 
     characters: NDArray[np.uint8]
     train: tuple[NDArray[np.int64], ...]
@@ -37,12 +37,12 @@ class Split:
 
 
 def split(script: Script, train_fraction: float = 0.8) -> Split:
-    """Divide every role's windows in time. A test part that came with the text is kept as it is."""
+    """Split every role's windows in time order. A test part that came with the text is kept."""
     if script.test is not None:
         return _given(script.roles, script.test)
     if not 0 < train_fraction < 1:
         raise ValueError(
-            f"train_fraction is the part of a role's windows to train on, between 0 and 1; it is {train_fraction}"
+            f"train_fraction, the share of a role's windows to train on, must lie between 0 and 1, not {train_fraction}"
         )
     train, test = [], []
     for role in range(len(script.roles.names)):
@@ -64,15 +64,15 @@ def federation(
     train_fraction: float = 0.8,
     source: str = "",
 ) -> RawData:
-    """A federation of roles with equally many windows.
+    """A federation of roles with equal numbers of windows.
 
-    `roles` are drawn among those with more than `train` training and at least `test` test windows; of each, a stretch
-    of consecutive windows is taken, at a place drawn by the seed. None takes all. `iid` pools the same windows,
-    shuffles them and deals them out evenly.
+    `roles` are drawn from those with more than `train` training and at least `test` test windows; each contributes a
+    stretch of consecutive windows at a position drawn from the seed. None takes all. `iid` pools the same windows,
+    shuffles them and splits them evenly.
     """
     for option, value in (("roles", roles), ("train", train), ("test", test)):
         if value is not None and value < 1:
-            raise ValueError(f"{option} must be at least 1, or None for all; it is {value}")
+            raise ValueError(f"{option} must be at least 1, or None for all, not {value}")
     parts = split(script, train_fraction)
     chosen = _choose(parts, roles, train, test, seed)
     train_starts = [_stretch(parts.train[role], train, seed, _TRAIN, role) for role in chosen]
@@ -113,7 +113,7 @@ def _given(train: Roles, test: Roles) -> Split:
 
 
 def _choose(parts: Split, roles: int | None, train: int | None, test: int | None, seed: int) -> list[int]:
-    """Roles with enough windows: all, or as many as asked for, drawn without replacement, in the order of the text."""
+    """Roles with enough windows: all, or the requested number, drawn without replacement, in the order of the text."""
     enough = [
         role
         for role in range(len(parts.names))
@@ -123,8 +123,8 @@ def _choose(parts: Split, roles: int | None, train: int | None, test: int | None
         return enough
     if len(enough) < roles:
         raise ValueError(
-            f"{roles} roles are asked for, but only {len(enough)} of {len(parts.names)} have more than {train or 0} "
-            f"training and at least {test or 1} test windows; ask for fewer roles or shorter stretches"
+            f"{roles} roles were requested, but only {len(enough)} of {len(parts.names)} have more than {train or 0} "
+            f"training and at least {test or 1} test windows; request fewer roles or shorter stretches"
         )
     order = _shuffled(len(enough), seed, _CHOOSE)[:roles]
     return sorted(enough[i] for i in order.tolist())
@@ -139,7 +139,7 @@ def _stretch(starts: NDArray[np.int64], length: int | None, seed: int, stream: i
 
 
 def _pool(characters: Tensor, starts: list[NDArray[np.int64]]) -> tuple[Windows, Tensor]:
-    """All windows one role after another, and whose each is."""
+    """All windows, role by role, and the role of each."""
     sizes = torch.tensor([len(part) for part in starts], dtype=torch.int64)
     groups = torch.repeat_interleave(torch.arange(len(starts)), sizes)
     joined = np.concatenate([np.empty(0, np.int64), *starts])

@@ -1,4 +1,4 @@
-"""How a data set is found: a local folder, the cache, then one route after another, each verified before it counts."""
+"""How a data set is found: a local folder, the cache, then one route after another, each verified before use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedlalr.data.sources.rawdata import Arrays, RawData
 
 @dataclass(frozen=True)
 class Route:
-    """A way to get a data set that is not on this machine: `get` fetches it into a folder of its own and reads it."""
+    """A way to get a data set that is not on this machine: `get` fetches it into an empty folder and reads it."""
 
     title: str
     get: Callable[[Path, Progress | None], Arrays]
@@ -23,7 +23,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Source:
-    """A data set: how to read it in its original formats, where else it can be had, and how to check and build it."""
+    """A data set: how to read it in its original formats, the routes to it, and how to check and build it."""
 
     name: str
     description: str
@@ -47,7 +47,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Found:
-    """Arrays that passed their checks, and where they came from."""
+    """Arrays that passed their checks, and their origin."""
 
     arrays: Arrays
     where: str
@@ -56,7 +56,7 @@ class Found:
 def obtain(
     source: Source, folder: Path | str | None = None, download: bool = True, progress: Progress | None = None
 ) -> Found:
-    """Find a data set in the order that the documentation states, or say everything that was tried."""
+    """Find a data set in the documented order, or raise an error that lists everything that was tried."""
     if folder is not None:
         return _from_given(source, at_home(folder))
     if source.embedded is not None:
@@ -67,18 +67,18 @@ def obtain(
     for place in _places(source):
         if source.holds(place):
             return _read(source, place)
-        tried.append(f"folder {place}: no {source.name} there")
+        tried.append(f"folder {place}: {source.name} not found")
     cached = _from_cache(source, tried)
     if cached is not None:
         return cached
     if not download:
-        tried.append("download: not allowed by this call")
+        tried.append("download: disabled in this call")
         raise DataNotFound(_not_found(source, tried))
     return _from_routes(source, tried, progress)
 
 
 def fetch(source: Source, progress: Progress | None = None, force: bool = False) -> Found:
-    """Make sure that the cache holds a data set, downloading it if it is missing, damaged or to be renewed."""
+    """Make sure that the cache has a data set: download it if it is missing, damaged or to be replaced."""
     if source.embedded is not None:
         return obtain(source)
     tried: list[str] = []
@@ -108,15 +108,15 @@ def _places(source: Source) -> list[Path]:
 
 
 def _from_given(source: Source, folder: Path) -> Found:
-    """A folder that the user named is the only place to look."""
+    """If the user names a folder, look only there."""
     if not folder.exists():
-        holder = f"give the folder that holds {source.formats}"
+        holder = f"give a folder with {source.formats}"
         embedded = f"{source.name} comes with scikit-learn, so leave the folder out"
         raise DataNotFound(f"{folder} does not exist; {holder if source.embedded is None else embedded}")
     for place in (folder, *(folder / sub for sub in source.subfolders if sub)):
         if source.holds(place):
             return _read(source, place)
-    raise DataNotFound(f"{folder} does not hold {source.name}; it must hold {source.formats}")
+    raise DataNotFound(f"{folder} does not contain {source.name}; it must contain {source.formats}")
 
 
 def _read(source: Source, place: Path) -> Found:
@@ -131,14 +131,14 @@ def _from_cache(source: Source, tried: list[str]) -> Found | None:
         if file.is_file():
             arrays, origin = cache.load(file, name)
             return Found(arrays, f"{file} (from {origin})")
-        tried.append(f"cache {file}: not there")
+        tried.append(f"cache {file}: not found")
     return None
 
 
 def _from_routes(source: Source, tried: list[str], progress: Progress | None, force: bool = False) -> Found:
     with locked(data_folder(), source.name, progress):
         if not force:
-            cached = _from_cache(source, [])  # another process may have fetched it meanwhile
+            cached = _from_cache(source, [])  # another process may have fetched it in the meantime
             if cached is not None:
                 return cached
         for route in source.routes:
@@ -171,6 +171,6 @@ def _not_found(source: Source, tried: list[str]) -> str:
         f"{source.name} was not found. Tried, in this order:\n{attempts}\nWhat you can do:\n"
         f"  - connect to the internet and run: fedlalr data fetch {source.name}\n"
         f"  - put {source.formats} into a folder and pass it as folder=…\n"
-        f"  - copy {file} from the data folder of a machine that has it to {data_folder()}\n"
-        f"  - set FEDLALR_DATA to a folder that holds one of these"
+        f"  - copy {file} from the data folder of another machine to {data_folder()}\n"
+        f"  - set FEDLALR_DATA to a folder with one of these"
     )

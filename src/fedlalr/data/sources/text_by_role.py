@@ -1,7 +1,7 @@
-"""A text by roles: characters, the pieces they form, and whose the pieces are.
+"""A text by roles: its characters, its pieces, and the role of each piece.
 
-Every source of Shakespeare is read into this one structure: plays, where a role's speeches are joined into one piece of
-text, and LEAF's windows, which overlap and are laid together again into the text that they were cut from.
+Every source of Shakespeare is read into this structure: plays, where a role's speeches are joined into one piece of
+text, and LEAF's overlapping windows, from which the original text is reassembled.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Roles:
         return np.bincount(self.owners, weights=each, minlength=len(self.names)).astype(np.int64)
 
     def starts(self, role: int) -> NDArray[np.int64]:
-        """Where a role's windows begin, in the order in which they are spoken. A window never crosses pieces."""
+        """The starts of a role's windows, in spoken order. A window never crosses pieces."""
         mine = np.flatnonzero(self.owners == role)
         return np.concatenate(
             [np.empty(0, np.int64), *(np.arange(self.pieces[j], self.pieces[j + 1] - LENGTH) for j in mine)]
@@ -63,7 +63,7 @@ class Roles:
 
 @dataclass(frozen=True)
 class Script:
-    """A text to cut into windows: undivided, or with the test part that came with it."""
+    """A text to cut into windows: unsplit, or with the test part that came with it."""
 
     edition: str
     roles: Roles
@@ -82,7 +82,7 @@ class Script:
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Script:
-        """What `arrays` made."""
+        """The inverse of `arrays`."""
         parts = [
             Roles(
                 arrays[f"{part}characters"],
@@ -99,7 +99,7 @@ class Script:
 def lay_together(rows: Iterable[tuple[str, str, str]], where: str) -> dict[str, list[str]]:
     """The text that windows of stride 1 were cut from: (role, window, next character) in time order within a role.
 
-    Where a window does not continue the one before, a new piece of text begins.
+    A window that does not continue the previous one starts a new piece of text.
 
     >>> x = "a" * 78
     >>> lay_together([("HAM", "T" + x + "b", "c"), ("HAM", x + "bc", "d"), ("KING", "Q" + x + "e", "f")], "a test") == {

@@ -1,4 +1,4 @@
-"""Where a Shakespeare text is read from: Gutenberg's plays, LEAF's JSON files, the table of flwrlabs/shakespeare."""
+"""Readers of Shakespeare texts: Gutenberg's plays, LEAF's JSON files, the table of flwrlabs/shakespeare."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ GUTENBERG = "Gutenberg's single plays (not LEAF's text)"
 OWN = "plays of your own (not LEAF's text)"
 LEAF = "LEAF's windows"
 LEAF_ROLES, LEAF_ROWS = 1_129, 4_226_158
-"""What LEAF states of its Shakespeare."""
+"""LEAF's own counts of its Shakespeare."""
 LARGEST_TABLE = 2 << 30
-"""Bytes of a file of LEAF's; all its windows together take a fifth of that."""
+"""Bytes of one of LEAF's files; all its windows together take a fifth of that."""
 
 
 def reader(folder: Path) -> Callable[[], Script] | None:
-    """How to read what a folder (or an archive) holds, in the first known layout that fits; None where none does."""
+    """The reader for a folder (or an archive), by the first known layout that fits; None if none does."""
     if folder.is_file():
         return (lambda: from_archive(folder)) if folder.name == ARCHIVE else None
     train, test = (sorted((folder / part).glob("*.json")) for part in ("train", "test"))
@@ -47,7 +47,7 @@ def from_folder(folder: Path) -> Script:
     """Read a text in one of the known layouts."""
     read = reader(folder)
     if read is None:
-        raise DataCorrupt(f"{folder} holds no text of Shakespeare in a known layout")
+        raise DataCorrupt(f"{folder} has no Shakespeare text in a known layout")
     return read()
 
 
@@ -66,7 +66,7 @@ def from_plays(contents: Mapping[str, tuple[str, bytes]]) -> Script:
 
 
 def from_leaf(files: Iterable[Path]) -> Roles:
-    """LEAF's JSON: per user the lists x of windows and y of labels."""
+    """LEAF's JSON: for each user, the lists x of windows and y of labels."""
     texts: dict[str, list[str]] = {}
     for path in files:
         for user, (windows, labels) in _leaf_users(path):
@@ -86,7 +86,7 @@ def from_rows(batches: Iterable[tuple[list[str], list[str], list[str]]], where: 
 
 
 def check_leaf(roles: Roles, where: str) -> None:
-    """Refuse a table that is not the whole of LEAF's Shakespeare."""
+    """Reject a table that is not the complete LEAF Shakespeare."""
     found = (len(roles.names), int(roles.windows.sum()))
     if found != (LEAF_ROLES, LEAF_ROWS):
         raise DataCorrupt(

@@ -1,7 +1,7 @@
 """Reading a pickle of plain arrays without running anything that is in it.
 
 A pickle is a program: it names functions and calls them. This reader resolves every name to an inert stand-in of its
-own, so not even NumPy is called by the file; names that CIFAR's archives do not use are refused.
+own, so not even NumPy is called by the file; names that CIFAR's archives do not use are rejected.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ def plain(content: bytes, where: str) -> dict[str, Any]:
         _check_memo(content)
         return _settle(_PlainUnpickler(content).load())
     except DataCorrupt as error:
-        raise DataCorrupt(f"{where} is refused: {error}") from None
+        raise DataCorrupt(f"{where} is rejected: {error}") from None
     except Exception as error:
-        # Any byte string may be given, and the unpickler fails on it with whatever its opcodes run into.
+        # The content may be any byte string, on which the unpickler can fail with any error.
         raise DataCorrupt(f"{where} is not a readable pickle: {type(error).__name__}: {error}") from error
 
 
 class _Type:
-    """Stands for `numpy.dtype`: nothing but a remembered name."""
+    """Stands in for `numpy.dtype`: only keeps the name."""
 
     def __init__(self, name: object, *_: object) -> None:
         self.name = name.decode("ascii") if isinstance(name, bytes) else str(name)
 
     def __setstate__(self, state: object) -> None:
-        """Byte order and alignment, which a single byte does not have."""
+        """Byte order and alignment, which are irrelevant for single bytes."""
 
 
 class _ArrayMark:
-    """Stands for the class `numpy.ndarray`, which the file names but may not call."""
+    """Stands in for the class `numpy.ndarray`, which the file names but may not call."""
 
     def __init__(self, *_: object) -> None:
         raise DataCorrupt("it builds an array in a way that CIFAR's files do not")
 
 
 class _Array:
-    """Stands for an array under construction; becomes a real one only if it is made of plain bytes."""
+    """Stands in for an array under construction; becomes a real one only if it consists of plain bytes."""
 
     def __init__(self, *_: object) -> None:
         self.value: NDArray[np.uint8] | None = None
@@ -57,14 +57,14 @@ class _Array:
         match state:
             case (int(), tuple() as shape, _Type(name="u1" | "uint8" | "|u1"), False | 0, bytes() as raw):
                 if not all(isinstance(n, int) and n >= 0 for n in shape) or math.prod(shape) != len(raw):
-                    raise DataCorrupt(f"an array of shape {shape} cannot be made of {len(raw):,} bytes")
+                    raise DataCorrupt(f"an array of shape {shape} does not have {len(raw):,} bytes")
                 self.value = np.frombuffer(raw, np.uint8).reshape(shape)
             case _:
-                raise DataCorrupt("it holds an array that is not made of plain unsigned bytes")
+                raise DataCorrupt("it contains an array that does not consist of plain unsigned bytes")
 
 
 def _encode(text: object, encoding: object) -> bytes:
-    """How Python 3 writes bytes in old pickles."""
+    """The way Python 3 writes bytes in old pickle protocols."""
     if not isinstance(text, str) or encoding != "latin1":
         raise DataCorrupt("it encodes text in a way that CIFAR's files do not")
     return text.encode("latin1")
@@ -80,13 +80,13 @@ _STAND_INS: dict[tuple[str, str], Any] = {
 
 
 def _check_memo(content: bytes) -> None:
-    """Refuse numbers of remembered objects that no real file has: the unpickler takes memory for all up to the number.
+    """Reject memo indices that no real file has: the unpickler allocates memory for all indices up to the largest.
 
-    Five bytes could otherwise ask for 64 GiB. Every object is remembered by a byte or more of the file.
+    Otherwise five bytes could allocate 64 GiB. Every memo entry takes at least one byte of the file.
     """
     for opcode, argument, _ in pickletools.genops(content):
         if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= int(argument or 0) <= len(content):
-            raise DataCorrupt(f"it remembers an object as number {argument:,}, and has only {len(content):,} bytes")
+            raise DataCorrupt(f"it has a memo index of {argument:,}, but only {len(content):,} bytes")
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -97,7 +97,7 @@ class _PlainUnpickler(pickle.Unpickler):
         try:
             return _STAND_INS[module, name]
         except KeyError:
-            raise DataCorrupt(f"it names {module}.{name}, and only plain arrays are unpickled") from None
+            raise DataCorrupt(f"it names {module}.{name}, but only plain arrays are unpickled") from None
 
     def persistent_load(self, pid: object) -> NoReturn:
         raise DataCorrupt("it refers to an object outside the file")
@@ -106,7 +106,7 @@ class _PlainUnpickler(pickle.Unpickler):
 def _settle(found: object) -> dict[str, Any]:
     """The file's dict with text as keys and real arrays for the stand-ins. CIFAR nests nothing deeper than a list."""
     if not isinstance(found, dict):
-        raise DataCorrupt(f"it holds a {type(found).__name__} where CIFAR's files hold a dict")
+        raise DataCorrupt(f"it contains a {type(found).__name__}, but CIFAR's files contain a dict")
     return {_text(name): _value(item) for name, item in found.items()}
 
 
@@ -127,5 +127,5 @@ def _value(item: object) -> Any:
         case list() if all(isinstance(entry, int | str | bytes) for entry in item):
             return item
     raise DataCorrupt(
-        f"it holds a {type(item).__name__.strip('_')}, and only plain arrays, lists, texts and numbers are read"
+        f"it contains a {type(item).__name__.strip('_')}, but only plain arrays, lists, texts and numbers are read"
     )

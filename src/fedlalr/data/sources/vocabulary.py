@@ -1,4 +1,4 @@
-"""LEAF's 80 characters, and what becomes of others."""
+"""LEAF's 80 characters, and the replacements for others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CODES[[ord(character) for character in CHARACTERS]] = np.arange(len(CHARACTERS)
 
 _REPLACED: Final = str.maketrans(
     {
-        # Slips and marks of the Gutenberg transcriptions.
+        # Errors and marks in the Gutenberg transcriptions.
         "{": "[",
         "/": ",",
         "_": "",
@@ -46,7 +46,7 @@ _REPLACED: Final = str.maketrans(
 
 
 def normalise(text: str) -> str:
-    """Replace the characters that editions of Shakespeare are known to use beyond the 80, and drop accents.
+    """Replace the characters outside the 80 that are known from editions of Shakespeare, and drop accents.
 
     >>> normalise("{Aside.] Ay, “tremor cordis” — Orléans")
     '[Aside.] Ay, "tremor cordis" -- Orleans'
@@ -58,7 +58,7 @@ def normalise(text: str) -> str:
 
 
 def encode(text: str, where: str) -> NDArray[np.uint8]:
-    """The codes of a text. A character outside the vocabulary is an error that says where it stands.
+    """The codes of a text. A character outside the vocabulary is an error that names its position.
 
     >>> encode("Ay!", "a test").tolist()
     [25, 77, 2]
@@ -76,5 +76,5 @@ def encode(text: str, where: str) -> NDArray[np.uint8]:
 
 
 def decode(codes: NDArray[np.uint8]) -> str:
-    """The text of some codes."""
+    """The text of a sequence of codes."""
     return "".join(CHARACTERS[code] for code in codes.tolist())

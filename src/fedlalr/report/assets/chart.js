@@ -1,5 +1,5 @@
 "use strict";
-// Line charts and maps as SVG, drawn to the width they are given. No dependency.
+// Line charts and maps as SVG, drawn to the available width. No dependencies.
 
 const NAMESPACE = "http://www.w3.org/2000/svg";
 
@@ -13,7 +13,7 @@ make.svg = new Set(["g", "path", "line", "text", "rect", "title"]);
 
 const COLOURS = 8;
 
-// What a line looks like: as its series says ([colour, dashes]), or by its place, with the next dashes when colours are used up.
+// The look of a line: that of its series ([colour, dashes]), or by its index, with the next dashes when colours run out.
 function lookOf(series, i, dashes) {
   const [hue, dash] = series.look || [i % COLOURS, (i + Math.floor(i / COLOURS)) % dashes.length];
   return { colour: `var(--c${hue})`, dash: dashes[dash] || undefined };
@@ -53,7 +53,7 @@ function decades(low, high, wanted) {
   return found;
 }
 
-// Positive values over more than two decades are shown on a logarithmic scale.
+// Positive values that span more than two decades get a logarithmic scale.
 function scaleOf(values, from, to, { zero = false, whole = false, wanted = 5, widen = false } = {}) {
   let low = Infinity, high = -Infinity;
   for (const v of values) if (v !== null) { low = Math.min(low, v); high = Math.max(high, v); } // too many for arguments
@@ -80,7 +80,7 @@ function path(points) {
   return text;
 }
 
-// The stretches of a band between its breaks.
+// The segments of a band between its breaks.
 function parts(series) {
   const found = [[]];
   series.x.forEach((_, k) => {
@@ -90,7 +90,7 @@ function parts(series) {
   return found.filter((part) => part.length);
 }
 
-// Draws now and whenever the width has changed.
+// Draws now and whenever the width changes.
 function drawnToWidth(container, draw) {
   let width = container.clientWidth;
   draw();
@@ -210,7 +210,7 @@ function aria(view, series) {
   return `${view.yLabel} against ${view.xLabel}. ${ends.join("; ")}. Arrow keys move along the lines.`;
 }
 
-// Clients by classes; the more samples, the stronger the colour.
+// Clients by classes; more samples, stronger colour.
 function map(container, describe) {
   const LEVELS = 8;
 
@@ -221,7 +221,7 @@ function map(container, describe) {
     const box = { left: 44, right: width - 8, top: 22, bottom: 22 + row * classes };
     const column = (box.right - box.left) / counts.length;
     const most = Math.max(1, ...counts.map((c) => Math.max(...c)));
-    const svg = make("svg", { viewBox: `0 0 ${width} ${box.bottom + 40}`, role: "img", "aria-label": `Samples of each of ${classes} classes on ${counts.length} clients, at most ${most}. The facts below say it in numbers.` });
+    const svg = make("svg", { viewBox: `0 0 ${width} ${box.bottom + 40}`, role: "img", "aria-label": `Samples of each of ${classes} classes on ${counts.length} clients, at most ${most}. The facts below give the numbers.` });
     const shapes = Array.from({ length: LEVELS }, () => "");
     counts.forEach((client, i) => client.forEach((count, k) => {
       if (!count) return;

@@ -1,4 +1,4 @@
-// The switches of the page, and what each chart shows under them.
+// The controls of the page, and the charts that they control.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const find = (id) => document.getElementById(id);
@@ -49,7 +49,7 @@ function curves() {
 
 function trajectories() {
   if (!data.trajectories.length) {
-    find("trajectories-chart").textContent = "No trajectory was recorded in these runs. The setting trajectory={clients: [0, 1]} records one of FedLALR.";
+    find("trajectories-chart").textContent = "No trajectory was recorded in these runs. To record one for FedLALR, set trajectory={clients: [0, 1]}.";
     find("trajectories-y").hidden = true;
     return;
   }
@@ -60,7 +60,7 @@ function trajectories() {
       label: `client ${c.client}`, x: c.x, ...c.values[name],
       breaks: new Set(c.round.flatMap((r, k) => (k && r !== c.round[k - 1] ? [k] : []))),
     })),
-    xLabel: "local steps, round after round",
+    xLabel: "local steps, round by round",
     yLabel: run.quantities.filter((q) => q.name === name).map((q) => q.name + q.detail)[0],
     zero: false, whole: true,
     marks: run.marks.map((m) => ({ x: m.x, text: `round ${m.round}` })),
@@ -73,8 +73,8 @@ function trajectories() {
   }));
   const quantities = () => radios(find("trajectories-y"), run.quantities.map((q) => [q.name, q.name]), (value) => { name = value; draw(); });
   quantities();
-  if (data.runs > 1 && data.trajectories.length === 1) { // of several trajectories the list says which
-    find("trajectories-of").textContent = `Of ${run.label}; the other runs recorded none.`;
+  if (data.runs > 1 && data.trajectories.length === 1) { // with several trajectories the list names the run
+    find("trajectories-of").textContent = `Recorded by ${run.label}; the other runs have none.`;
     find("trajectories-of").hidden = false;
   }
   options("trajectories-run", data.trajectories, (chosen) => { run = chosen; name = run.quantities[0].name; quantities(); draw(); });
