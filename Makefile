@@ -73,3 +73,23 @@ docs: $(VENV)/docs.stamp
 
 clean:
 	rm -rf $(VENV) site runs .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# The quick tests with the oldest versions that pyproject.toml allows and with the newest that are published, each in
+# an environment of its own. The newest are tried twice: Flower holds some of the others back, so first without it.
+.PHONY: test-oldest test-newest
+OLDEST_PYTHON ?= python3.11
+NEWEST_PYTHON ?= python3.13
+SUITE := -m pytest -n $(PROCESSES) --dist loadfile -p no:cacheprovider
+
+test-oldest:
+	$(OLDEST_PYTHON) -m venv --clear .venv-oldest
+	.venv-oldest/bin/python .ci/oldest.py > .venv-oldest/constraints.txt
+	.venv-oldest/bin/pip install --quiet -c .venv-oldest/constraints.txt -e '.[dev,flower,data,track]'
+	.venv-oldest/bin/python $(SUITE)
+
+test-newest:
+	$(NEWEST_PYTHON) -m venv --clear .venv-newest
+	.venv-newest/bin/pip install --quiet -e '.[dev,data,track]'
+	.venv-newest/bin/python $(SUITE) --ignore tests/flower
+	.venv-newest/bin/pip install --quiet -e '.[dev,flower,data,track]'
+	.venv-newest/bin/python $(SUITE) tests/flower

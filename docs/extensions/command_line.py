@@ -30,21 +30,12 @@ def _sections(command: Any, path: str) -> Iterator[str]:
         return
     yield f"### {path}\n"
     yield from _help(command.help or "")
-    arguments = [
-        parameter.make_metavar(_context(command))
-        for parameter in command.params
-        if not parameter.opts[0].startswith("-")
-    ]
-    yield f"\nUsage: `{' '.join([path, '[OPTIONS]', *arguments])}`\n"
+    yield f"\nUsage: `{' '.join([path, *command.collect_usage_pieces(command.context_class(command))])}`\n"
     options = [parameter for parameter in command.params if parameter.opts[0].startswith("-")]
     if options:
         yield from ("| option | | default |", "|---|---|---|")
         yield from (_row(option) for option in options)
         yield ""
-
-
-def _context(command: Any) -> Any:
-    return command.context_class(command)
 
 
 def _row(option: Any) -> str:

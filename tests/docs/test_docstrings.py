@@ -10,7 +10,7 @@ import pytest
 
 import fedlalr
 
-OPTIONAL = ("flwr", "triton", "datasets", "mlflow", "tensorboard")
+OPTIONAL = ("flwr", "cryptography", "triton", "datasets", "mlflow", "tensorboard")
 """Libraries of extras: a module that needs one is left out where it is missing."""
 MODULES = sorted(module.name for module in pkgutil.walk_packages(fedlalr.__path__, "fedlalr."))
 

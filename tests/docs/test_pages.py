@@ -22,8 +22,12 @@ from fedlalr.config import Config
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted({*DOCS.rglob("*.md")} - {*DOCS.glob("results/*/**/*.md")})  # what runs wrote is no page
-MARKS = {"data.md": pytest.mark.data, "theory.md": pytest.mark.slow}
-"""Pages whose examples need a data set or minutes; tests/theory compares what the theory's examples print."""
+MARKS = {
+    "data.md": pytest.mark.data,
+    "theory.md": pytest.mark.slow,
+    "flower.md": pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="Flower is not installed"),
+}
+"""Pages whose examples need a data set, minutes or Flower; tests/theory compares what the theory's examples print."""
 
 Identifiers = [str(page.relative_to(DOCS)) for page in PAGES]
 

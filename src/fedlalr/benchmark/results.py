@@ -7,9 +7,10 @@ import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from fedlalr import __version__
 from fedlalr.algorithms import ALGORITHMS
@@ -93,7 +94,7 @@ def machine(device: str = "cpu") -> dict[str, Any]:
         "cores": usable_cores(),
         "load": load,
         "python": platform.python_version(),
-        "torch": version("torch"),
+        "torch": str(torch.__version__),
         "fedlalr": __version__,
     }
 

@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -32,7 +33,7 @@ app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     add_completion=False,
-    suggest_commands=False,  # click suggests too
+    suggest_commands=find_spec("typer._click") is not None,  # an older Typer uses click, which suggests by itself
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -88,7 +88,8 @@ def examine(run_folder: str | Path = "runs") -> Health:
     seconds, failure = _time_checkpoint(runs)
     found = {data.name: data.where for data in available()}
     health = Health(
-        versions={"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        versions={"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+        | {"torch": str(torch.__version__)},  # which also says for what device it was built
         machine=f"{platform.system()} {platform.release()}, {platform.machine()}",
         cores=usable_cores(),
         memory=free_memory(torch.device("cpu")),

@@ -65,9 +65,11 @@ def lstm_forward(projected, weight, bias, hidden, cells, gates, steps, batch, SI
     c = tl.zeros([TILE, SIZE], tl.float32)
     xi, xf, xg, xo = load_gates(projected, wide, valid, SIZE)
     for t in range(steps):
-        # prefetch the next step's inputs: this step's products hide the latency
+        # Prefetch the next step's inputs: this step's products hide the latency.
+        # The mask is one comparison: Triton 3.9's interpreter rejects `valid & (t + 1 < steps)`.
         ahead = wide + batch * 4 * SIZE
-        ni, nf, ng, no = load_gates(projected, ahead, valid & (t + 1 < steps), SIZE)
+        more = sequence < tl.where(t + 1 < steps, batch, 0)
+        ni, nf, ng, no = load_gates(projected, ahead, more, SIZE)
         i = tl.sigmoid(tl.dot(h, wi) + (xi + bi))
         f = tl.sigmoid(tl.dot(h, wf) + (xf + bf))
         g = tanh(tl.dot(h, wg) + (xg + bg))
@@ -100,7 +102,8 @@ def lstm_backward(dhidden, weight, cells, gates, dgates, steps, batch, SIZE: tl.
     given = tl.load(dhidden + place, mask=valid, other=0.0).to(tl.float32)
     for t in range(steps):
         # prefetch what the previous step needs: this step's work hides the latency
-        before, wide_before, more = place - batch * SIZE, wide - batch * 4 * SIZE, valid & (t + 1 < steps)
+        before, wide_before = place - batch * SIZE, wide - batch * 4 * SIZE
+        more = sequence < tl.where(t + 1 < steps, batch, 0)
         c_before = tl.load(cells + before, mask=more, other=0.0)
         ni, nf, ng, no = load_gates(gates, wide_before, more, SIZE)
         given_before = tl.load(dhidden + before, mask=more, other=0.0).to(tl.float32)
