@@ -6,11 +6,12 @@ PROCESSES ?= 2
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint test-data test-flower test-faults test-browser test-track test-gpu test-slow docs clean
+.PHONY: help demo test quick lint test-portable test-data test-flower test-faults test-browser test-track test-gpu test-slow docs clean
 
 help:
 	@echo "make demo       install, then compare six methods on the embedded data set (a minute)"
 	@echo "make test       install, then lint, types and all quick tests (PROCESSES=2; 0: all in one)"
+	@echo "make test-portable  the numeric tests under other instructions, threads, orders and paths (minutes)"
 	@echo "make test-data  fetch the real data sets and run the tests that need them"
 	@echo "make test-flower, test-faults, test-browser, test-track, test-gpu, test-slow: the longer suites"
 	@echo "make docs       build the documentation into site/"
@@ -38,14 +39,32 @@ $(VENV)/track.stamp: $(VENV)/dev.stamp
 demo: $(VENV)/core.stamp
 	$(BIN)/fedlalr compare quickstart --seeds 3 --run-dir runs/demo
 
-test: $(VENV)/dev.stamp lint
-	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --cov --cov-report=term --cov-fail-under=95
+# Types take one core a minute or more on a fresh clone, so the tests run beside them.
+test: $(VENV)/dev.stamp
+	@$(MAKE) --no-print-directory -j 2 quick lint
+
+# A process that is done takes tests from the other.
+quick: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal --durations=25 --cov --cov-report=term --cov-fail-under=95
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The numeric tests as other processors, libraries and surroundings would compute them; each word of SETTINGS is a run.
+SETTINGS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 MKL_CBWR=COMPATIBLE \
+	ONEDNN_MAX_CPU_ISA=AVX2 LC_ALL=C OMP_NUM_THREADS=2
+NUMERIC := tests/algorithms tests/models tests/theory tests/test_contract.py tests/test_learning.py \
+	$(addprefix tests/federation/test_,run.py reducing.py robust.py evaluation.py gradient_norms.py) \
+	$(addprefix tests/training/test_,engines.py stacked.py linear_rounds.py other_gradients.py own_methods.py kernels.py clipping.py)
+
+test-portable: $(VENV)/dev.stamp
+	@for setting in $(SETTINGS); do echo "$$setting, random order, a path with spaces and accents"; \
+		folder="$$(mktemp -d)/ein größerer Pfad"; \
+		env $$setting $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal --shuffle $$$$ --basetemp "$$folder" $(NUMERIC) \
+		|| exit 1; done
 
 test-data: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m data -rs

@@ -1,14 +1,30 @@
-"""Shared by all tests: one thread (two beside another busy process stall), and a small federation to train on."""
+"""Shared by all tests: one thread if no number is set (two beside another busy process stall), a seed, a federation."""
 
 from __future__ import annotations
+
+import os
+import random
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 Pairs = list[tuple[Tensor, Tensor]]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and the tests of each, in a random order")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seed = config.getoption("--shuffle")
+    if seed is not None:
+        order = random.Random(seed)
+        order.shuffle(items)
+        files = {item.path: order.random() for item in items}
+        items.sort(key=lambda item: files[item.path])  # a file's tests stay together: they share fixtures
 
 
 def make_clients(sizes: tuple[int, ...] = (7, 12, 5, 9, 10), features: int = 4, seed: int = 0) -> Pairs:
@@ -27,6 +43,12 @@ def make_model(seed: int = 0, features: int = 4) -> nn.Module:
     """A two-layer network in float64."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(features, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    """Every test draws the same numbers in whatever order tests run."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ def test_what_the_theorems_do_not_allow_is_explained(arguments: tuple[str, ...],
     assert result.stderr.count("\n") == 1
 
 
-def test_a_terminal_without_greek_still_gets_its_answer() -> None:
+def test_the_module_runs_as_a_command_and_a_terminal_without_greek_still_gets_its_answer() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "fedlalr", "theory", "-N", "4", "--start", "3", "--base", "4"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -7,6 +7,7 @@ import pytest
 
 from algorithms import derivations as d
 from algorithms.numpy_federation import Batch, Federation, Method, Network, State, Vector, simulate
+from closeness import assert_close
 
 NETWORK = Network(features=4, hidden=5, classes=3)
 SIZES = (4, 7, 3, 6, 5)
@@ -45,7 +46,7 @@ def test_hand_gradient_matches_finite_differences() -> None:
 def test_clipping_bounds_the_loss_gradient_before_weight_decay() -> None:
     x, batch = start_point(), client_data()[0]
     clipped = Federation(NETWORK, [], SIZES, 0.1, weight_decay=0.25, clip_norm=1e-2).oracle(batch)(x)
-    np.testing.assert_allclose(np.linalg.norm(clipped - 0.25 * x), 1e-2, rtol=1e-12)
+    assert np.linalg.norm(clipped - 0.25 * x) == pytest.approx(1e-2, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_clipping_bounds_the_loss_gradient_before_weight_decay() -> None:
 )
 def test_neutral_settings_are_fedavg(method: Method, slots: dict[str, float]) -> None:
     equal = [3] * len(SIZES)
-    np.testing.assert_allclose(final(method, equal, **slots)["x"], final(d.fedavg, equal)["x"], rtol=1e-12)
+    assert_close(final(method, equal, **slots)["x"], final(d.fedavg, equal)["x"])
 
 
 def test_fednova_differs_from_fedavg_when_clients_take_unequal_steps() -> None:
@@ -79,14 +80,14 @@ def test_scaffold_starts_as_fedavg_and_then_leaves_it() -> None:
 def test_scaffold_control_is_the_mean_of_the_clients_controls_at_full_participation() -> None:
     x = start_point()
     server, kept = simulate(federation([1, 2, 3, 2, 1]), d.scaffold, {"x": x, "c": np.zeros_like(x)})[-1]
-    np.testing.assert_allclose(server["c"], np.mean([kept[i]["c_i"] for i in range(len(SIZES))], axis=0), rtol=1e-12)
+    assert_close(server["c"], np.mean([kept[i]["c_i"] for i in range(len(SIZES))], axis=0))
 
 
 def test_unamended_fedlada_is_fedlalr_with_restarted_momentum() -> None:
     steps = [1, 2, 3, 2, 1]
     lada = final(d.fedlada(0.9, 0.99, 1.0), steps, v_hat=1e-16, g_a=0.0)
     lalr = final(d.fedlalr(0.9, 0.99, "restart"), steps, v_hat=1e-16)
-    np.testing.assert_allclose(lada["x"], lalr["x"], rtol=1e-12)
+    assert_close(lada["x"], lalr["x"])
 
 
 def test_joint_correction_of_one_client_restores_its_own_change() -> None:
@@ -96,4 +97,4 @@ def test_joint_correction_of_one_client_restores_its_own_change() -> None:
         simulate(alone, d.lafedopt(0.9, 0.99, 1e-8, how, d.average_server(1.0)), {"x": x})[-1][0]["x"]
         for how in ("none", "joint")
     )
-    np.testing.assert_allclose(joint, none, rtol=1e-12)
+    assert_close(joint, none)

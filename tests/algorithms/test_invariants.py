@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import fedlalr as fl
 from algorithms.numpy_federation import Batch, Network, Vector
+from closeness import assert_close
 from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.federation.replies.reducing import mean_change, reduce_slots, weights
 
@@ -219,7 +220,7 @@ def test_one_client_is_amsgrad_whose_v_is_reset_to_v_hat_every_round():
     result = run(tensors([batch]), fedlalr(lr=0.1), initial_model(), rounds=12)
     *_, (x, m, v_hat) = amsgrad(parameters(initial_model()), batch, 0.1, steps=48, reseed_every=4)
     for slot, wanted in {"x": x, "m": m, "v_hat": v_hat}.items():
-        np.testing.assert_allclose(flat(result, slot), wanted, rtol=1e-10, atol=1e-12 * np.abs(wanted).max())
+        assert_close(flat(result, slot), wanted, tolerance=1e-10)
     *_, (never_reset, _, _) = amsgrad(parameters(initial_model()), batch, 0.1, steps=48, reseed_every=None)
     assert np.abs(never_reset - x).max() > 1e-4
 
@@ -237,7 +238,7 @@ def test_torch_adam_with_amsgrad_is_another_rule():
             adam.step()
         ours = flat(run([(inputs, targets)], fedlalr(lr=lr), initial_model(), rounds=1, local=fl.Steps(steps)), "x")
         *_, (ams, _, _) = amsgrad(parameters(initial_model()), batch, lr, steps, reseed_every=None)
-        np.testing.assert_allclose(ours, ams, rtol=1e-12)
+        assert_close(ours, ams)
         assert np.abs(ours - parameters(model)).max() > 0.2 * lr
 
 
@@ -248,7 +249,7 @@ def test_identical_clients_are_one_client(momentum, second_moment):
         run([(inputs, targets)] * count, fedlalr(momentum, second_moment), initial_model()) for count in (1, 5)
     )
     for slot in one.state:
-        np.testing.assert_allclose(flat(five, slot), flat(one, slot), rtol=1e-12, atol=1e-15)
+        assert_close(flat(five, slot), flat(one, slot))
 
 
 @each_variant
@@ -261,7 +262,7 @@ def test_the_order_of_clients_does_not_matter_at_full_batch_and_participation(mo
         for listed in (clients, [clients[i] for i in order])
     )
     for slot in straight.state:
-        np.testing.assert_allclose(flat(shuffled, slot), flat(straight, slot), rtol=1e-11, atol=1e-14)
+        assert_close(flat(shuffled, slot), flat(straight, slot))
 
 
 @pytest.mark.parametrize(

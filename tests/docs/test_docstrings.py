@@ -6,8 +6,6 @@ import doctest
 import importlib
 import pkgutil
 
-import pytest
-
 import fedlalr
 
 OPTIONAL = ("flwr", "cryptography", "triton", "datasets", "mlflow", "tensorboard")
@@ -15,12 +13,18 @@ OPTIONAL = ("flwr", "cryptography", "triton", "datasets", "mlflow", "tensorboard
 MODULES = sorted(module.name for module in pkgutil.walk_packages(fedlalr.__path__, "fedlalr."))
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if not name.endswith("__main__")])
-def test_the_examples_of_a_module_print_what_they_show(name: str) -> None:
-    try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in OPTIONAL:
-            raise
-        pytest.skip(f"needs {error.name}")
-    assert doctest.testmod(module).failed == 0
+def test_every_module_can_be_imported_and_its_examples_print_what_they_show() -> None:
+    tried = 0
+    for name in MODULES:
+        if name.endswith("__main__"):
+            continue
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] not in OPTIONAL:
+                raise
+            continue
+        results = doctest.testmod(module)
+        assert results.failed == 0, name
+        tried += results.attempted
+    assert tried > 50, "hardly any example was found"

@@ -11,9 +11,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import fedlalr as fl
 from fedlalr.cli import app
 from fedlalr.federation import doctor
 from fedlalr.federation.doctor import GIB, Finding, examine
+from fedlalr.training import machine
 
 
 @pytest.fixture(scope="module")
@@ -53,18 +55,44 @@ def test_what_would_be_slow_or_fail_is_found(changes, expected, health):
     assert re.search(r"export [A-Z_]+=\w+|fedlalr (run|reproduce) .*\w+", advice)  # a command to copy
 
 
-def test_a_processor_on_which_bfloat16_kills_is_found(monkeypatch):
-    monkeypatch.setattr(doctor, "BFLOAT16", "pass")
-    assert list(doctor._bfloat16_test()) == []
-    killed = "import os, signal; 'CURED' in os.environ or os.kill(os.getpid(), signal.SIGILL)"
-    monkeypatch.setattr(doctor, "BFLOAT16", killed)
-    (finding,) = doctor._bfloat16_test()
+@pytest.fixture
+def deadly_half_precision(monkeypatch):
+    """A CPU on which the trial dies by an illegal instruction, unless the setting CURED=yes is given."""
+    deadly = "import os, signal; 'CURED' in os.environ or os.kill(os.getpid(), signal.SIGILL)"
+    monkeypatch.setattr(machine, "TRIAL", deadly)
+    machine.half_precision_fault.cache_clear()
+    yield
+    machine.half_precision_fault.cache_clear()
+
+
+def test_a_cpu_on_which_bfloat16_kills_is_found_and_runs_in_it_are_rejected(deadly_half_precision, model, clients):
+    (finding,) = doctor._half_precision_test()
     assert finding.grade == "limited"
-    assert "code -4" in finding.what
-    assert finding.advice == "compute in float32: fedlalr run … dtype=float32"
-    monkeypatch.setattr(doctor, "FEWER_INSTRUCTIONS", {"CURED": "yes"})
-    (finding,) = doctor._bfloat16_test()
-    assert finding.advice == "with fewer instructions they work: export CURED=yes"
+    assert finding.what.startswith("bfloat16 kills a process on this CPU (exit code -4)")
+    assert finding.advice == "compute in float32"
+    with pytest.raises(
+        ValueError, match=r"^bfloat16 kills a process on this CPU \(exit code -4\); compute in float32$"
+    ):
+        fl.run(model, clients, fl.FedAvg(), rounds=1, device="cpu", dtype=torch.bfloat16)
+    fl.run(model, clients, fl.FedAvg(), rounds=1, device="cpu")
+
+
+def test_a_setting_with_which_bfloat16_works_is_named(deadly_half_precision, monkeypatch):
+    monkeypatch.setattr(machine, "FEWER_INSTRUCTIONS", ("OTHER=yes", "CURED=yes"))
+    (finding,) = doctor._half_precision_test()
+    assert finding.advice == "set CURED=yes, with which it works, or compute in float32"
+
+
+def test_an_exception_in_the_trial_is_left_to_the_run(monkeypatch):
+    monkeypatch.setattr(machine, "TRIAL", "raise RuntimeError")
+    machine.half_precision_fault.cache_clear()
+    assert machine.half_precision_fault(torch.float16) is None
+    machine.half_precision_fault.cache_clear()
+
+
+def test_the_trial_itself_runs():
+    # AVX2: some CPUs announce bfloat16 units that they lack
+    assert machine._end_of_trial("bfloat16", "ONEDNN_MAX_CPU_ISA=AVX2") == 0
 
 
 def test_a_healthy_machine_with_a_gpu_has_no_findings(health):

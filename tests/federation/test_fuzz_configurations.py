@@ -76,9 +76,9 @@ def test_any_overrides_are_a_configuration_or_a_config_error(texts):
 @pytest.mark.parametrize(
     "content",
     [
-        b"[" * 3_000,
-        b"{a: " * 3_000,
-        b"- " * 3_000 + b"a",
+        b"[" * 1_500,
+        b"{a: " * 1_500,
+        b"- " * 1_500 + b"a",
         b"description: &a [x, x, x, x, x, x, x, x, x]\n"
         + b"".join(b"k%d: &%c [%s]\n" % (i, 98 + i, b", ".join([b"*%c" % (97 + i)] * 9)) for i in range(9)),
         b"rounds: " + b"9" * 5_000,

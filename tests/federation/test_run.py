@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 import fedlalr as fl
+from closeness import assert_close
 from conftest import make_clients, make_model
 from fedlalr.federation.round import too_few
 from fedlalr.federation.sampling import sample
@@ -102,7 +103,7 @@ def test_float_buffers_are_averaged_and_integer_ones_copied(clients):
         for client in clients
     ]
     mean = torch.stack([one[1].running_mean for one in alone]).mean(0)
-    torch.testing.assert_close(result.model[1].running_mean, mean, rtol=1e-12, atol=0)
+    assert_close(result.model[1].running_mean, mean)
     assert int(result.model[1].num_batches_tracked) == 2
     assert result.history[0].bytes_up == 5 * (4 * 6 + 6 + 6 + 6 + 6 * 3 + 3 + (6 + 6 + 1)) * 8
 
@@ -117,7 +118,7 @@ def test_recalibrated_statistics_belong_to_the_averaged_model(clients):
     trained = runs["recalibrate"]
     with torch.no_grad():
         means = torch.stack([trained[0](inputs).mean(0) for inputs, _ in clients]).mean(0)
-    torch.testing.assert_close(trained[1].running_mean, means, rtol=1e-12, atol=1e-12)
+    assert_close(trained[1].running_mean, means)
     assert not torch.allclose(runs["average"][1].running_mean, means, rtol=1e-3)
     plain, more = (result.history[0] for result in results.values())
     statistics, vector = 5 * (6 + 6 + 1) * 8, (4 * 6 + 6 + 6 + 6 + 6 * 3 + 3) * 8
@@ -165,10 +166,10 @@ def test_weight_decay_in_l2_and_decoupled_form():
     gradient = torch.autograd.grad(nn.functional.cross_entropy(inputs @ weight.T, targets), weight)[0]
     common = {"rounds": 1, "local": fl.Steps(1), "engine": "reference"}
     l2 = fl.run(model, [(inputs, targets)], fl.FedAvg(0.1), weight_decay=0.5, **common).state["x"]["weight"]
-    torch.testing.assert_close(l2, weight - 0.1 * (gradient + 0.5 * weight), rtol=1e-14, atol=0)
+    assert_close(l2, weight - 0.1 * (gradient + 0.5 * weight))
     decoupled = fl.run(model, [(inputs, targets)], fl.FedAvg(0.1), decoupled_weight_decay=0.5, **common)
     expected = weight * (1 - 0.1 * 0.5) - 0.1 * gradient
-    torch.testing.assert_close(decoupled.state["x"]["weight"], expected.detach(), rtol=1e-14, atol=0)
+    assert_close(decoupled.state["x"]["weight"], expected.detach())
 
 
 def test_clipping_comes_before_weight_decay():
@@ -268,9 +269,9 @@ def test_weighting_by_samples_differs_from_uniform_and_is_the_weighted_mean(mode
     alone = torch.stack([flat(fl.run(model, [client], fl.FedAvg(0.1), **common).state["x"]) for client in clients])
     sizes = torch.tensor([float(len(y)) for _, y in clients], dtype=torch.float64)
     weighted = flat(fl.run(model, clients, fl.FedAvg(0.1), weighting="samples", **common).state["x"])
-    torch.testing.assert_close(weighted, (alone * (sizes / sizes.sum())[:, None]).sum(0), rtol=1e-12, atol=1e-14)
+    assert_close(weighted, (alone * (sizes / sizes.sum())[:, None]).sum(0))
     uniform = flat(fl.run(model, clients, fl.FedAvg(0.1), **common).state["x"])
-    torch.testing.assert_close(uniform, alone.mean(0), rtol=1e-12, atol=1e-14)
+    assert_close(uniform, alone.mean(0))
     assert not torch.allclose(uniform, weighted)
 
 
@@ -300,7 +301,7 @@ def test_what_a_data_set_makes_of_its_tensors_is_what_is_trained_on(model, clien
 
     wanted = fl.run(model, [(-inputs, targets) for inputs, targets in clients], fl.FedLALR(), **SETTINGS)
     given = fl.run(model, [Negated(*pair) for pair in clients], fl.FedLALR(), **SETTINGS)
-    torch.testing.assert_close(flat(given.state["x"]), flat(wanted.state["x"]), rtol=1e-12, atol=0)
+    assert_close(flat(given.state["x"]), flat(wanted.state["x"]))
 
 
 def test_nan_in_the_data_refuses_that_client_and_no_other(model, clients):
@@ -320,7 +321,7 @@ def test_nan_in_the_data_refuses_that_client_and_no_other(model, clients):
     )
     with pytest.warns(RepliesRejected):
         with_bad = fl.run(model, clients, fl.FedLALR(), **{**SETTINGS, "batch_size": None})
-    torch.testing.assert_close(flat(others.state["x"]), flat(with_bad.state["x"]), rtol=1e-12, atol=0)
+    assert_close(flat(others.state["x"]), flat(with_bad.state["x"]))
 
 
 def test_too_few_usable_replies_fail_the_round_and_name_the_clients(model, clients):
@@ -531,7 +532,7 @@ def test_a_module_that_makes_a_buffer_at_first_sight_is_trained(engine, clients)
     result = fl.run(Remembering(), clients, fl.FedAvg(), **{**SETTINGS, "engine": engine})
     doubled = [(2 * inputs, targets) for inputs, targets in clients]
     right = fl.run(make_model(), doubled, fl.FedAvg(), **SETTINGS)
-    assert torch.allclose(flat(result.state["x"]), flat(right.state["x"]), rtol=0, atol=1e-12)
+    assert_close(flat(result.state["x"]), flat(right.state["x"]))
 
 
 def test_a_loss_of_one_number_in_a_row_is_that_number(model, clients):
@@ -557,7 +558,7 @@ def test_embeddings_with_padding_or_sparse_gradients_train_on_every_engine(engin
 
     dense = {name: value for name, value in option.items() if name != "sparse"}
     mine, right = trained(engine, **option), trained("reference", **dense)
-    assert torch.allclose(flat(mine.state["x"]), flat(right.state["x"]), rtol=0, atol=1e-12)
+    assert_close(flat(mine.state["x"]), flat(right.state["x"]))
 
 
 @dataclass(frozen=True)

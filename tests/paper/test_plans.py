@@ -1,3 +1,4 @@
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,13 @@ SMOKE = Request("smoke", EVERYTHING)
 BARE = Request("smoke", frozenset({"digits"}))
 
 
+@cache
+def plan_of(figure, request):
+    return PLANS[figure](request)
+
+
 def jobs(figure, request=PAPER, seeds=1, **options):
-    return PLANS[figure](request).jobs(Path("runs"), seeds, **options)
+    return plan_of(figure, request).jobs(Path("runs"), seeds, **options)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import fedlalr as fl
+from closeness import difference
 from fedlalr.algorithms import ALGORITHMS, Algorithm
 from fedlalr.data.population import as_clients
 from fedlalr.federation.round import RoundOutcome, Rules, ServerState, run_round
@@ -92,14 +93,6 @@ def federate(name: str, training: Training, rounds: int = 3, cohort: int = 4, **
             outcomes.append(run_round(state, clients, 0.9**t * 0.05, engine, private, Rules(**rules)))
             state = outcomes[-1].state
     return outcomes
-
-
-def difference(given: Tensor, wanted: Tensor) -> float:
-    """Relative to the largest entry."""
-    assert given.shape == wanted.shape
-    assert given.dtype == wanted.dtype
-    scale = float(wanted.double().abs().max())
-    return float((given.double() - wanted.double()).abs().max()) / (scale or 1.0)
 
 
 def assert_same_state(given: ServerState, wanted: ServerState) -> None:

@@ -125,7 +125,7 @@ def test_a_run_says_what_was_picked(clients, model):
         torch.testing.assert_close(result.state["x"][name], value, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.filterwarnings("ignore::fedlalr.federation.run.RepliesRefused")
+@pytest.mark.filterwarnings("ignore::fedlalr.federation.session.RepliesRejected")
 @pytest.mark.parametrize(("engine", "threshold"), [("auto", 1e4), ("auto", 1e12), ("reference", 1e4)])
 def test_the_time_of_a_large_run_is_estimated_beforehand(engine, threshold, two_cores, monkeypatch):
     monkeypatch.setattr(auto, "WORTH_PROCESSES", threshold)

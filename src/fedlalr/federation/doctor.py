@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
@@ -28,7 +26,7 @@ from fedlalr.federation.round import ServerState
 from fedlalr.federation.run import run
 from fedlalr.federation.storage.checkpoint import Checkpoint, save_checkpoint
 from fedlalr.training import Steps
-from fedlalr.training.machine import usable_cores
+from fedlalr.training.machine import half_precision_fault, usable_cores
 from fedlalr.training.memory import free_memory
 
 PACKAGES = ("fedlalr", "torch", "numpy", "scipy", "safetensors", "pydantic", "scikit-learn", "flwr")
@@ -36,11 +34,6 @@ GIB = 1 << 30
 LITTLE_DISK, LITTLE_MEMORY, LITTLE_SHARED_MEMORY = 2 * GIB, 2 * GIB, 1 << 28
 SLOW_CHECKPOINT_SECONDS = 1.0
 PROBED_PARAMETERS = 1_000_000
-
-BFLOAT16 = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); a @ a"
-"""What a run with dtype=bfloat16 does most."""
-FEWER_INSTRUCTIONS = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
-"""Keeps torch from those that processors announce and virtual machines lack."""
 
 Grade = Literal["slow", "limited", "fails"]
 
@@ -103,7 +96,7 @@ def examine(run_folder: str | Path = "runs") -> Health:
         checkpoint_seconds=seconds,
         findings=(),
     )
-    findings = [*_find(health, failure), *_self_test(), *_bfloat16_test()]
+    findings = [*_find(health, failure), *_self_test(), *_half_precision_test()]
     return replace(health, findings=tuple(findings))
 
 
@@ -185,27 +178,11 @@ def _self_test() -> Iterator[Finding]:
         )
 
 
-def _bfloat16_test() -> Iterator[Finding]:
-    """Products in bfloat16, by a process of their own: they kill it where the processor lacks what it announces."""
-    ended = _end_of(BFLOAT16)
-    if ended == 0:
-        return
-    cure = "=".join(*FEWER_INSTRUCTIONS.items())
-    yield Finding(
-        "limited",
-        f"products in bfloat16 on the processor end a process with code {ended}, so dtype=bfloat16 works on a GPU only",
-        f"with fewer instructions they work: export {cure}"
-        if _end_of(BFLOAT16, **FEWER_INSTRUCTIONS) == 0
-        else "compute in float32: fedlalr run … dtype=float32",
-    )
-
-
-def _end_of(program: str, **environment: str) -> int:
-    """The exit code of a short Python program; below zero, the signal that ended it."""
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=os.environ | environment, capture_output=True, check=False
-    )
-    return done.returncode
+def _half_precision_test() -> Iterator[Finding]:
+    fault = half_precision_fault(torch.bfloat16)
+    if fault is not None:
+        what, advice = fault
+        yield Finding("limited", f"{what}, so dtype=bfloat16 works on a GPU only", advice)
 
 
 def _tiny_run() -> Result:

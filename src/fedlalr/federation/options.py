@@ -27,6 +27,7 @@ from fedlalr.federation.round import Rules
 from fedlalr.training import Engine, Training
 from fedlalr.training.engines.registry import check_engine
 from fedlalr.training.layout import Layout
+from fedlalr.training.machine import half_precision_fault
 from fedlalr.training.options import LocalOptions, check_options, option
 from fedlalr.training.ranks import own_gpu
 from fedlalr.training.torch_state import undisturbed
@@ -151,6 +152,9 @@ class Options(LocalOptions):
         where = choose_device(self.device)
         with undisturbed(where):
             private, compute = private_copy(model, where, self.dtype)
+        fault = half_precision_fault(compute) if compute is not None and where.type == "cpu" else None
+        if fault is not None:
+            raise ValueError("; ".join(fault))
         local = {each.name: getattr(self, each.name) for each in fields(LocalOptions)}
         return Training(private, Layout.of(private), clients.to(where), algorithm, where, compute, **local)
 

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
+import sys
 import warnings
+from functools import cache
 from pathlib import Path
 
 import torch
+
+TRIAL = """
+import torch
+from torch import nn
+for module in (nn.Linear(9, 8), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3, groups=8)):
+    with torch.autocast("cpu", torch.DTYPE):
+        outputs = module(torch.ones(2, 8, 9, 9, requires_grad=True))
+    outputs.float().sum().backward()
+"""
+"""What a run in bfloat16 or float16 does most, forward and backward."""
+FEWER_INSTRUCTIONS = ("ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16", "ONEDNN_MAX_CPU_ISA=AVX2")
+"""Settings that keep torch from instructions that processors announce and virtual machines lack, fastest first."""
 
 
 def usable_cores() -> int:
@@ -50,3 +65,26 @@ def hardware(device: str) -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+@cache
+def half_precision_fault(dtype: torch.dtype) -> tuple[str, str] | None:
+    """How bfloat16 or float16 kills a process on this CPU, and what to do about it; None where it works.
+
+    Tried in a process of its own: an illegal instruction cannot be caught.
+    """
+    name = str(dtype).removeprefix("torch.")
+    ended = _end_of_trial(name)
+    if ended in (0, 1):  # 1: an exception, which a run reports itself
+        return None
+    helps = [setting for setting in FEWER_INSTRUCTIONS if _end_of_trial(name, setting) == 0]
+    advice = f"set {helps[0]}, with which it works, or compute in float32" if helps else "compute in float32"
+    return f"{name} kills a process on this CPU (exit code {ended})", advice
+
+
+def _end_of_trial(dtype: str, setting: str = "") -> int:
+    """The exit code of the trial in a new process; below zero, the signal that ended it."""
+    variable, _, value = setting.partition("=")
+    environment = os.environ | ({variable: value} if variable else {})
+    command = [sys.executable, "-c", TRIAL.replace("DTYPE", dtype)]
+    return subprocess.run(command, env=environment, capture_output=True, check=False).returncode
