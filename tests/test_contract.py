@@ -111,8 +111,9 @@ def test_bytes_follow_from_the_slot_table(name):
     parameters = sum(p.numel() for p in model.parameters())
     record = run(name, model=model, clients_per_round=3, batch_size=5).history[0]
     down, up = VECTORS[name]
-    assert (record.bytes_down, record.bytes_up) == (3 * down * parameters * 8, 3 * up * parameters * 8)
-    assert (record.buffer_bytes_down, record.buffer_bytes_up) == (3 * 13 * 8, 3 * 13 * 8)
+    statistics = 6 + 6 + 1
+    assert record.bytes_down == 3 * (down * parameters + statistics) * 8
+    assert record.bytes_up == 3 * (up * parameters + statistics) * 8
 
 
 @every

@@ -134,7 +134,7 @@ def test_an_older_checkpoint_serves_where_a_file_of_the_newest_is_none(
 ) -> None:
     replace(library / name)
     with pytest.warns(RuntimeWarning, match="going on from round 1 instead"):
-        assert len(run(library, resume=True).metrics) == 2
+        assert len(run(library, resume=True).history) == 2
 
 
 def test_tensors_that_are_too_many_are_not_read_though_the_description_agrees(

@@ -82,7 +82,7 @@ def test_pairs_and_data_sets_give_the_simulations_batches(kind):
     ("data", "error", "reason"),
     [
         ("text", TypeError, "must be a pair of tensors .* what fl.data.load returns"),
-        ((np.zeros((2, 3)), np.zeros(2)), TypeError, "client 1 is made of NumPy arrays; .*torch.from_numpy"),
+        ((np.zeros((2, 3)), np.zeros(2)), TypeError, "client 1 consists of NumPy arrays; .*torch.from_numpy"),
         (DataLoader(Listed([(torch.zeros(2), 0)])), TypeError, "client 1 is a DataLoader; pass its data set"),
         (Stream(), TypeError, "Read the samples of a stream into tensors first"),
         ((torch.zeros(1, 2), torch.tensor(0)), TypeError, "client 1's targets .*single number; .*unsqueeze"),

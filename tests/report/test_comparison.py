@@ -158,7 +158,7 @@ def test_a_method_without_a_round_is_left_out_of_the_figure(tmp_path: Path) -> N
 
 def test_megabytes_of_small_models_have_digits_enough() -> None:
     small = {
-        name: [Curve([replace(r, bytes_up=700, bytes_down=700, buffer_bytes_up=0, buffer_bytes_down=0)])]
+        name: [Curve([replace(r, bytes_up=700, bytes_down=700)])]
         for name in ("fedlalr", "fedavg")
         for r in curve([0.5]).records
     }

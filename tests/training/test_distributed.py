@@ -156,7 +156,7 @@ def test_two_nodes_share_a_cohort_as_one_process_has_it(device: str, second_mome
     The environment is what `torchrun --nnodes 2 --nproc-per-node 1` gives each of its processes.
     """
     settings = ["rounds=3", f"device={device}", f"algorithm.second_moment={second_moment}"]
-    right = config.execute(config.load("quickstart", [*settings, "engine=reference"])).metrics
+    right = config.execute(config.load("quickstart", [*settings, "engine=reference"])).history
     shared = tmp_path / "shared"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -216,7 +216,7 @@ def check_test(test: tuple[Samples, Tensor]) -> None:
         raise TypeError(f"test must be a pair (inputs, targets), not {type(test).__name__}{mend}")
     inputs, targets = test
     if isinstance(inputs, np.ndarray) or isinstance(targets, np.ndarray):
-        raise TypeError("the test set is made of NumPy arrays; make them tensors by torch.from_numpy(array)")
+        raise TypeError("the test set consists of NumPy arrays; convert them with torch.from_numpy(array)")
     if not hasattr(inputs, "device") or not isinstance(targets, Tensor):
         raise TypeError(
             f"the test set must be two tensors, not {type(inputs).__name__} and {type(targets).__name__}; "
