@@ -1,6 +1,6 @@
-"""The server's half of a run, round by round: who is asked for what, and what becomes of the answers. No transport.
+"""The server's state of a run and its rounds: sampling, instructions, replies, update. Independent of the transport.
 
-Sampling, screening, reduction and the update are the simulator's own functions.
+Sampling, screening, reduction and the update are the simulator's functions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedlalr.training.intervals import checked
 
 @dataclass(frozen=True)
 class OpenRound:
-    """A round whose replies are being waited for."""
+    """A round that waits for replies."""
 
     work: Work
     inbox: SpooledInbox
@@ -43,7 +43,7 @@ class OpenRound:
 
 
 class FederatedServer:
-    """Keeps the state of a run and moves it on by one round at a time."""
+    """Holds the state of a run and advances it by one round at a time."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class FederatedServer:
         self.state = state
         self.run, self.ledger, self.layout, self.spool_folder = run, ledger, layout, spool_folder
         self.secret = secret
-        """Cohorts are drawn from it. No message carries it: a node that knew it could wait for a round to attack in."""
+        """Cohorts are sampled from it. No message contains it: a node that knew it could predict when it is sampled."""
         self.contract = contract(self.training)
 
     @property
@@ -68,7 +68,7 @@ class FederatedServer:
         return len(self.training.clients)
 
     def open(self, include: Callable[[Tensor, int], Tensor] | None = None) -> OpenRound:
-        """Begin the next round: draw its cohort. `include` may put other clients in the place of drawn ones."""
+        """Start the next round: sample its cohort. `include` may replace sampled clients by others."""
         t, training = self.state.round + 1, self.training
         cohort = sample(self.population, self.problem.cohort_size, self.secret, t)
         if include is not None:
@@ -98,7 +98,7 @@ class FederatedServer:
         return OpenRound(work, SpooledInbox(expected, self.spool_folder), Stopwatch())
 
     def instruction(self, opened: OpenRound, client: int) -> Instruction:
-        """What one client of the cohort is told."""
+        """The instruction for one client of the cohort."""
         work = opened.work
         return Instruction(
             run=self.run,
@@ -115,7 +115,7 @@ class FederatedServer:
         )
 
     def close(self, opened: OpenRound) -> RoundOutcome:
-        """End a round: reduce what was accepted and take the new state, or raise `RoundFailed` and keep the old one."""
+        """End a round: reduce the accepted replies and update the state, or raise `RoundFailed` and keep it."""
         work, inbox, clock = opened.work, opened.inbox, opened.clock
         training, rules = self.training, self.rules
         clock.lap("train")
@@ -149,7 +149,7 @@ class FederatedServer:
         )
 
     def _steps(self, round: int, samples: int) -> int:
-        """Local steps that so many samples make. Methods that scale by them may not take a client's word for it."""
+        """Local steps for a number of samples, computed here: methods that scale by them must not trust a client."""
         training = self.training
         batches = batches_per_pass(torch.tensor([samples]), training.batch_size, training.drop_last)
         return int(checked(training.local, training.local.steps(round, batches), 1))
