@@ -118,7 +118,7 @@ def test_rejections_are_recorded_with_client_and_reason():
     inbox.receive(make_reply(expected, 0))
     assert inbox.receive(make_reply(expected, 0)).reason == "the client has answered already"
     assert inbox.receive(replace(make_reply(expected, 1), round=2)).client == 1
-    inbox.refuse(3, "its node is gone")
+    inbox.reject(3, "its node is gone")
     closed = inbox.close(None)
     assert closed.clients.tolist() == [0]
     assert [r.client for r in closed.rejected] == [0, 1, 3]

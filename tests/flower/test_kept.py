@@ -5,7 +5,7 @@ import torch
 
 from fedlalr.algorithms.slots import Slots
 from fedlalr.flower.client.state import KeptStore
-from fedlalr.flower.server.accepted_rounds import Ledger
+from fedlalr.flower.server.accepted_rounds import AcceptedRounds
 
 LIKE = torch.zeros(3)
 
@@ -52,23 +52,23 @@ def test_the_name_of_a_run_cannot_escape_the_folder(tmp_path):
         KeptStore(tmp_path, "../../etc", 0)
 
 
-def test_the_ledger_knows_whose_reply_was_accepted_last():
-    ledger = Ledger()
-    ledger.note(1, [0, 2])
-    ledger.note(3, [2])
-    assert [ledger.kept(client) for client in (0, 1, 2)] == [1, 0, 3]
-    again = Ledger(ledger.as_dict())
+def test_the_last_accepted_round_of_each_client_is_known():
+    accepted_rounds = AcceptedRounds()
+    accepted_rounds.note(1, [0, 2])
+    accepted_rounds.note(3, [2])
+    assert [accepted_rounds.kept(client) for client in (0, 1, 2)] == [1, 0, 3]
+    again = AcceptedRounds(accepted_rounds.as_dict())
     assert [again.kept(client) for client in (0, 1, 2)] == [1, 0, 3]
 
 
 def test_rounds_that_a_checkpoint_may_resume_from_are_not_settled():
-    ledger = Ledger()
-    ledger.saved()
+    accepted_rounds = AcceptedRounds()
+    accepted_rounds.saved()
     settled = []
     for round in range(1, 6):
-        ledger.note(round, [0])
-        ledger.saved()
-        settled.append(ledger.settled(0))
+        accepted_rounds.note(round, [0])
+        accepted_rounds.saved()
+        settled.append(accepted_rounds.settled(0))
     assert settled == [0, 1, 2, 3, 4]
-    resumed = Ledger(ledger.as_dict())
+    resumed = AcceptedRounds(accepted_rounds.as_dict())
     assert resumed.settled(0) == 0, "which checkpoints are left is not known after a resume"

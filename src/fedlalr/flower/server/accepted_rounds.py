@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from fedlalr.federation.storage.journal import KEPT
 
 
-class Ledger:
+class AcceptedRounds:
     """The round whose kept state is valid, for each client, now and in every checkpoint that a run may resume from."""
 
     def __init__(self, accepted: Mapping[str, int] | None = None) -> None:

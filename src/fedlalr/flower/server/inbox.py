@@ -76,7 +76,7 @@ class SpooledInbox:
         self.expected = replace(expected, answered=expected.answered | {int(replies.clients)})
         return None
 
-    def refuse(self, client: int, reason: str | Refused) -> Rejection:
+    def reject(self, client: int, reason: str | Refused) -> Rejection:
         """Record that a client raised an error, disconnected, was too late or sent an unreadable reply."""
         self._rejected.append(Rejection.because(client, reason))
         return self._rejected[-1]

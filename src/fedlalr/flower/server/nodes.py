@@ -28,7 +28,7 @@ class Announcement:
     contract: str
 
 
-class Roster:
+class NodeRegistry:
     """Asks every connecting node once for its client, and knows which clients can be reached.
 
     If two nodes announce the same client, the first is used until it disconnects. Announcements are trusted: Flower's

@@ -14,7 +14,7 @@ from fedlalr.federation.observers import Observer
 from fedlalr.federation.replies.payload import Refused
 from fedlalr.federation.round import RoundOutcome
 from fedlalr.federation.run import with_included
-from fedlalr.flower.server.nodes import Roster
+from fedlalr.flower.server.nodes import NodeRegistry
 from fedlalr.flower.server.state import FederatedServer, OpenRound
 from fedlalr.flower.wire.messages import Post, failure
 from fedlalr.flower.wire.records import array_records, instruct, reply_in
@@ -50,19 +50,19 @@ class Rounds:
     ) -> None:
         self.server, self.observers = server, observers
         self.deadline, self.join_deadline, self.poll = deadline, join_deadline, poll
-        self._roster: Roster | None = None
+        self._registry: NodeRegistry | None = None
         self._opened: OpenRound | None = None
         self._sent: list[tuple[int, Message]] = []
 
     def ask(self, grid: Grid, config: ConfigRecord) -> list[Message]:
         """Start the next round: sample the cohort, wait for its nodes, and create a message for each."""
-        server, roster = self.server, self._known(grid)
+        server, registry = self.server, self._known(grid)
         check_no_probes(self.observers, [server.state.round + 1])  # an observer may change its mind
         opened = server.open(self._included)
-        nodes = roster.wait_for(opened.cohort, server.rules.min_clients, time.monotonic() + self.join_deadline)
+        nodes = registry.wait_for(opened.cohort, server.rules.min_clients, time.monotonic() + self.join_deadline)
         for client in opened.cohort:
             if client not in nodes:
-                opened.inbox.refuse(client, roster.reason(client))
+                opened.inbox.reject(client, registry.reason(client))
         self._opened, self._sent = opened, []
         if len(nodes) >= server.rules.min_clients:  # otherwise the round cannot succeed, and no client needs to train
             work = opened.work
@@ -97,7 +97,7 @@ class Rounds:
             self._take(opened, client, reply)
         for client, _ in sent:
             if client not in heard:
-                opened.inbox.refuse(client, f"no reply within the deadline of {self.deadline:g} s")
+                opened.inbox.reject(client, f"no reply within the deadline of {self.deadline:g} s")
         self._opened, self._sent = None, []
         return self.server.close(opened)
 
@@ -105,25 +105,25 @@ class Rounds:
         """Screen one reply of one client."""
         inbox = opened.inbox
         if reply.has_error():
-            inbox.refuse(client, failure(reply))
+            inbox.reject(client, failure(reply))
             return
         try:
             found = reply_in(reply.content, inbox.expected, self.server.layout)
         except Refused as refused:
-            inbox.refuse(client, refused)
+            inbox.reject(client, refused)
             return
         except Exception as error:  # arbitrary content may raise any error
-            inbox.refuse(client, f"its reply cannot be read: {type(error).__name__}: {error}")
+            inbox.reject(client, f"its reply cannot be read: {type(error).__name__}: {error}")
             return
         if found.client != client:
-            inbox.refuse(client, f"its node answered as client {found.client}")
+            inbox.reject(client, f"its node answered as client {found.client}")
             return
         inbox.receive(found)
 
-    def _known(self, grid: Grid) -> Roster:
-        if self._roster is None or self._roster.grid is not grid:
-            self._roster = Roster(grid, self.server.contract, self.server.population, self.poll)
-        return self._roster
+    def _known(self, grid: Grid) -> NodeRegistry:
+        if self._registry is None or self._registry.grid is not grid:
+            self._registry = NodeRegistry(grid, self.server.contract, self.server.population, self.poll)
+        return self._registry
 
     def _included(self, cohort: Tensor, round: int) -> Tensor:
         return with_included(cohort, self.observers, round, self.server.population)

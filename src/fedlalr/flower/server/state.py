@@ -20,7 +20,7 @@ from fedlalr.federation.round import RoundFailed, RoundOutcome, ServerState, Sto
 from fedlalr.federation.sampling import sample
 from fedlalr.federation.session import Problem
 from fedlalr.federation.storage.fingerprint import contract
-from fedlalr.flower.server.accepted_rounds import Ledger
+from fedlalr.flower.server.accepted_rounds import AcceptedRounds
 from fedlalr.flower.server.inbox import SpooledInbox
 from fedlalr.flower.wire.instruction import Instruction
 from fedlalr.training.interfaces import Work
@@ -52,13 +52,13 @@ class FederatedServer:
         *,
         run: str,
         secret: bytes,
-        ledger: Ledger,
+        accepted_rounds: AcceptedRounds,
         layout: str = "records",
         spool_folder: str | Path | None = None,
     ) -> None:
         self.problem, self.training, self.rules = problem, problem.training, problem.rules
         self.state = state
-        self.run, self.ledger, self.layout, self.spool_folder = run, ledger, layout, spool_folder
+        self.run, self.accepted_rounds, self.layout, self.spool_folder = run, accepted_rounds, layout, spool_folder
         self.secret = secret
         """Cohorts are sampled from it. No message contains it: a node that knew it could predict when it is sampled."""
         self.contract = contract(self.training)
@@ -110,8 +110,8 @@ class FederatedServer:
             seed=self.training.seed,
             contract=self.contract,
             layout=self.layout,
-            kept=self.ledger.kept(client),
-            settled=self.ledger.settled(client),
+            kept=self.accepted_rounds.kept(client),
+            settled=self.accepted_rounds.settled(client),
         )
 
     def close(self, opened: OpenRound) -> RoundOutcome:
@@ -135,7 +135,7 @@ class FederatedServer:
             inbox.dispose()
         self.state = ServerState(round=work.round, slots=slots, buffers=buffers)
         if training.algorithm.slots.kept:
-            self.ledger.note(work.round, closed.clients.tolist())
+            self.accepted_rounds.note(work.round, closed.clients.tolist())
         return RoundOutcome(
             state=self.state,
             replied=closed.replied,

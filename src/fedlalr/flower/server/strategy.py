@@ -29,7 +29,7 @@ from fedlalr.federation.round import RoundFailed, RoundOutcome, ServerState
 from fedlalr.federation.session import Problem, RepliesRejected, Session, initial_state, run_info
 from fedlalr.federation.trajectory import Trajectory
 from fedlalr.flower.client_data import RemoteClients
-from fedlalr.flower.server.accepted_rounds import Ledger
+from fedlalr.flower.server.accepted_rounds import AcceptedRounds
 from fedlalr.flower.server.cohort_secret import load_secret, new_secret, save_secret, seal
 from fedlalr.flower.server.rounds import Rounds, check_no_probes
 from fedlalr.flower.server.state import FederatedServer
@@ -97,7 +97,9 @@ class FederatedStrategy(Strategy):
         self.deadline, self.join_deadline, self.retries, self.poll = deadline, join_deadline, retries, poll
         self.layout, self.spool_dir = layout, spool_dir or options.run_dir
         self.result: Result | None = None
-        self._rounds = self._new_rounds(initial_state(problem.training), secrets.token_hex(8), new_secret(), Ledger())
+        self._rounds = self._new_rounds(
+            initial_state(problem.training), secrets.token_hex(8), new_secret(), AcceptedRounds()
+        )
 
     def start(
         self,
@@ -193,13 +195,13 @@ class FederatedStrategy(Strategy):
             if metrics is not None:
                 found.evaluate_metrics_serverapp[t] = metrics
 
-    def _new_rounds(self, state: ServerState, run: str, secret: bytes, ledger: Ledger) -> Rounds:
+    def _new_rounds(self, state: ServerState, run: str, secret: bytes, accepted_rounds: AcceptedRounds) -> Rounds:
         server = FederatedServer(
             self.problem,
             state,
             run=run,
             secret=secret,
-            ledger=ledger,
+            accepted_rounds=accepted_rounds,
             layout=self.layout,
             spool_folder=self.spool_dir,
         )
@@ -228,10 +230,10 @@ class NodesTransport:
         self.asked = range(state.round + 1, problem.options.rounds + 1)
         check_no_probes([one for one in problem.options.observers if isinstance(one, Trajectory)], self.asked)
         secret = self._secret(choices)
-        ledger = Ledger(choices.get("accepted"))
+        accepted_rounds = AcceptedRounds(choices.get("accepted"))
         if state.round == 0:
-            ledger.saved()
-        strategy._rounds = strategy._new_rounds(state, choices["run"], secret, ledger)
+            accepted_rounds.saved()
+        strategy._rounds = strategy._new_rounds(state, choices["run"], secret, accepted_rounds)
         strategy.summary()
         return run_info(problem, state, ENGINE, "the clients are Flower's nodes")
 
@@ -251,11 +253,11 @@ class NodesTransport:
     def recorded(self, choices: dict[str, Any]) -> None:
         """Record which kept states are valid."""
         if self.strategy.problem.training.algorithm.slots.kept:
-            choices["accepted"] = self.strategy.server.ledger.as_dict()
+            choices["accepted"] = self.strategy.server.accepted_rounds.as_dict()
 
     def saved(self) -> None:
         """Let nodes remove states that no checkpoint refers to any more."""
-        self.strategy.server.ledger.saved()
+        self.strategy.server.accepted_rounds.saved()
 
     def close(self) -> None:
         """Nothing to do: Flower manages the nodes."""
