@@ -149,7 +149,7 @@ class Outcome:
 
     accuracy: float | None
     lowest: float | None
-    refused: int
+    rejected: int
     failed: int | None = None
 
     def __str__(self) -> str:
@@ -215,10 +215,10 @@ def run(
         except fl.RoundFailed:
             failed = len(kept.records) + 1
     accuracies = [record.accuracy or 0.0 for record in kept.records]
-    refused = sum(len(record.rejected) for record in kept.records)
+    rejected = sum(len(record.rejected) for record in kept.records)
     if failed or not accuracies:
-        return Outcome(None, None, refused, failed)
-    return Outcome(accuracies[-1], min(accuracies[len(accuracies) // 2 :]), refused)
+        return Outcome(None, None, rejected, failed)
+    return Outcome(accuracies[-1], min(accuracies[len(accuracies) // 2 :]), rejected)
 
 
 def rare_population(seed: int = 0) -> tuple[list[tuple[Tensor, Tensor]], tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -285,7 +285,7 @@ if __name__ == "__main__":
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="changes to the quickstart's settings")
     parser.add_argument("--shares", type=float, nargs="+", default=[0.02, 0.1, 0.3], help="shares of hostile clients")
     arguments = parser.parse_args()
-    began = time.perf_counter()
+    start = time.perf_counter()
     attack_table(arguments.shares, arguments.overrides)
     rare_table()
-    print(f"\n{time.perf_counter() - began:.0f} seconds")
+    print(f"\n{time.perf_counter() - start:.0f} seconds")

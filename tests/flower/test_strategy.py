@@ -51,7 +51,7 @@ def test_buffers_weights_cohorts_and_any_order_of_arrival_give_the_simulators_bi
     server.start(grid)
     wanted = simulated(LALR, with_buffers, settings | {"observers": [Cohorts(cohorts(grid))]})
     assert same(server.result, wanted)
-    assert max(grid.pulled) == 1, "one reply is taken at a time"
+    assert max(grid.pulled) == 1, "replies are pulled one at a time"
 
 
 def test_a_test_set_on_the_server_is_evaluated_as_in_the_simulator(tmp_path):
@@ -294,7 +294,7 @@ def test_too_few_usable_replies_fail_the_round_and_name_the_clients(tmp_path):
     server = strategy(LALR, settings={"min_clients": 4})
     with pytest.raises(fl.RoundFailed, match=r"3 usable replies, 4 wanted.*client 0: .*broken; client 1") as failed:
         server.start(InProcessGrid(everyone))
-    assert [refused.client for refused in failed.value.rejected] == [0, 1]
+    assert [rejection.client for rejection in failed.value.rejected] == [0, 1]
 
 
 def test_a_failed_round_is_retried_as_often_as_requested(tmp_path):
@@ -422,7 +422,7 @@ def test_a_clients_state_changes_only_if_its_reply_is_accepted(tmp_path):
     assert [r.clients for r in wanted.history] == [5, 4, 5, 5]
     assert same(server.result, wanted)
     stored = sorted(path.name for path in (tmp_path / "state").rglob("client-000001/*"))
-    assert stored == [f"round-{t:06d}.safetensors" for t in (2, 3, 4)], "older ones can no longer be asked for"
+    assert stored == [f"round-{t:06d}.safetensors" for t in (2, 3, 4)], "older ones can no longer be requested"
 
 
 def test_a_node_that_lost_its_clients_state_says_so(tmp_path):
@@ -614,7 +614,7 @@ def test_an_observer_that_probes_local_steps_is_rejected(tmp_path):
             ValueError, match=rf"a {type(observer).__name__} observes .* round {round}, .*only in the simulator"
         ):
             strategy(LALR, observers=[observer]).start(grid)
-        assert not grid.trained, "refused before any client has trained"
+        assert not grid.trained, "rejected before any client has trained"
 
 
 def test_an_observer_that_probes_later_is_rejected_then(tmp_path):

@@ -169,7 +169,7 @@ def show(
         console.print(f"• {remark}")
     console.print(f"• {_regime(problem, N, K)}")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    table.title = f"to a mean squared gradient norm of {next(iter(costs.values())).delta:g}, by the leading term alone"
+    table.title = f"to a mean squared gradient norm of {next(iter(costs.values())).delta:g}, from the leading term only"
     for heading in ("local steps", "rounds", "rounds × clients", "down", "up"):
         table.add_column(heading, justify="left" if heading == "local steps" else "right")
     for name, cost in costs.items():
