@@ -156,12 +156,12 @@ def test_every_combination_of_varied_settings_is_compared() -> None:
 def test_the_plan_comes_first_and_every_block_names_its_variation() -> None:
     grid = ("grid.fedavg={lr: [0.1, 0.5]}", "grid.fedlalr={lr: [1e-3, 1e-2]}")
     varied = ("--vary", "partition.alpha=0.1,10", "--methods", "fedavg,fedlalr")
-    lines = compare("--grid", "--grid-seeds", "1", "--seeds", "3", *varied, *grid).stdout.splitlines()
-    assert lines[0] == ("20 runs: 2 variations × (2 methods × 2 settings × 1 seed to tune, then 2 methods × 3 seeds)")
+    lines = compare("--grid", "--grid-seeds", "1", "--seeds", "2", *varied, *grid).stdout.splitlines()
+    assert lines[0] == ("16 runs: 2 variations × (2 methods × 2 settings × 1 seed to tune, then 2 methods × 2 seeds)")
     assert lines[1] == "variation 1 of 2: partition.alpha=0.1"
     assert lines[2].startswith("1/4  partition.alpha-0.1/grid/fedlalr/lr-0.001/seed-1000: accuracy")
     assert "variation 2 of 2: partition.alpha=10" in lines
-    assert "quickstart (partition.alpha=10): 3 seeds" in Path("here/partition.alpha-10/accuracy.svg").read_text()
+    assert "quickstart (partition.alpha=10): 2 seeds" in Path("here/partition.alpha-10/accuracy.svg").read_text()
 
 
 def test_the_heading_names_changed_settings_of_the_methods_compared() -> None:

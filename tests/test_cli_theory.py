@@ -82,7 +82,7 @@ def test_invalid_arguments_are_explained(arguments: tuple[str, ...], message: st
     assert result.stderr.count("\n") == 1
 
 
-def test_an_ascii_terminal_still_gets_its_answer() -> None:
+def test_the_module_runs_as_a_command_and_a_terminal_without_greek_still_gets_its_answer() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "fedlalr", "theory", "-N", "4", "--start", "3", "--base", "4"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
