@@ -1,13 +1,13 @@
-"""What hostile clients do to a federation, what each defence saves, and what it costs honest clients.
+"""Attacks by hostile clients: their damage, the effect of each defence, and its cost for honest clients.
 
     python examples/attacks.py                          all tables (minutes)
     python examples/attacks.py rounds=10                a quick look
     python examples/attacks.py clients_per_round=30     larger cohorts, in which attackers are less often the majority
 
-Some of the quickstart's hundred clients are attackers. They train honestly and then change what they send, knowing the
-broadcast and working together; what they send is so large that a bound is all that limits it. Every other part of the
-run is the library's own: the attack is an engine around the engine, so screening, reduction and update see exactly what
-a real server would. The last table has no attackers: three honest clients of a hundred hold a class nobody else has.
+Some of the quickstart's hundred clients are attackers. They train honestly and then change their uploads, knowing the
+broadcast and colluding; the uploads are so large that only a bound limits them. Everything else is the library's code:
+the attack is an engine that wraps an engine, so screening, reduction and update see exactly what a real server would
+see. The last table has no attackers: three honest clients of a hundred have a class that no other client has.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from fedlalr.training.interfaces import Buffers, Engine, Replies, Training, Work
 
 Named = Mapping[str, Tensor]
 Attack = Callable[[Named, Named, int, int], Named]
-"""From the attackers' honest uploads (slots and buffers, one row each), the broadcast, their number and the cohort's to
-what they send in the place of some of them."""
+"""Maps the attackers' honest uploads (slots and buffers, one row each), the broadcast, the number of attackers and the
+size of the cohort to the slots and buffers that they send instead."""
 
 FAR = 1000.0
-"""How many times too long a change is."""
+"""Factor by which an attacker's change is too long."""
 STRIKES = 4
-"""Rounds in which attackers strike that cannot foresee cohorts."""
+"""Rounds with an attack if attackers cannot predict cohorts."""
 RARE = 3
-"""Clients of a hundred with a class of their own."""
+"""Clients of a hundred that have the rare class."""
 
 
 def reverse_x(uploads: Named, broadcast: Named, attackers: int, cohort: int) -> Named:
-    """Far back from where honest training goes."""
+    """A long step against the direction of honest training."""
     return {"x": broadcast["x"] - FAR * (uploads["x"] - broadcast["x"]).mean(0)}
 
 
@@ -52,23 +52,23 @@ def flip_sign(uploads: Named, broadcast: Named, attackers: int, cohort: int) -> 
 
 
 def poison_momentum(uploads: Named, broadcast: Named, attackers: int, cohort: int) -> Named:
-    """x as it should be, m reversed and enlarged: the first steps of everybody's next round follow it."""
+    """Honest x, but m reversed and enlarged: all clients' first steps of the next round follow it."""
     return {"m": -FAR * uploads["m"]}
 
 
 def inflate(uploads: Named, broadcast: Named, attackers: int, cohort: int) -> Named:
-    """v̂ far too large: everybody's rate shrinks for good, because the maximum never forgets."""
+    """v̂ far too large: all clients' learning rates shrink permanently, because the maximum never decreases."""
     return {"v_hat": FAR * uploads["v_hat"]}
 
 
 def deflate(uploads: Named, broadcast: Named, attackers: int, cohort: int) -> Named:
-    """v̂ so far below the truth that the mean comes back to its floor: m / √v̂ explodes."""
+    """v̂ so far below its true value that the mean drops to its floor: m / √v̂ explodes."""
     floor, v_hat = 1e-16, broadcast["v_hat"]
     return {"v_hat": v_hat - (v_hat - floor) * cohort / attackers + 0 * uploads["v_hat"]}
 
 
 def shift_buffers(uploads: Named, broadcast: Named, attackers: int, cohort: int) -> Named:
-    """Statistics of the normalisation layer far from the truth, x as it should be."""
+    """Honest x, but statistics of the normalisation layer far from their true values."""
     return {name: uploads[name] + FAR for name in uploads if name.endswith(("running_mean", "running_var"))}
 
 
@@ -83,7 +83,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 class AttackedEngine:
-    """An engine some of whose clients send what an attack makes of their replies, in every round or in some."""
+    """An engine in which some clients attack: their replies are changed, in every round or in some."""
 
     def __init__(self, inner: Engine, attack: Attack, attackers: Tensor, rounds: Collection[int] | None = None) -> None:
         self.inner, self.attack, self.attackers, self.rounds = inner, attack, attackers, rounds
@@ -112,7 +112,7 @@ class AttackedEngine:
 
 @dataclass(frozen=True)
 class Trusting(fl.FedLALR):
-    """FedLALR without the rule that v̂ cannot fall, to show what the rule is worth."""
+    """FedLALR without the rule that v̂ cannot decrease, to show the effect of the rule."""
 
     @property
     def slots(self) -> SlotTable:
@@ -121,7 +121,7 @@ class Trusting(fl.FedLALR):
 
 @dataclass(frozen=True)
 class Defence:
-    """How a server protects itself."""
+    """A defence of the server."""
 
     name: str
     algorithm: type[fl.FedLALR] = fl.FedLALR
@@ -145,11 +145,11 @@ DEFENCES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: the last accuracy and the lowest of its second half, or the round that failed."""
+    """The outcome of a run: the last accuracy and the lowest of its second half, or the failed round."""
 
     accuracy: float | None
     lowest: float | None
-    refused: int
+    rejected: int
     failed: int | None = None
 
     def __str__(self) -> str:
@@ -171,10 +171,10 @@ class Remember(fl.Observer):
 def run(
     attack: Attack | None, share: float, defence: Defence, overrides: Sequence[str] = (), timing: str = "always"
 ) -> Outcome:
-    """The quickstart, its model with batch normalisation, with a share of its clients hostile.
+    """Run the quickstart with batch normalisation and a share of hostile clients.
 
-    Attackers strike always; where they are the majority ("cohorts known"); or in `STRIKES` rounds drawn at random
-    ("cohorts secret").
+    Attackers attack always; only when they are the majority ("cohorts known"); or in `STRIKES` random rounds ("cohorts
+    secret").
     """
     preset = config.load("quickstart", overrides)
     population = config.build_population(preset)
@@ -215,14 +215,14 @@ def run(
         except fl.RoundFailed:
             failed = len(kept.records) + 1
     accuracies = [record.accuracy or 0.0 for record in kept.records]
-    refused = sum(len(record.rejected) for record in kept.records)
+    rejected = sum(len(record.rejected) for record in kept.records)
     if failed or not accuracies:
-        return Outcome(None, None, refused, failed)
-    return Outcome(accuracies[-1], min(accuracies[len(accuracies) // 2 :]), refused)
+        return Outcome(None, None, rejected, failed)
+    return Outcome(accuracies[-1], min(accuracies[len(accuracies) // 2 :]), rejected)
 
 
 def rare_population(seed: int = 0) -> tuple[list[tuple[Tensor, Tensor]], tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """A hundred clients with separable data, the first `RARE` of which alone hold the last of five classes, and test
+    """A hundred clients with separable data, of which only the first `RARE` have the last of five classes, and test
     sets of that class and of the others."""
     generator = torch.Generator().manual_seed(seed)
     centres = 4 * torch.randn(5, 20, generator=generator)
@@ -238,7 +238,7 @@ def rare_population(seed: int = 0) -> tuple[list[tuple[Tensor, Tensor]], tuple[T
 
 
 def run_rare(defence: Defence, algorithm: fl.FedLALR, rounds: int = 100) -> tuple[float, float, fl.Result]:
-    """Accuracies on the rare class and on the others after a run in which nobody is hostile."""
+    """Accuracies on the rare class and on the others after a run without attackers."""
     clients, rare, others = rare_population()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 5))
@@ -252,7 +252,7 @@ def run_rare(defence: Defence, algorithm: fl.FedLALR, rounds: int = 100) -> tupl
 
 
 def attack_table(shares: Sequence[float], overrides: Sequence[str]) -> None:
-    """Print the last accuracy, and the lowest of the second half, under every attack with every defence."""
+    """Print the last accuracy, and the lowest of the second half, for every attack and defence."""
     print_row("attack", "attackers", *(defence.name for defence in DEFENCES))
     print_row(*["---"] * (2 + len(DEFENCES)))
     print_row("nobody", "0%", *(run(None, 0.0, defence, overrides) for defence in DEFENCES))
@@ -266,8 +266,8 @@ def attack_table(shares: Sequence[float], overrides: Sequence[str]) -> None:
 
 
 def rare_table() -> None:
-    """Print what each defence leaves of a class that three honest clients of a hundred hold."""
-    print("\nNobody hostile; accuracy on a class that 3 of 100 clients hold / on the others:\n")
+    """Print the accuracy with each defence on a class that only three honest clients of a hundred have."""
+    print("\nNo attackers; accuracy on a class that only 3 of 100 clients have / on the others:\n")
     print_row("rate", *(defence.name for defence in DEFENCES))
     print_row(*["---"] * (1 + len(DEFENCES)))
     for lr in (0.03, 0.05, 0.1):
@@ -276,7 +276,7 @@ def rare_table() -> None:
 
 
 def print_row(*cells: object) -> None:
-    """A row of a Markdown table."""
+    """Print a row of a Markdown table."""
     print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
@@ -285,7 +285,7 @@ if __name__ == "__main__":
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="changes to the quickstart's settings")
     parser.add_argument("--shares", type=float, nargs="+", default=[0.02, 0.1, 0.3], help="shares of hostile clients")
     arguments = parser.parse_args()
-    began = time.perf_counter()
+    start = time.perf_counter()
     attack_table(arguments.shares, arguments.overrides)
     rare_table()
-    print(f"\n{time.perf_counter() - began:.0f} seconds")
+    print(f"\n{time.perf_counter() - start:.0f} seconds")

@@ -34,11 +34,13 @@ def cli(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
 
 
-def test_a_run_shows_plain_lines_where_there_is_no_terminal() -> None:
+def test_a_run_prints_plain_lines_without_a_terminal() -> None:
     result = cli("run", *SMALL, "--run-dir", "here")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0].startswith("FedLALR: 12 clients, 3 a round, 2,410 parameters; engine reference (asked for) on cpu")
+    assert lines[0].startswith(
+        "FedLALR: 12 clients, 3 per round, 2,410 parameters; engine reference (asked for) on cpu"
+    )
     assert lines[3].startswith("round 3/3  accuracy ")
     for word in ("loss ", "rate ", " MB sent", " left"):
         assert word in lines[3]
@@ -58,7 +60,7 @@ def test_the_run_directory_is_complete_and_repeats_the_run() -> None:
     assert len(first) == 3
 
 
-def test_a_shells_short_name_of_the_home_directory_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tilde_is_expanded_to_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert cli("run", *SMALL, "--run-dir=~/one").exit_code == 0
     assert cli("resume", "~/one", "rounds=4", "-q").exit_code == 0
@@ -69,13 +71,13 @@ def test_a_shells_short_name_of_the_home_directory_is_known(tmp_path: Path, monk
     assert os.listdir() == ["home"]
 
 
-def test_a_name_is_no_way_out_of_the_folder_of_runs() -> None:
+def test_a_run_name_cannot_escape_the_runs_folder() -> None:
     assert cli("run", "quickstart", "rounds=1", "name=../../away", "-q").exit_code == 0
     (folder,) = Path("runs").iterdir()
     assert folder.name.startswith("_.._away-fedlalr-")
 
 
-def test_json_is_all_there_is_on_standard_output() -> None:
+def test_json_is_the_only_standard_output() -> None:
     result = cli("run", *SMALL, "--json", "--run-dir", "here")
     summary = json.loads(result.stdout)
     assert summary["status"] == "finished"
@@ -84,20 +86,20 @@ def test_json_is_all_there_is_on_standard_output() -> None:
     assert result.stderr == ""
 
 
-def test_quiet_shows_the_result_alone() -> None:
+def test_quiet_shows_only_the_result() -> None:
     result = cli("run", *SMALL, "--quiet")
     assert len(result.stdout.splitlines()) == 2
     assert result.stdout.startswith("quickstart with fedlalr: accuracy")
     assert Path("runs").is_dir()
 
 
-def test_the_preset_may_be_left_out_or_stand_anywhere() -> None:
+def test_the_preset_may_be_omitted_or_follow_the_settings() -> None:
     assert cli("run", *SMALL, "quickstart", "-q").exit_code == 0
 
 
 def test_a_method_without_settings_in_the_preset_is_announced() -> None:
     result = cli("run", *SMALL, "algorithm=scaffold")
-    assert "quickstart has no settings of its own for scaffold" in result.stdout
+    assert "quickstart has no settings for scaffold" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -105,24 +107,28 @@ def test_a_method_without_settings_in_the_preset_is_announced() -> None:
     [
         (["run", "alpha=1"], 2, "Did you mean 'partition.alpha'?"),
         (["run", "quikstart"], 2, "Did you mean 'quickstart'?"),
-        (["run", "quickstart", "cifar10"], 2, "settings are written key=value"),
+        (["run", "quickstart", "cifar10"], 2, "write settings as key=value"),
         (["run", "clients_per_round=500"], 2, "there are only 100 clients"),
         (["run", *SMALL, "algorithm=fedavg", "algorithm.lr=1e30"], 1, "round"),
         (["run", "data.folder=nowhere"], 3, "nowhere does not exist"),
         (["resume", "nowhere"], 2, "there is no directory nowhere"),
-        (["resume", "."], 2, ". holds no run: there is no config.yaml in it"),
+        (["resume", "."], 2, ". contains no run: it has no config.yaml"),
         (["compare", "algorithm.lr=3"], 2, "methods.NAME.lr"),
         (["compare", "algorithm=fedavg"], 2, "--methods"),
         (["compare", "--methods", "fedavg,fedadm"], 2, "Did you mean 'fedadam'?"),
-        (["compare", "--methods", ""], 2, "--methods '' leaves a name out"),
-        (["compare", "--methods", "fedavg,"], 2, "--methods 'fedavg,' leaves a name out"),
-        (["compare", "--methods", "fedlalr,fedlalr"], 2, "--methods names fedlalr twice"),
-        (["compare", "--target", "90"], 2, "--target is an accuracy above 0 and up to 1, not 90"),
+        (["compare", "--methods", ""], 2, "--methods '' contains an empty name"),
+        (["compare", "--methods", "fedavg,"], 2, "--methods 'fedavg,' contains an empty name"),
+        (["compare", "--methods", "fedlalr,fedlalr"], 2, "--methods contains fedlalr twice"),
+        (["compare", "--target", "90"], 2, "--target must be an accuracy above 0 and at most 1, not 90"),
         (["data", "show", "digit"], 2, "Did you mean 'digits'?"),
         (["data", "fetch", "digit"], 2, "Did you mean 'digits'?"),
         (["data", "show", "digits", "--partition", "dirichle"], 2, "dirichlet"),
         (["data", "show", "digits", "--folder", "nowhere"], 3, "nowhere does not exist"),
-        (["data", "show", "digits", "--output", "x.foo"], 2, "x.foo: a figure can be written as png, svg, pdf"),
+        (
+            ["data", "show", "digits", "--output", "x.foo"],
+            2,
+            "x.foo has no supported format; the name of a figure must end in one of .png, .svg, .pdf",
+        ),
         (["data", "show", "digits", "--output", "/proc/q/x.png"], 2, "/proc/q/x.png cannot be written: No such file"),
         (["data", "show", "digits", "--output", "."], 2, "--output . is a folder"),
         (["run", "rounds=" + "9" * 5000], 2, "cannot be read: Exceeds the limit"),
@@ -131,7 +137,7 @@ def test_a_method_without_settings_in_the_preset_is_announced() -> None:
         (["run", "q" * 300], 2, "cannot be used: File name too long"),
         (["run", *SMALL, "--run-dir", "q" * 300], 2, "cannot be used: File name too long"),
         (["report", "q" * 300], 2, "File name too long"),
-        (["bench", "--plot", "races"], 2, "--plot races: a figure can be written as png, svg, pdf"),
+        (["bench", "--plot", "races"], 2, "--plot races has no supported format"),
     ],
 )
 def test_exit_codes_and_messages(arguments: list[str], code: int, message: str) -> None:
@@ -143,7 +149,7 @@ def test_exit_codes_and_messages(arguments: list[str], code: int, message: str) 
 
 
 @pytest.mark.parametrize("command", [["compare"], ["compare", "--grid"], ["reproduce", "cifar"]], ids=" ".join)
-def test_more_seeds_than_a_plan_can_hold_are_refused(command: list[str]) -> None:
+def test_too_many_seeds_are_rejected(command: list[str]) -> None:
     option = "--grid-seeds" if "--grid" in command else "--seeds"
     result = cli(*command, option, str(10**20))
     assert result.exit_code == 2
@@ -151,7 +157,7 @@ def test_more_seeds_than_a_plan_can_hold_are_refused(command: list[str]) -> None
     assert re.search(r"\b10000\b", result.stderr), result.stderr  # Typer words it, and the limit is ours
 
 
-def test_runs_that_start_in_the_same_second_have_folders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_started_in_the_same_second_get_different_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "strftime", lambda _: "20260101-000000")
     name = "name=" + "長" * 200
     for _ in range(3):
@@ -161,14 +167,14 @@ def test_runs_that_start_in_the_same_second_have_folders_of_their_own(monkeypatc
     assert others == [f"{first}-2", f"{first}-3"]
 
 
-def test_a_file_where_runs_go_is_told_in_a_line() -> None:
+def test_a_file_named_runs_is_a_one_line_error() -> None:
     Path("runs").write_text("mine")
     result = cli("run", *SMALL)
     assert result.exit_code == 2
-    assert "error: runs cannot be written: File exists; name another place by --run-dir" in result.stderr
+    assert "error: runs cannot be written: File exists; choose another path with --run-dir" in result.stderr
 
 
-def test_a_misspelt_command_is_answered_with_the_nearest_one_once() -> None:
+def test_a_misspelt_command_gets_one_suggestion() -> None:
     result = cli("runn")
     assert result.exit_code == 2
     assert result.stderr.count("Did you mean 'run'?") == 1
@@ -182,7 +188,7 @@ def test_programming_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(cli("run", *SMALL).exception, ZeroDivisionError)
 
 
-def test_an_interrupt_ends_with_130_and_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_exits_with_130_and_says_how_to_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     from fedlalr.cli.progress import RunProgress
 
     def interrupt(*_: object) -> None:
@@ -192,7 +198,7 @@ def test_an_interrupt_ends_with_130_and_says_how_to_go_on(monkeypatch: pytest.Mo
         patch.setattr(RunProgress, "on_round", interrupt)
         result = cli("run", *SMALL, "--run-dir", "here")
     assert result.exit_code == 130
-    assert "go on with: fedlalr resume here" in result.stdout
+    assert "resume with: fedlalr resume here" in result.stdout
     assert result.output.count("interrupted") == 1
     result = cli("resume", "here", "--json")
     assert json.loads(result.stdout)["rounds"] == 3
@@ -200,7 +206,7 @@ def test_an_interrupt_ends_with_130_and_says_how_to_go_on(monkeypatch: pytest.Mo
     assert len(Path("here/metrics.jsonl").read_text().splitlines()) == 5
 
 
-def test_a_run_interrupted_in_its_first_round_does_not_read_as_one_that_diverged(
+def test_a_run_interrupted_in_its_first_round_does_not_look_diverged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def interrupt(*_: object) -> None:
@@ -210,19 +216,19 @@ def test_a_run_interrupted_in_its_first_round_does_not_read_as_one_that_diverged
     result = cli("run", *SMALL, "--run-dir", "here")
     assert result.exit_code == 130
     assert "fedlalr: no round was finished\n" in result.stdout
-    assert "go on with: fedlalr resume here" in result.stdout
+    assert "resume with: fedlalr resume here" in result.stdout
     assert "finite" not in result.output
 
 
 @pytest.mark.parametrize("command", [("run", *SMALL, "--run-dir"), ("resume",)], ids=["run", "resume"])
-def test_a_run_directory_that_is_a_file_is_called_one(command: tuple[str, ...]) -> None:
+def test_a_run_directory_that_is_a_file_is_rejected(command: tuple[str, ...]) -> None:
     Path("here").touch()
     result = cli(*command, "here")
     assert result.exit_code == 2
-    assert "here is a file, and a directory is" in result.stderr
+    assert "here is a file, but a directory is required" in result.stderr
 
 
-def test_a_run_that_goes_on_counts_all_that_was_sent() -> None:
+def test_a_resumed_run_counts_the_bytes_of_all_rounds() -> None:
     whole = cli("run", *SMALL[1:], "rounds=4", "--run-dir", "whole").stdout
     cli("run", *SMALL, "--run-dir", "here")
     resumed = cli("resume", "here", "rounds=4").stdout
@@ -231,7 +237,7 @@ def test_a_run_that_goes_on_counts_all_that_was_sent() -> None:
     assert line.split(" MB sent")[0] == expected.split(" MB sent")[0]
 
 
-def test_a_run_that_python_began_goes_on_in_python() -> None:
+def test_a_run_started_from_python_must_be_resumed_from_python() -> None:
     pair = torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64)
     fedlalr.run(torch.nn.Linear(4, 3), [pair], fedlalr.FedAvg(0.1), rounds=1, run_dir="mine")
     result = cli("resume", "mine")
@@ -240,7 +246,7 @@ def test_a_run_that_python_began_goes_on_in_python() -> None:
     assert "fl.run(…, run_dir='mine', resume=True)" in result.stderr
 
 
-def test_refused_replies_are_told_by_the_progress_and_the_summary_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejected_replies_appear_in_progress_and_summary_only(monkeypatch: pytest.MonkeyPatch) -> None:
     train = ReferenceEngine.train
 
     def broken(engine: ReferenceEngine, work: Work) -> Replies:
@@ -254,61 +260,61 @@ def test_refused_replies_are_told_by_the_progress_and_the_summary_alone(monkeypa
         result = cli("run", *SMALL, "--run-dir", "here")
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
-    assert "replies refused; written to here" in result.stdout
+    assert "replies rejected; written to here" in result.stdout
 
 
-def test_a_directory_with_a_run_is_refused_unless_it_may_be_overwritten() -> None:
+def test_a_directory_with_a_run_is_rejected_without_overwrite() -> None:
     assert cli("run", *SMALL, "-q", "--run-dir", "here").exit_code == 0
-    refused = cli("run", *SMALL, "-q", "--run-dir", "here")
-    assert refused.exit_code == 2
-    assert "--overwrite" in refused.stderr
+    rejected = cli("run", *SMALL, "-q", "--run-dir", "here")
+    assert rejected.exit_code == 2
+    assert "--overwrite" in rejected.stderr
     assert cli("run", *SMALL, "-q", "--run-dir", "here", "--overwrite").exit_code == 0
 
 
-def test_a_command_that_is_told_can_be_pasted_whatever_the_folder_is_called() -> None:
+def test_printed_commands_quote_the_folder() -> None:
     assert cli("run", *SMALL, "-q", "--run-dir", "two words").exit_code == 0
     assert "`fedlalr resume 'two words'`" in cli("run", *SMALL, "--run-dir", "two words").stderr
-    told = in_words(
+    lines = in_words(
         json.loads(Path("two words/summary.json").read_text()) | {"status": "interrupted"}, Path("two words")
     )
-    assert told[-1] == "interrupted; go on with: fedlalr resume 'two words'"
+    assert lines[-1] == "interrupted; resume with: fedlalr resume 'two words'"
 
 
-def test_brackets_in_names_and_folders_are_no_markup() -> None:
+def test_brackets_in_names_and_folders_are_not_markup() -> None:
     result = cli("run", *SMALL, "-q", "name='a [bold]b'", "--run-dir", "here[/old]")
     assert result.exit_code == 0, result.output
     assert "a [bold]b with fedlalr" in result.stdout
     assert "written to here[/old]" in result.stdout
 
 
-def test_one_round_is_one_round() -> None:
+def test_one_round_is_singular() -> None:
     assert "after 1 round\n" in cli("run", *SMALL[1:], "rounds=1", "-q").stdout
 
 
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("run", "What to run (quickstart unless given)"),
-        ("resume", "rounds=N, to go further than planned."),
+        ("run", "What to run (default: quickstart)"),
+        ("resume", "rounds=N, to extend the run."),
         ("reproduce", "Settings to change in every run."),
-        ("report", "Run directories, or a directory above several."),
-        ("bench", "What to time: cnn, lstm"),
+        ("report", "Run directories, or a directory that contains several."),
+        ("bench", "Benchmarks to run: cnn, lstm"),
         ("data fetch", "A data set; see `fedlalr data list`."),
-        ("flower export", "Where the app goes: a new or empty folder."),
+        ("flower export", "Folder for the app: new or empty."),
     ],
 )
-def test_help_has_a_word_on_the_arguments(command: str, words: str) -> None:
+def test_help_describes_the_arguments(command: str, words: str) -> None:
     assert words in CliRunner(env={"COLUMNS": "200"}).invoke(app, [*command.split(), "--help"]).stdout
 
 
 @pytest.mark.parametrize("width", [60, 100])
-def test_paragraphs_of_help_fill_their_lines(width: int) -> None:
-    told = CliRunner(env={"COLUMNS": str(width)}).invoke(app, ["compare", "--help"]).stdout
-    lines = [line.strip() for line in told.splitlines()]
-    first = lines.index(next(line for line in lines if line.startswith("Runs lie in")))
+def test_paragraphs_of_help_fill_the_line(width: int) -> None:
+    shown = CliRunner(env={"COLUMNS": str(width)}).invoke(app, ["compare", "--help"]).stdout
+    lines = [line.strip() for line in shown.splitlines()]
+    first = lines.index(next(line for line in lines if line.startswith("Runs are written to")))
     paragraph = lines[first : lines.index("", first)]
     for line, following in itertools.pairwise(paragraph):
-        assert len(line) + 1 + len(following.split()[0]) > width - 2, f"{following!r} should go on where {line!r} ends"
+        assert len(line) + 1 + len(following.split()[0]) > width - 2, f"{following!r} should continue the line {line!r}"
 
 
 def test_help_has_examples() -> None:
@@ -318,7 +324,7 @@ def test_help_has_examples() -> None:
     assert cli("--version").stdout == f"fedlalr {fedlalr.__version__}\n"
 
 
-def test_presets_are_listed_and_shown_complete() -> None:
+def test_presets_are_listed_and_shown_with_all_settings() -> None:
     listed = cli("presets").stdout
     for name in ("quickstart", "cifar10", "cifar100", "shakespeare", "fashion", "mnist"):
         assert name in listed
@@ -327,7 +333,7 @@ def test_presets_are_listed_and_shown_complete() -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="streams as POSIX has them")
-def test_a_run_whose_streams_are_closed_writes_its_files() -> None:
+def test_a_run_with_closed_streams_writes_its_files() -> None:
     command = [sys.executable, "-m", "fedlalr", "run", *SMALL, "--run-dir", "quiet"]
     closed = f"{shlex.join(command)} <&- >&- 2>&-"
     assert subprocess.run(["sh", "-c", closed], capture_output=True).returncode == 0
@@ -347,7 +353,7 @@ def test_on_a_terminal_the_progress_is_live(monkeypatch: pytest.MonkeyPatch) -> 
     assert "MB sent" in text
 
 
-def test_long_runs_show_about_a_hundred_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_runs_print_about_a_hundred_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
     from fedlalr.cli.progress import RunProgress
@@ -360,8 +366,10 @@ def test_long_runs_show_about_a_hundred_plain_lines(capsys: pytest.CaptureFixtur
     assert 100 <= len(capsys.readouterr().out.splitlines()) <= 103
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(150_000.0, "takes about 42 hours on this CPU"), (60.0, ""), (None, "")])
-def test_a_long_run_on_a_cpu_is_announced(seconds: float | None, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("seconds", "text"), [(150_000.0, "takes about 42 hours on this CPU"), (60.0, ""), (None, "")])
+def test_a_long_run_on_a_cpu_gets_a_warning(
+    seconds: float | None, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     from rich.console import Console
 
     from fedlalr.cli.progress import RunProgress
@@ -370,11 +378,11 @@ def test_a_long_run_on_a_cpu_is_announced(seconds: float | None, said: str, caps
     info = RunInfo("FedAvg", "workers", "heavy", "cpu", 100, 1, 10, 10, 5, seconds=seconds)
     RunProgress(Console(width=200)).on_start(info)
     _, *more = capsys.readouterr().out.splitlines()
-    assert bool(more) == bool(said)
-    assert all(said in line and "device=cuda" in line and "rounds=2" in line for line in more)
+    assert bool(more) == bool(text)
+    assert all(text in line and "device=cuda" in line and "rounds=2" in line for line in more)
 
 
-def test_downloads_show_one_line_for_each_thing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_downloads_print_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
     with fetch_progress(Console(width=130), quiet=False) as show:
@@ -386,12 +394,12 @@ def test_downloads_show_one_line_for_each_thing(capsys: pytest.CaptureFixture[st
         assert show is None
 
 
-def test_sizes_and_times_read_well() -> None:
+def test_sizes_and_durations_are_readable() -> None:
     assert megabytes(2_500_000_000) == "2.50 GB"
     assert duration(59.6) == "1:00"
 
 
-def test_a_page_that_cannot_be_written_does_not_fail_the_run(tmp_path: Path):
+def test_a_report_that_cannot_be_written_does_not_fail_the_run(tmp_path: Path):
     folder = tmp_path / "run"
     (folder / "report.html").mkdir(parents=True)
     done = CliRunner().invoke(app, ["run", "quickstart", "rounds=1", "--run-dir", str(folder), "--quiet"])
@@ -399,7 +407,7 @@ def test_a_page_that_cannot_be_written_does_not_fail_the_run(tmp_path: Path):
     assert f"write it with: fedlalr report {shlex.quote(str(folder))}" in done.output.replace("\n", "")
 
 
-def test_a_report_where_a_folder_has_its_name_is_refused_in_a_line() -> None:
+def test_a_report_path_that_is_a_folder_is_a_one_line_error() -> None:
     cli("run", *SMALL, "--run-dir", "here", "-q")
     Path("pages").mkdir()
     result = cli("report", "here", "-o", "pages")
@@ -408,18 +416,18 @@ def test_a_report_where_a_folder_has_its_name_is_refused_in_a_line() -> None:
     result = cli("report", "here", "-o", "/proc/q/page.html")
     assert result.exit_code == 2
     assert result.stderr.startswith("error: /proc/q/page.html cannot be written: No such file")
-    assert result.stderr.endswith("; name another place by --output\n")
+    assert result.stderr.endswith("; choose another path with --output\n")
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "message"),
     [
         ("data.validation=0.9999", "holds out all 1,"),
         ("model.hidden=2000000000", "model: a mlp of this size does not fit into the memory here"),
     ],
 )
-def test_settings_that_leave_nothing_to_train_are_told_in_a_line(setting: str, told: str) -> None:
+def test_settings_that_leave_nothing_to_train_are_a_one_line_error(setting: str, message: str) -> None:
     result = cli("run", "quickstart", setting)
     assert result.exit_code == 2, result.output
     assert result.stderr.count("\n") == 1
-    assert told in result.stderr
+    assert message in result.stderr

@@ -31,10 +31,10 @@ def test_the_six_methods_of_the_paper_are_compared_and_drawn() -> None:
         assert Path("here", file).stat().st_size > 0
 
 
-def test_runs_are_used_again_and_the_json_is_alone() -> None:
+def test_runs_are_reused_and_json_is_the_only_output() -> None:
     compare("--seeds", "1", "--methods", "fedavg")
     result = compare("--seeds", "2", "--methods", "fedavg,fedlalr")
-    assert result.stdout.count("finished before") == 1
+    assert result.stdout.count("already finished") == 1
     plain = json.loads(compare("--seeds", "2", "--methods", "fedavg,fedlalr", "--json").stdout)
     assert {method["method"] for method in plain["methods"]} == {"fedavg", "fedlalr"}
     assert plain["seeds"] == 2
@@ -48,14 +48,14 @@ def test_a_methods_own_settings_can_be_changed() -> None:
     assert {m["method"]: m["settings"]["lr"] for m in plain["methods"]} == {"fedavg": 0.5, "fedlalr": 0.25}
 
 
-def test_a_method_that_fails_is_shown_and_the_exit_code_says_so() -> None:
+def test_a_failing_method_is_shown_and_sets_the_exit_code() -> None:
     result = compare("--seeds", "1", "--methods", "fedavg,fedlalr", "methods.fedavg.lr=1e30")
     assert result.exit_code == 1
     assert "FedAvg failed: round" in result.stdout
     assert "FedLALR" in result.stdout
 
 
-def test_failures_of_one_cause_are_told_once() -> None:
+def test_failures_with_the_same_cause_are_shown_once() -> None:
     rates = ("methods.fedavg.lr=1e30", "methods.fedprox.lr=1e30")
     result = compare("--seeds", "2", "--methods", "fedavg,fedprox", *rates)
     assert result.stdout.count("failed, round") == 1
@@ -64,7 +64,7 @@ def test_failures_of_one_cause_are_told_once() -> None:
     assert Path("here/table.md").read_text().count("failed in 4 runs") == 1
 
 
-def test_an_interrupt_ends_with_130_and_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_exits_with_130_and_says_how_to_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -72,20 +72,20 @@ def test_an_interrupt_ends_with_130_and_says_how_to_go_on(monkeypatch: pytest.Mo
         patch.setattr("fedlalr.config.jobs._work", interrupt)
         result = compare("--seeds", "1", "--methods", "fedavg")
     assert result.exit_code == 130
-    assert result.stderr == "interrupted; the same command goes on from here\n"
+    assert result.stderr == "interrupted; repeat the command to resume\n"
     assert compare("--seeds", "1", "--methods", "fedavg").exit_code == 0
 
 
 @pytest.mark.parametrize("command", [["compare", "quickstart", "--methods", "fedavg"], ["reproduce", "interval"]])
-def test_a_file_in_the_place_of_the_directory_is_told_in_a_line(command: list[str]) -> None:
+def test_a_run_directory_that_is_a_file_is_a_one_line_error(command: list[str]) -> None:
     Path("file").write_text("mine")
     result = CliRunner().invoke(app, [*command, "rounds=1", "--jobs", "1", "--seeds", "1", "--run-dir", "file"])
     assert result.exit_code in (1, 2), result.output
-    assert isinstance(result.exception, SystemExit), "an error for people, and no traceback"
-    assert "file is a file, and a directory is" in result.output
+    assert isinstance(result.exception, SystemExit), "an error message, not a traceback"
+    assert "file is a file, but a directory is required" in result.output
 
 
-def test_a_run_with_a_damaged_summary_goes_on_from_its_checkpoint() -> None:
+def test_a_run_with_a_corrupt_summary_resumes_from_its_checkpoint() -> None:
     compare("--seeds", "1", "--methods", "fedavg")
     summary = Path("here/fedavg/seed-0/summary.json")
     before = json.loads(summary.read_text())
@@ -94,7 +94,7 @@ def test_a_run_with_a_damaged_summary_goes_on_from_its_checkpoint() -> None:
     assert json.loads(summary.read_text())["accuracy"] == before["accuracy"]
 
 
-def test_brackets_in_a_folder_are_no_markup() -> None:
+def test_brackets_in_a_folder_are_not_markup() -> None:
     for folder in ("runs[old]", "runs[/b]"):
         arguments = ["compare", "quickstart", *SMALL, "--jobs", "1", "--seeds", "1", "--methods", "fedavg"]
         result = CliRunner().invoke(app, [*arguments, "--run-dir", folder])
@@ -103,7 +103,7 @@ def test_brackets_in_a_folder_are_no_markup() -> None:
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 130])
-def test_no_word_of_the_table_is_cut_off_however_narrow_the_terminal_is(width: int) -> None:
+def test_a_narrow_terminal_truncates_no_word_of_the_table(width: int) -> None:
     from rich.console import Console
 
     from fedlalr.cli.compare_table import laid_out
@@ -131,7 +131,7 @@ def test_a_grid_chooses_rates_for_every_method_and_says_which() -> None:
     grid = ("grid.fedavg={lr: [1e-6, 0.5]}", "grid.fedlalr={lr: [1e-9, 1e-2]}")
     result = compare("--grid", "--grid-seeds", "1", "--seeds", "1", "--methods", "fedavg,fedlalr", *grid)
     assert result.exit_code == 0, result.output
-    assert "Rates chosen from 2 settings of each method" in result.stdout
+    assert "Learning rates chosen from 2 settings per method" in result.stdout
     assert "fedavg: lr 0.5" in result.stdout
     assert "at the edge of the grid" in result.stdout
     plain = json.loads(Path("here/compare.json").read_text())
@@ -139,7 +139,7 @@ def test_a_grid_chooses_rates_for_every_method_and_says_which() -> None:
     assert len(plain["grid"]["fedavg"]["tried"]) == 2
 
 
-def test_settings_can_vary_and_every_combination_is_compared() -> None:
+def test_every_combination_of_varied_settings_is_compared() -> None:
     varied = ("--vary", "partition.alpha=0.1,10", "--vary", "partition=[dirichlet]")
     result = compare("--seeds", "1", "--methods", "fedavg,fedlalr", *varied, "--json")
     assert result.exit_code == 0, result.output
@@ -157,9 +157,7 @@ def test_the_plan_comes_first_and_every_block_names_its_variation() -> None:
     grid = ("grid.fedavg={lr: [0.1, 0.5]}", "grid.fedlalr={lr: [1e-3, 1e-2]}")
     varied = ("--vary", "partition.alpha=0.1,10", "--methods", "fedavg,fedlalr")
     lines = compare("--grid", "--grid-seeds", "1", "--seeds", "2", *varied, *grid).stdout.splitlines()
-    assert lines[0] == (
-        "16 runs: for each of 2 variations 2 methods × 2 settings × 1 seed to tune, then 2 methods × 2 seeds"
-    )
+    assert lines[0] == ("16 runs: 2 variations × (2 methods × 2 settings × 1 seed to tune, then 2 methods × 2 seeds)")
     assert lines[1] == "variation 1 of 2: partition.alpha=0.1"
     assert lines[2].startswith("1/4  partition.alpha-0.1/grid/fedlalr/lr-0.001/seed-1000: accuracy")
     assert "variation 2 of 2: partition.alpha=10" in lines
@@ -173,12 +171,12 @@ def test_the_heading_names_changed_settings_of_the_methods_compared() -> None:
     assert "methods.fedlalr.lr" not in heading
 
 
-def test_runs_of_other_settings_are_not_replaced() -> None:
+def test_runs_with_other_settings_are_not_replaced() -> None:
     compare("--seeds", "2", "--methods", "fedavg")
     before = Path("here/fedavg/seed-0/metrics.jsonl").read_bytes()
     other = compare("--seeds", "1", "--methods", "fedavg,fedlalr", "methods.fedavg.lr=0.25")
     assert other.exit_code == 2
-    assert "here holds runs of other settings" in other.stderr
+    assert "here contains runs with other settings" in other.stderr
     assert "algorithm.lr was " in other.stderr
     assert "and is now 0.25" in other.stderr
     assert "another --run-dir, or delete here" in other.stderr
@@ -203,10 +201,10 @@ def test_a_grid_over_any_option_can_be_repeated() -> None:
     assert compare(*grid).exit_code == 0
     again = compare(*grid)
     assert again.exit_code == 0, again.output
-    assert again.stdout.count("finished before") == 3
+    assert again.stdout.count("already finished") == 3
 
 
-def test_a_wider_grid_replaces_what_the_one_before_chose_and_says_so() -> None:
+def test_a_wider_grid_replaces_the_runs_of_the_previous_choice() -> None:
     def tuned(rates: str) -> Result:
         return compare(
             "--grid", "--grid-seeds", "1", "--seeds", "1", "--methods", "fedavg", f"grid.fedavg={{lr: {rates}}}"
@@ -215,8 +213,8 @@ def test_a_wider_grid_replaces_what_the_one_before_chose_and_says_so() -> None:
     assert tuned("[1e-6]").exit_code == 0
     wider = tuned("[1e-6, 0.5]")
     assert wider.exit_code == 0, wider.output
-    assert "replacing 1 run with rates of an earlier tuning in here" in wider.stdout
-    assert wider.stdout.count("finished before") == 1
+    assert "replacing 1 run with learning rates of an earlier tuning in here" in wider.stdout
+    assert wider.stdout.count("already finished") == 1
     assert "replacing" not in tuned("[1e-6, 0.5]").stdout
 
 
@@ -224,28 +222,28 @@ def test_a_wider_grid_replaces_what_the_one_before_chose_and_says_so() -> None:
     ("vary", "why"),
     [
         ("partition.alpha", "write KEY=A,B"),
-        ("partition.alpha=", "with commas between them"),
+        ("partition.alpha=", "separate the values with commas"),
         ("partition.alpha=0.1,0.1", "a value is given twice"),
-        ("seed=1,2", "by --seeds"),
+        ("seed=1,2", "with --seeds"),
         ("rounds=[1", "cannot be read"),
         ("algorithm.lr=1,2", "methods.NAME.lr"),
         ("rounds=1,soon", "rounds cannot be 'soon'"),
     ],
 )
-def test_what_cannot_vary_is_said_before_anything_runs(vary: str, why: str) -> None:
+def test_invalid_variations_are_rejected_before_anything_runs(vary: str, why: str) -> None:
     result = CliRunner().invoke(app, ["compare", "quickstart", "--run-dir", "here", "--vary", vary])
     assert result.exit_code == 2
     assert why in result.output
     assert not Path("here").exists()
 
 
-def test_a_setting_that_varies_twice_is_refused() -> None:
+def test_a_setting_varied_twice_is_rejected() -> None:
     result = compare("--vary", "batch_size=1,2", "--vary", "batch_size=3,4")
     assert result.exit_code == 2
-    assert "varies twice" in result.output
+    assert "is varied twice" in result.output
 
 
-def test_on_a_terminal_there_is_a_bar_and_failures_are_told(tmp_path: Path) -> None:
+def test_a_terminal_shows_a_bar_and_failures(tmp_path: Path) -> None:
     from rich.console import Console
 
     from fedlalr import config
@@ -258,7 +256,7 @@ def test_on_a_terminal_there_is_a_bar_and_failures_are_told(tmp_path: Path) -> N
     assert "bad: failed, round" in console.export_text()
 
 
-def test_a_grid_with_a_value_that_cannot_run_is_refused_before_anything_runs() -> None:
+def test_a_grid_with_an_invalid_value_is_rejected_before_anything_runs() -> None:
     grid = "preset: quickstart\ngrid: {fedavg: {lr: [0.1, -0.3]}, fedlalr: {lr: [0.1, 0.2]}}\n"
     Path("bad.yaml").write_text(grid, encoding="utf-8")
     result = CliRunner().invoke(app, ["compare", "bad.yaml", "--grid", "--methods", "fedavg,fedlalr"])

@@ -18,7 +18,7 @@ def data(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["data", *arguments])
 
 
-def test_every_data_set_is_listed_with_where_it_is() -> None:
+def test_every_data_set_is_listed_with_its_location() -> None:
     result = data("list")
     assert result.exit_code == 0
     for name in ("digits", "mnist", "fashion", "cifar10", "cifar100", "shakespeare"):
@@ -29,7 +29,7 @@ def test_every_data_set_is_listed_with_where_it_is() -> None:
     assert [one["train"] for one in listed if one["name"] == "cifar10"] == [50_000]
 
 
-def test_the_embedded_data_set_needs_no_fetching() -> None:
+def test_the_bundled_data_set_needs_no_download() -> None:
     result = data("fetch", "digits")
     assert result.exit_code == 0
     assert result.stdout == "digits: scikit-learn\n"
@@ -43,7 +43,7 @@ def test_a_partition_is_described_and_drawn() -> None:
     assert Path("digits-dirichlet-0.1.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_description_is_to_be_had_as_json() -> None:
+def test_the_description_is_available_as_json() -> None:
     skewed, even = (
         json.loads(data("show", "digits", "--partition", p, "--json", "--output", f"{p}.svg").stdout)
         for p in ("shards", "iid")
@@ -54,9 +54,7 @@ def test_the_description_is_to_be_had_as_json() -> None:
 
 
 @pytest.mark.parametrize("command", [("run", "fashion", "rounds=1"), ("data", "fetch", "fashion")])
-def test_a_data_folder_that_cannot_be_used_is_told_in_a_line(
-    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unusable_data_folder_is_a_one_line_error(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDLALR_DATA", "/proc/x")
     result = CliRunner().invoke(app, [*command])
     assert result.exit_code == 2, result.output
@@ -66,16 +64,16 @@ def test_a_data_folder_that_cannot_be_used_is_told_in_a_line(
     assert "set FEDLALR_DATA to a folder you may write to" in result.stderr
 
 
-def test_a_folder_is_made_for_a_picture() -> None:
+def test_the_folder_of_a_figure_is_created() -> None:
     assert data("show", "digits", "--output", "new/digits.svg").exit_code == 0
     assert Path("new/digits.svg").is_file()
 
 
 def test_the_options_of_the_schemes_are_options_of_the_command() -> None:
     shards = ("show", "digits", "--partition", "shards", "--clients", "4", "--json")
-    refused = data(*shards)
-    assert refused.exit_code == 2
-    assert "use at least classes_per_client=3" in refused.stderr
+    rejected = data(*shards)
+    assert rejected.exit_code == 2
+    assert "use at least classes_per_client=3" in rejected.stderr
     few, all_of_them = (json.loads(data(*shards, "--classes-per-client", k).stdout) for k in ("3", "10"))
     assert few["total_variation"] > all_of_them["total_variation"]
     sizes = ("show", "digits", "--partition", "lognormal", "--clients", "20", "--json")

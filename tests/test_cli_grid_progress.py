@@ -16,12 +16,12 @@ def jobs(folder: Path, count: int = 2) -> list[Job]:
 
 
 def recorded(job: Job, rounds: int, *changes: str) -> None:
-    """What a run leaves behind after some rounds."""
+    """The files of a run after some rounds."""
     job.directory.write_config(config.load("quickstart", [*SMALL, f"seed={job.config.seed}", *changes]))
     (job.folder / "metrics.jsonl").write_text("{}\n" * rounds)
 
 
-def test_work_counts_samples_and_what_a_network_costs() -> None:
+def test_work_counts_samples_and_their_cost() -> None:
     cifar = config.load("cifar10")
     assert work(cifar) == 100 * 50 * 5 * 500
     assert work(config.load("cifar10", ["local.steps=10"])) == 100 * 50 * 10 * 50
@@ -32,11 +32,9 @@ def test_work_counts_samples_and_what_a_network_costs() -> None:
     assert work(small) < 40 * 10 * 10
 
 
-def test_the_time_left_follows_from_the_rounds_made_since_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_left_follows_from_the_rounds_since_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = jobs(tmp_path)
-    recorded(first, 1)  # of a run that was interrupted: not made now
+    recorded(first, 1)  # of an interrupted run: not done now
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     progress = GridProgress(Console(quiet=True), [first, second], tmp_path, quiet=True)
@@ -48,9 +46,7 @@ def test_the_time_left_follows_from_the_rounds_made_since_the_start(
     assert progress.left() == pytest.approx(5)
 
 
-def test_rounds_of_other_settings_that_lie_in_the_folder_do_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rounds_with_other_settings_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (job,) = jobs(tmp_path, 1)
     recorded(job, 2, "weight_decay=0.1")
     now = 100.0
@@ -62,7 +58,7 @@ def test_rounds_of_other_settings_that_lie_in_the_folder_do_not_count(
     assert progress.left() == pytest.approx(10)
 
 
-def test_on_a_terminal_there_is_a_bar_with_the_run_under_way(tmp_path: Path) -> None:
+def test_a_terminal_shows_a_bar_with_the_current_run(tmp_path: Path) -> None:
     console = Console(force_terminal=True, width=120, record=True)
     (job,) = jobs(tmp_path, 1)
     with GridProgress(console, [job], tmp_path, quiet=False) as progress:
@@ -73,7 +69,7 @@ def test_on_a_terminal_there_is_a_bar_with_the_run_under_way(tmp_path: Path) -> 
     assert "seed-0 1/2" in console.export_text()
 
 
-def test_elsewhere_every_run_is_a_line_with_the_time_left(tmp_path: Path) -> None:
+def test_without_a_terminal_every_run_is_a_line_with_the_time_left(tmp_path: Path) -> None:
     console = Console(width=120, record=True, file=(tmp_path / "out").open("w"))
     both = jobs(tmp_path)
     with GridProgress(console, both, tmp_path, quiet=False) as progress:
@@ -84,7 +80,7 @@ def test_elsewhere_every_run_is_a_line_with_the_time_left(tmp_path: Path) -> Non
     assert second.startswith("2/2  seed-1: accuracy")
 
 
-def test_failures_are_remembered_and_told(tmp_path: Path) -> None:
+def test_failures_are_kept_and_shown(tmp_path: Path) -> None:
     console = Console(width=120, record=True, file=(tmp_path / "out").open("w"))
     bad = Job(config.load("quickstart", [*SMALL, "algorithm=fedavg", "algorithm.lr=1e30"]), tmp_path / "bad")
     with GridProgress(console, [bad], tmp_path, quiet=False) as progress:

@@ -16,13 +16,13 @@ from fedlalr.paper.speedup_results import Speedup
 TINY = ("rounds=2", "partition.clients=12", "clients_per_round=2", "local.steps=2", "engine=reference")
 FOLDER = Path("here") / folder_name("smoke", TINY)
 SHORT = tuple(text for text in TINY if not text.startswith("local"))
-"""For the figure that sets the number of local steps itself."""
+"""For the figure that sets the number of local steps."""
 INTERVAL = Path("here") / folder_name("smoke", SHORT)
 
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of its own, on a machine without any data set."""
+    """A separate folder, on a machine without any data set."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDLALR_DATA", str(tmp_path / "data"))
 
@@ -31,7 +31,7 @@ def reproduce(figure: str, *arguments: str) -> Result:
     return CliRunner().invoke(app, ["reproduce", figure, "--jobs", "1", "--run-dir", "here", *arguments])
 
 
-def test_a_figure_comes_with_its_data_and_verdicts_and_its_runs_are_used_again_or_go_on() -> None:
+def test_a_figure_has_data_and_verdicts_and_its_runs_are_reused_or_resumed() -> None:
     result = reproduce("interval", *SHORT)
     assert result.exit_code == 0, result.output
     assert "Digits stand in for CIFAR-10" in result.stdout
@@ -48,20 +48,20 @@ def test_a_figure_comes_with_its_data_and_verdicts_and_its_runs_are_used_again_o
     assert "| 4 | Local steps" in verdicts
     assert "Digits stand in for CIFAR-10 and CIFAR-100" in verdicts
     last = " ".join(result.stdout.rpartition("verdicts.md")[2].split())
-    assert last.startswith("claim of the paper seeds verdict")
+    assert last.startswith("claim the paper's claim seeds verdict")
     assert "statements hold" in last
 
     runs = INTERVAL / "runs" / "digits-dirichlet0.6-2of12"
     interrupted, untouched = runs / "log-3-4" / "seed-0", runs / "steps-10" / "seed-0" / "metrics.jsonl"
     before, first = untouched.stat().st_mtime_ns, (interrupted / "metrics.jsonl").read_text().splitlines()[0]
-    (interrupted / "summary.json").unlink()  # as a run leaves it that is killed
-    assert "2 of 3 runs are there" in reproduce("interval", *SHORT).stdout
+    (interrupted / "summary.json").unlink()  # like a killed run
+    assert "2 of 3 runs are complete" in reproduce("interval", *SHORT).stdout
     assert untouched.stat().st_mtime_ns == before
     assert (interrupted / "metrics.jsonl").read_text().splitlines()[0] == first
     assert (interrupted / "summary.json").exists()
 
 
-def test_a_figure_without_claims_prints_its_curves_in_numbers() -> None:
+def test_a_figure_without_claims_prints_its_curves_as_numbers() -> None:
     result = reproduce("variants", *TINY)
     assert result.exit_code == 0, result.output
     assert "MB up" in result.stdout
@@ -77,7 +77,7 @@ def test_a_figure_without_claims_prints_its_curves_in_numbers() -> None:
     assert "variants, mean ± standard deviation over the seeds" in several
 
 
-def test_a_failed_run_is_named_the_others_are_drawn_and_the_exit_code_says_so() -> None:
+def test_a_failed_run_is_named_and_sets_the_exit_code_and_the_others_are_drawn() -> None:
     result = reproduce("cifar", *TINY, "methods.fedavg.lr=1e30", "--methods", "fedlalr,fedavg")
     assert result.exit_code == 1
     runs = ", ".join(f"digits-dirichlet{alpha}-2of12/fedavg/seed-0" for alpha in (0.6, 0.3))
@@ -87,7 +87,7 @@ def test_a_failed_run_is_named_the_others_are_drawn_and_the_exit_code_says_so() 
     assert "no finished run of FedAdam" in (folder / "verdicts.md").read_text()
 
 
-def test_an_error_that_is_no_failed_round_is_named_too() -> None:
+def test_an_error_other_than_a_failed_round_is_named_too() -> None:
     few = [text if not text.startswith("clients_per_round") else "clients_per_round=50" for text in SHORT]
     result = reproduce("interval", *few)
     assert result.exit_code == 1
@@ -95,7 +95,7 @@ def test_an_error_that_is_no_failed_round_is_named_too() -> None:
     assert "12 clients" in " ".join(result.stdout.split())
 
 
-def test_drawing_alone_runs_nothing_and_without_any_run_there_is_no_picture() -> None:
+def test_draw_only_runs_nothing_and_draws_nothing_without_runs() -> None:
     for figure in ("interval", "variants", "speedup"):
         result = reproduce(figure, *(SHORT if figure != "speedup" else ()), "--draw-only")
         assert result.exit_code == 3, result.output
@@ -104,7 +104,7 @@ def test_drawing_alone_runs_nothing_and_without_any_run_there_is_no_picture() ->
         assert not Path("here").exists()
 
 
-def test_drawing_alone_keeps_what_is_known_of_the_running() -> None:
+def test_draw_only_keeps_the_provenance_of_the_runs() -> None:
     reproduce("variants", *TINY)
     path = FOLDER / "variants.json"
     ran = json.loads(path.read_text())
@@ -115,7 +115,7 @@ def test_drawing_alone_keeps_what_is_known_of_the_running() -> None:
     (FOLDER / "variants.png").unlink()
     result = reproduce("variants", *TINY, "--draw-only")
     assert result.exit_code == 0, result.output
-    assert "4 of 4 runs are there" in result.stdout
+    assert "4 of 4 runs are complete" in result.stdout
     assert (FOLDER / "variants.png").exists()
     kept = json.loads(path.read_text())
     assert (kept["commands"], kept["hardware"]) == (["fedlalr first"], "another machine")
@@ -129,7 +129,7 @@ def test_drawing_alone_keeps_what_is_known_of_the_running() -> None:
     assert unknown["drawn"]["hardware"]
 
 
-def test_drawing_the_speed_up_alone_draws_what_was_measured_and_measures_nothing() -> None:
+def test_draw_only_draws_the_saved_speedup_without_measuring() -> None:
     folder = Path("here/smoke")
     scale = Scale(steps=(2**8, 2**10), clients=(1, 2, 4), repeats=2)
     measured = measure(scale, folder=folder, variants=VARIANTS[:1])
@@ -147,7 +147,7 @@ def test_the_trajectory_follows_two_clients() -> None:
     assert len(lines) == 1 + 2 * 2 * 2  # rounds, clients, steps
 
 
-def test_heterogeneity_trains_nothing_and_json_is_alone_on_standard_output() -> None:
+def test_heterogeneity_trains_nothing_and_json_is_the_only_standard_output() -> None:
     plain = json.loads(reproduce("heterogeneity", "--json").stdout)
     assert plain["claims"][0]["verdict"] == "holds"
     assert plain["claims"][0]["checks"][0]["seeds"] == [0]
@@ -155,7 +155,7 @@ def test_heterogeneity_trains_nothing_and_json_is_alone_on_standard_output() -> 
     assert all(Path(file).exists() for file in plain["files"]["heterogeneity"])
 
 
-def test_changed_settings_have_a_folder_of_their_own_whatever_their_order() -> None:
+def test_changed_settings_get_a_separate_folder_independent_of_their_order() -> None:
     assert (
         folder_name("smoke", ["b=1", "a=[0, 1]"])
         == folder_name("smoke", ["a=[0, 1]", "b=1"])
@@ -167,18 +167,18 @@ def test_changed_settings_have_a_folder_of_their_own_whatever_their_order() -> N
     assert folder_name("smoke", many) != folder_name("smoke", many[1:])
 
 
-def test_the_papers_scale_goes_without_data_that_is_not_here() -> None:
+def test_the_papers_scale_skips_missing_data() -> None:
     result = reproduce("cifar", "--scale", "paper", "--offline")
     assert result.exit_code == 3, result.output
     assert "CIFAR-10 is not on this machine and was left out." in result.stdout
-    assert "cifar: no data, no figure" in result.stdout
+    assert "cifar: no figure, its data set is missing" in result.stdout
     assert "not measured" in result.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("algorithm=fedavg",), "choose them with --methods"),
+        (("algorithm=fedavg",), "choose methods with --methods"),
         (("--methods", "fedfoo"), "the paper has no method 'fedfoo'"),
         (("rouns=3",), "Did you mean 'rounds'"),
         (("--device", "cuda:99"), "device"),
@@ -188,7 +188,7 @@ def test_the_papers_scale_goes_without_data_that_is_not_here() -> None:
         (("--beside", "fedfoo:lr=1"), "no method 'fedfoo'"),
     ],
 )
-def test_what_cannot_be_asked_is_explained(arguments: tuple[str, ...], message: str) -> None:
+def test_invalid_requests_are_explained(arguments: tuple[str, ...], message: str) -> None:
     result = reproduce("cifar", *arguments)
     assert result.exit_code == 2
     assert message in result.stderr
@@ -216,7 +216,7 @@ def test_what_cannot_be_asked_is_explained(arguments: tuple[str, ...], message: 
         ("heterogeneity", "rounds=3", "only settings of data, partition, seed"),
     ],
 )
-def test_a_setting_that_a_figure_sets_or_compares_itself_is_refused(figure: str, override: str, key: str) -> None:
+def test_a_setting_that_the_figure_sets_or_compares_is_rejected(figure: str, override: str, key: str) -> None:
     result = reproduce(figure, override)
     assert result.exit_code == 2, result.output
     assert f"{override!r} cannot be used" in result.stderr
@@ -224,7 +224,7 @@ def test_a_setting_that_a_figure_sets_or_compares_itself_is_refused(figure: str,
     assert not Path("here").exists()
 
 
-def test_of_all_figures_those_that_compare_a_setting_are_left_out_when_it_is_given() -> None:
+def test_all_skips_figures_that_compare_a_given_setting() -> None:
     every = list(FIGURES)
     names, sentences = figures_for(every, ["buffers=recalibrate", "clip_norm=10", "methods.fedlalr.momentum=restart"])
     assert names == [name for name in every if name not in ("choices", "variants")]
@@ -245,13 +245,15 @@ def test_of_all_figures_those_that_compare_a_setting_are_left_out_when_it_is_giv
         ("interval", ("--beside", "fedadam:lr=0.1"), "interval does not show the methods side by side"),
     ],
 )
-def test_methods_that_a_figure_does_not_have_are_refused(figure: str, arguments: tuple[str, ...], message: str) -> None:
+def test_methods_that_a_figure_does_not_have_are_rejected(
+    figure: str, arguments: tuple[str, ...], message: str
+) -> None:
     result = reproduce(figure, *arguments)
     assert result.exit_code == 2, result.output
     assert message in result.stderr
 
 
-def test_where_runs_are_computed_is_checked_at_once_and_not_in_the_name_of_the_folder() -> None:
+def test_the_device_is_checked_at_once_and_not_part_of_the_folder_name() -> None:
     for arguments in (("device=cuda:99",), ("device=cpu", "--device", "cuda:99")):
         result = reproduce("cifar", *arguments)
         assert result.exit_code == 2, result.output
@@ -262,7 +264,7 @@ def test_where_runs_are_computed_is_checked_at_once_and_not_in_the_name_of_the_f
     assert plain["run_dir"] == "here/smoke"
 
 
-def test_an_unknown_figure_is_named_with_the_known_ones() -> None:
+def test_an_unknown_figure_lists_the_known_ones() -> None:
     result = reproduce("cifra")
     assert result.exit_code == 2
     assert "heterogeneity" in result.stderr

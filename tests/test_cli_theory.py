@@ -31,7 +31,7 @@ def test_every_bound_is_printed_term_by_term_with_the_largest_marked() -> None:
     assert "80.9 kB" in result.stdout  # momentum is not sent where it is restarted
 
 
-def test_the_papers_own_setting_breaks_its_theorem_and_is_told_so() -> None:
+def test_the_papers_setting_violates_its_theorem_and_the_output_says_so() -> None:
     result = theory("--alpha", "2e-3")
     assert "L > 7.5e-07" in result.stdout
     assert "the cap binds" in result.stdout
@@ -48,7 +48,7 @@ def test_json_has_the_numbers_of_the_functions() -> None:
     assert plain["communication"]["K = 8"]["complexity"] == pytest.approx(1 / (8 * 0.01**2))
 
 
-def test_growing_intervals_are_theorem_2() -> None:
+def test_growing_intervals_use_theorem_2() -> None:
     result = theory("-N", "4", "-T", "100", "--start", "3", "--base", "4", "--eps", "0.5", "-d", "8")
     assert "Theorem 2, as the proof ends" in result.stdout
     assert "Theorem 1" not in result.stdout
@@ -64,15 +64,18 @@ def test_the_map_of_the_largest_terms_is_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--start", "3"), "belong together"),
+        (("--start", "3"), "must be given together"),
         (("--eps", "2"), "is above G_inf"),
         (("-N", "0"), "N"),
         (("--plot", "/proc/q/terms.png"), "/proc/q/terms.png cannot be written: No such file"),
-        (("--plot", "terms.foo"), "--plot terms.foo: a figure can be written as png, svg, pdf"),
+        (
+            ("--plot", "terms.foo"),
+            "--plot terms.foo has no supported format; the name of a figure must end in one of .png, .svg, .pdf",
+        ),
         (("--plot", "/proc"), "--plot /proc is a folder; name the figure in it, such as /proc/figure.png"),
     ],
 )
-def test_what_the_theorems_do_not_allow_is_explained(arguments: tuple[str, ...], message: str) -> None:
+def test_invalid_arguments_are_explained(arguments: tuple[str, ...], message: str) -> None:
     result = theory(*arguments)
     assert result.exit_code == 2
     assert message in result.stderr

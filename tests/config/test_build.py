@@ -24,14 +24,14 @@ def values(records: list[Record]) -> list[tuple[float, float | None]]:
     return [(record.loss, record.accuracy) for record in records]
 
 
-def test_intervals_are_what_the_configuration_says() -> None:
+def test_intervals_follow_the_configuration() -> None:
     assert build_interval(LocalConfig(epochs=5)) == Epochs(5)
     assert build_interval(LocalConfig(steps=7)) == Steps(7)
     assert build_interval(LocalConfig(start=3, base=4.0)) == LogInterval(3, 4.0)
     assert build_interval(LocalConfig(start=3, base=2, unit="epochs")) == LogInterval(3, 2, "epochs")
 
 
-def test_sizes_of_a_network_follow_from_the_data() -> None:
+def test_sizes_of_a_model_follow_from_the_data() -> None:
     population = load("digits", clients=10)
     mlp = build_model(ModelConfig(name="mlp", hidden=[8, 4]), population, seed=0)
     assert isinstance(mlp, MLP)
@@ -41,7 +41,7 @@ def test_sizes_of_a_network_follow_from_the_data() -> None:
     assert cnn.head.in_features == 32 * 2 * 2
 
 
-def test_weights_are_drawn_by_the_seed_and_nothing_else_is() -> None:
+def test_the_seed_determines_the_weights_and_leaves_the_global_generator_alone() -> None:
     population, section = load("digits", clients=10), ModelConfig(name="logistic")
     torch.manual_seed(1)
     before = torch.get_rng_state()
@@ -51,12 +51,12 @@ def test_weights_are_drawn_by_the_seed_and_nothing_else_is() -> None:
     assert not torch.equal(next(first.parameters()), next(other.parameters()))
 
 
-def test_the_partition_has_the_runs_seed_unless_it_has_its_own() -> None:
+def test_the_partition_uses_the_runs_seed_by_default() -> None:
     assert build_population(small("seed=1")).partition == load("digits", clients=12, seed=1).partition
     assert build_population(small("seed=1", "partition.seed=5")).partition == load("digits", 12, seed=5).partition
 
 
-def test_options_of_the_partition_arrive() -> None:
+def test_options_of_the_partition_are_used() -> None:
     dealt = build_population(small("partition.scheme=shards", "partition.classes_per_client=1")).partition
     assert len(dealt) == 12
 
@@ -92,7 +92,7 @@ def test_every_setting_reaches_the_run(tmp_path: Path) -> None:
         assert values(config.execute(small(override)).history) != plain, override
 
 
-def test_records_are_written_as_the_run_goes(tmp_path: Path) -> None:
+def test_records_are_written_during_the_run(tmp_path: Path) -> None:
     class Looks(Observer):
         def __init__(self) -> None:
             self.seen: list[int] = []
@@ -115,7 +115,7 @@ def test_the_summary_says_how_it_ended(tmp_path: Path) -> None:
     assert summary["bytes_down"] == result.bytes_down
 
 
-def test_settings_that_do_not_fit_together_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_incompatible_settings_are_rejected_before_anything_is_written(tmp_path: Path) -> None:
     for override, message in (
         ("clients_per_round=500", "only 12 clients"),
         ("partition.clients=5000", "cannot share"),
@@ -134,12 +134,12 @@ def test_settings_that_do_not_fit_together_are_refused_before_anything_is_writte
 def test_a_directory_with_a_run_is_not_touched(tmp_path: Path) -> None:
     config.execute(small(), tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         config.execute(small("seed=1"), tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_overwriting_starts_anew_and_keeps_what_is_not_the_runs(tmp_path: Path) -> None:
+def test_overwriting_starts_from_scratch_and_keeps_other_files(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     config.execute(small(), tmp_path)
     config.execute(small("seed=1", "rounds=2"), tmp_path, overwrite=True)
@@ -148,7 +148,7 @@ def test_overwriting_starts_anew_and_keeps_what_is_not_the_runs(tmp_path: Path) 
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_a_file_in_the_way_of_the_directory_is_named(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
         config.execute(small(), tmp_path / "file" / "run")
@@ -163,7 +163,7 @@ def test_a_failed_round_leaves_a_summary_that_says_why(tmp_path: Path) -> None:
     assert "round" in summary["failure"]
 
 
-def test_an_interrupted_run_leaves_its_records_and_goes_on(tmp_path: Path) -> None:
+def test_an_interrupted_run_leaves_its_records_and_can_be_resumed(tmp_path: Path) -> None:
     class Interrupts(Observer):
         def on_round(self, record: Record) -> None:
             if record.round == 2:

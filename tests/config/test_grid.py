@@ -12,7 +12,7 @@ def test_every_method_of_the_quickstart_has_the_same_number_of_settings() -> Non
     assert {len(points(loaded, method)) for method in loaded.methods} == {12}
 
 
-def test_without_a_grid_rates_are_varied_around_the_methods_own() -> None:
+def test_without_a_grid_rates_are_varied_around_the_configured_ones() -> None:
     loaded = config.load("cifar10")
     one, two = points(loaded, "fedavg"), points(loaded, "fedadam")
     assert len(one) == len(two) == len(points(loaded, "lafedopt")) == 9
@@ -21,7 +21,7 @@ def test_without_a_grid_rates_are_varied_around_the_methods_own() -> None:
     assert {point["server_lr"] for point in two} == {0.32, 1.0, 3.2}
 
 
-def test_tuning_is_on_held_out_samples_and_on_other_seeds(tmp_path: Path) -> None:
+def test_tuning_uses_held_out_samples_and_other_seeds(tmp_path: Path) -> None:
     loaded = config.load("quickstart", ["seed=3"])
     for trial in trials(loaded, ["fedlalr", "fedadam"], 2, tmp_path):
         assert [job.config.seed for job in trial.jobs] == [3 + FIRST_SEED, 4 + FIRST_SEED]
@@ -33,7 +33,7 @@ def test_tuning_is_on_held_out_samples_and_on_other_seeds(tmp_path: Path) -> Non
     assert len(set(folders)) == len(folders) == 48
 
 
-def test_unequal_budgets_are_refused(tmp_path: Path) -> None:
+def test_unequal_budgets_are_rejected(tmp_path: Path) -> None:
     loaded = config.load("quickstart", ["grid.fedavg={lr: [0.1, 0.2]}"])
     with pytest.raises(config.ConfigError, match="12 settings of fedlalr, 2 settings of fedavg"):
         trials(loaded, ["fedlalr", "fedavg"], 1, tmp_path)
@@ -47,7 +47,7 @@ def test_the_best_setting_wins_and_the_edge_is_noted() -> None:
     assert both.at_edge == ("server_lr",)
 
 
-def test_a_method_of_which_nothing_works_is_an_error() -> None:
+def test_a_method_without_a_working_setting_is_an_error() -> None:
     with pytest.raises(config.ConfigError, match="every setting of fedavg in the grid failed"):
         choose("fedavg", [({"lr": 1.0}, -math.inf)])
 

@@ -21,7 +21,7 @@ def job(folder: Path, *overrides: str) -> Job:
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.faults)])
-def test_an_error_is_the_failure_of_its_run_alone_and_is_tried_again(tmp_path: Path, workers: int) -> None:
+def test_an_error_fails_only_its_run_which_is_tried_again(tmp_path: Path, workers: int) -> None:
     jobs = [job(tmp_path / "bad", "clients_per_round=50"), job(tmp_path / "good")]
     bad, good = run_jobs(jobs, workers, lambda event: None, keep_going=True)
     assert bad["status"] == "failed"
@@ -31,7 +31,7 @@ def test_an_error_is_the_failure_of_its_run_alone_and_is_tried_again(tmp_path: P
 
 
 class KillOne:
-    """Kills a process as soon as one of its runs has come somewhere."""
+    """Kills a process as soon as one of its runs has finished a round."""
 
     def __init__(self) -> None:
         self.killed: int | None = None
@@ -48,22 +48,22 @@ def long_jobs(folder: Path) -> list[Job]:
 
 
 @pytest.mark.faults
-def test_a_process_that_dies_is_told_where_nothing_goes_on(tmp_path: Path) -> None:
-    with pytest.raises(ProcessDied, match="died, or one beside it: it was killed, out of memory or crashed") as told:
+def test_a_dead_process_is_an_error_without_keep_going(tmp_path: Path) -> None:
+    with pytest.raises(ProcessDied, match="or a parallel one died: it was killed, out of memory, or crashed") as died:
         run_jobs(long_jobs(tmp_path), 2, KillOne())
-    assert exit_code(told.value) == FAILED
+    assert exit_code(died.value) == FAILED
     again = run_jobs(long_jobs(tmp_path), 1, lambda event: None)
     assert [summary["status"] for summary in again] == ["finished"] * 4
 
 
 @pytest.mark.faults
-def test_a_process_that_dies_takes_only_the_runs_beside_it(tmp_path: Path) -> None:
+def test_a_dead_process_fails_only_the_parallel_runs(tmp_path: Path) -> None:
     jobs, kill_one = long_jobs(tmp_path), KillOne()
     summaries = run_jobs(jobs, 2, kill_one, keep_going=True)
     dead = [summary for summary in summaries if summary["status"] == "failed"]
     assert kill_one.killed
     assert 1 <= len(dead) <= 2
-    assert {summary["failure"] for summary in dead} == {"its process died, or one beside it"}
+    assert {summary["failure"] for summary in dead} == {"its process or a parallel one died"}
     again = run_jobs(jobs, 1, lambda event: None, keep_going=True)
     assert [summary["status"] for summary in again] == ["finished"] * 4
 
@@ -93,13 +93,13 @@ def is_running(process: Path) -> bool:
 
 @pytest.mark.faults
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes under /proc")
-def test_no_process_outlives_a_comparison_that_is_killed(tmp_path: Path) -> None:
+def test_no_process_outlives_a_killed_comparison(tmp_path: Path) -> None:
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
     tests = str(Path(__file__).parents[1])
     killed = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "runs"), str(tmp_path / "workers")],
-        stdout=subprocess.DEVNULL,  # a pipe would be waited for until the workers have closed it
+        stdout=subprocess.DEVNULL,  # with a pipe, run() would wait until the workers close it
         stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])},
     )

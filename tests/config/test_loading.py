@@ -9,7 +9,7 @@ from fedlalr.config.loading import check, with_method
 from fedlalr.config.schema import Config
 
 
-def test_an_override_of_the_algorithm_takes_the_presets_settings_for_it() -> None:
+def test_an_override_of_the_algorithm_uses_the_presets_settings_for_it() -> None:
     loaded = config.load("cifar10", ["algorithm=fedadam", "partition.alpha=0.3"])
     assert loaded.algorithm.name == "fedadam"
     assert loaded.algorithm.options["server_lr"] == 1.0
@@ -17,7 +17,7 @@ def test_an_override_of_the_algorithm_takes_the_presets_settings_for_it() -> Non
     assert loaded.partition.alpha == 0.3
 
 
-def test_a_single_option_can_be_changed_on_top() -> None:
+def test_a_single_option_can_also_be_changed() -> None:
     loaded = config.load("quickstart", ["algorithm.lr=0.03", "algorithm=fedadam"])
     assert loaded.algorithm.options["lr"] == 0.03
     assert loaded.algorithm.options["server_lr"] == config.load("quickstart").methods["fedadam"]["server_lr"]
@@ -64,15 +64,15 @@ def test_a_method_without_settings_in_the_preset_has_its_defaults() -> None:
         ("local=5", ["local cannot be 5", "write local.epochs=5 or local.steps=5"]),
         ("trajectory=5", ["trajectory cannot be 5", "trajectory.clients=…"]),
         ("local.epochs=0", ["local.epochs cannot be 0"]),
-        ("local.start=3", ["local: start and base belong together"]),
+        ("local.start=3", ["local: start and base must be given together"]),
         ("local.base=1", ["local.base cannot be 1"]),
-        ("local.unit=steps", ["unit goes with start and base"]),
+        ("local.unit=steps", ["unit is allowed only with start and base"]),
         ("methods.fedlarl.lr=3", ["no algorithm 'fedlarl'", "Did you mean 'fedlalr'?"]),
         ("methods.fedavg.momentum=3", ["fedavg has no option 'momentum'"]),
         ("grid.fedavg={lr: [0.1, -0.3]}", ["grid.fedavg.lr cannot be -0.3: lr must be a finite number above 0"]),
         ("grid.fedavg={lr: [0.1, .nan]}", ["grid.fedavg.lr cannot be nan"]),
         ("grid.fedavg={lr: []}", ["grid.fedavg.lr is empty"]),
-        ("grid.fedavg={lr: [0.1, 0.3, 0.1]}", ["grid.fedavg.lr has 0.1 twice"]),
+        ("grid.fedavg={lr: [0.1, 0.3, 0.1]}", ["grid.fedavg.lr contains 0.1 twice"]),
         ("grid.fedavg={momentum: [0.1]}", ["grid.fedavg.momentum cannot be 0.1", "fedavg has no option 'momentum'"]),
         ("grid.fedlarl={lr: [0.1]}", ["grid.fedlarl", "Did you mean 'fedlalr'?"]),
         ("target=2", ["target cannot be 2"]),
@@ -80,20 +80,20 @@ def test_a_method_without_settings_in_the_preset_has_its_defaults() -> None:
         ("algorithm=[1]", ["algorithm"]),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_choices_and_the_nearest_name(override: str, parts: list[str]) -> None:
-    with pytest.raises(ConfigError) as refused:
+def test_invalid_settings_are_rejected_with_choices_and_a_suggestion(override: str, parts: list[str]) -> None:
+    with pytest.raises(ConfigError) as rejected:
         config.load("quickstart", [override])
     for part in parts:
-        assert part in str(refused.value)
+        assert part in str(rejected.value)
 
 
 def test_every_mistake_is_reported_at_once() -> None:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as rejected:
         config.load("quickstart", ["rounds=0", "alpha=1", "engine=warp"])
-    assert len(str(refused.value).splitlines()) == 3
+    assert len(str(rejected.value).splitlines()) == 3
 
 
-def test_an_unknown_preset_is_refused_with_the_nearest() -> None:
+def test_an_unknown_preset_is_rejected_with_a_suggestion() -> None:
     with pytest.raises(ConfigError, match=r"no preset 'quikstart'.*cifar10.*Did you mean 'quickstart'\?"):
         config.load("quikstart")
 
@@ -130,32 +130,32 @@ def test_a_file_may_build_on_a_preset(tmp_path: Path) -> None:
         ("rounds: 3\n", "'data' is missing"),
     ],
 )
-def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_a_file_that_is_not_a_configuration_is_rejected(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=message):
         config.load(file)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml cannot be read"):
         config.load(tmp_path / "nowhere.yaml")
 
 
-def test_a_file_in_another_encoding_is_told_to_be_saved_as_utf8(tmp_path: Path) -> None:
+def test_a_file_in_another_encoding_should_be_saved_as_utf8(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("preset: quickstart\n", encoding="utf-16")
-    with pytest.raises(ConfigError, match=r"mine\.yaml cannot be read: it is not text in UTF-8; save it in that"):
+    with pytest.raises(ConfigError, match=r"mine\.yaml cannot be read: it is not UTF-8 text; save it in that"):
         config.load(tmp_path / "mine.yaml")
 
 
-def test_a_file_of_the_other_ending_is_suggested(tmp_path: Path) -> None:
+def test_a_file_with_the_other_suffix_is_suggested(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("preset: quickstart\n", encoding="utf-8")
     for given in ("mine.yml", "mine"):
         with pytest.raises(ConfigError, match=r"Did you mean '.*mine\.yaml'\?"):
             config.load(tmp_path / given)
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as rejected:
         config.load(tmp_path / "other.yml")
-    assert "Did you mean" not in str(refused.value)
+    assert "Did you mean" not in str(rejected.value)
 
 
 def test_a_configuration_cannot_be_changed_in_place() -> None:
@@ -171,7 +171,7 @@ def test_another_method_keeps_the_problem() -> None:
     assert with_method(loaded, loaded.algorithm.name).algorithm == loaded.algorithm
 
 
-def test_the_problem_leaves_out_names_and_other_methods_settings() -> None:
+def test_the_problem_excludes_names_and_other_methods_settings() -> None:
     loaded = config.load("quickstart")
     renamed = check({**loaded.model_dump(), "name": "x", "methods": {}, "grid": {}, "target": None})
     assert renamed.problem() == loaded.problem()
@@ -179,5 +179,5 @@ def test_the_problem_leaves_out_names_and_other_methods_settings() -> None:
     assert config.load("quickstart", ["algorithm.lr=0.5"]).problem() != loaded.problem()
 
 
-def test_the_nearest_name_is_none_where_nothing_is_near() -> None:
+def test_nothing_is_suggested_if_no_name_is_similar() -> None:
     assert nearest("completely different", Config.model_fields) is None

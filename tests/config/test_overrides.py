@@ -28,7 +28,7 @@ def test_the_order_of_overrides_does_not_matter() -> None:
         (["rounds=1", "rounds.x=2"], "contradicts another override"),
     ],
 )
-def test_malformed_overrides_are_refused(texts: list[str], message: str) -> None:
+def test_malformed_overrides_are_rejected(texts: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message.replace("[", r"\[")):
         parse_overrides(texts)
 
@@ -59,7 +59,7 @@ def test_merging_changes_neither_side() -> None:
     assert changes == {"partition": {"alpha": 0.1}}
 
 
-def test_a_methods_setting_reaches_an_algorithm_that_spells_it_out() -> None:
+def test_a_methods_setting_changes_an_algorithm_that_contains_it() -> None:
     base = {"algorithm": {"name": "fedavg", "lr": 0.1}, "methods": {"fedavg": {"lr": 0.1}}}
     assert merge(base, {"methods": {"fedavg": {"lr": 0.5}}})["algorithm"]["lr"] == 0.5
     assert merge(base, {"methods": {"fedadam": {"lr": 0.5}}})["algorithm"]["lr"] == 0.1

@@ -8,7 +8,7 @@ from fedlalr.config.grid import points
 
 METHODS = ("fedavg", "fedadam", "fedamsv1", "fedamsv2", "lafedopt", "fedlalr")
 
-# local rates, server rates, betas, as the paper prints them
+# local rates, server rates, betas, as printed in the paper
 TABLE = {
     "cifar10": (
         (1.0, 0.1, 0.1, 0.1, 1e-4, 2e-3),
@@ -62,7 +62,7 @@ def test_the_shakespeare_preset_is_the_papers_problem() -> None:
 
 
 @pytest.mark.parametrize("preset", ["quickstart", "fashion", "mnist"])
-def test_a_small_preset_differs_from_the_paper_in_rates_alone(preset: str) -> None:
+def test_a_small_preset_differs_from_the_paper_only_in_rates(preset: str) -> None:
     for method in METHODS:
         mine = config.load(preset, [f"algorithm={method}"]).algorithm.options
         paper = config.load("cifar10", [f"algorithm={method}"]).algorithm.options
@@ -71,7 +71,7 @@ def test_a_small_preset_differs_from_the_paper_in_rates_alone(preset: str) -> No
         }
 
 
-def test_every_preset_says_what_it_is_and_has_the_papers_six_methods() -> None:
+def test_every_preset_has_a_description_and_the_papers_six_methods() -> None:
     assert set(config.presets()) == {"quickstart", "cifar10", "cifar100", "shakespeare", "fashion", "mnist"}
     for name, description in config.presets().items():
         assert description
@@ -79,7 +79,7 @@ def test_every_preset_says_what_it_is_and_has_the_papers_six_methods() -> None:
 
 
 @pytest.mark.parametrize("preset", ["quickstart", "fashion"])
-def test_rates_are_points_of_a_grid_that_has_equally_many_for_every_method(preset: str) -> None:
+def test_rates_are_points_of_a_grid_of_the_same_size_for_every_method(preset: str) -> None:
     loaded = config.load(preset)
     for method, settings in loaded.methods.items():
         assert all(settings[name] in values for name, values in loaded.grid[method].items())

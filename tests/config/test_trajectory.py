@@ -13,7 +13,7 @@ def small(*overrides: str) -> config.Config:
     return config.load("quickstart", [*SMALL, *overrides])
 
 
-def test_a_configuration_can_ask_for_a_trajectory(tmp_path: Path) -> None:
+def test_a_configuration_can_request_a_trajectory(tmp_path: Path) -> None:
     wanted = small("trajectory={clients: [3, 7], rounds: [1, 3]}")
     config.execute(wanted, tmp_path)
     points = read_trajectory(tmp_path / "trajectory.jsonl")
@@ -28,30 +28,30 @@ def test_it_changes_the_cohorts_and_so_the_problem() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("trajectory.clients=[12]", "numbered from 0 to 11"),
+        ("trajectory.clients=[12]", "numbers from 0 to 11"),
         ("trajectory={clients: [0], rounds: [0]}", "trajectory.rounds.0"),
         ("trajectory.clients=[]", "at least 1 item"),
-        ("trajectory={clients: [0], rounds: [1, 4]}", "^trajectory.rounds goes up to 4, but rounds is 3"),
-        ("trajectory.clients=[0, 1, 2, 3]", "^trajectory.clients names 4 clients, but clients_per_round is 3"),
+        ("trajectory={clients: [0], rounds: [1, 4]}", "^trajectory.rounds contains 4, but rounds is 3"),
+        ("trajectory.clients=[0, 1, 2, 3]", "^trajectory.clients has 4 clients, but clients_per_round is 3"),
         ("trajectory.client=[0]", "Did you mean 'trajectory.clients'"),
     ],
 )
-def test_what_cannot_be_recorded_is_refused(override: str, message: str) -> None:
+def test_invalid_trajectories_are_rejected(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config.execute(small(override))
 
 
-def test_a_method_whose_clients_have_no_second_moments_is_refused() -> None:
-    with pytest.raises(ConfigError, match="those of fedavg have none"):
+def test_a_method_without_second_moments_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="which fedavg does not have"):
         small("trajectory.clients=[0]", "algorithm=fedavg")
 
 
-def test_a_comparison_with_such_a_method_is_refused_before_anything_runs() -> None:
-    with pytest.raises(ConfigError, match="those of fedavg have none"):
+def test_a_comparison_with_such_a_method_is_rejected_before_anything_runs() -> None:
+    with pytest.raises(ConfigError, match="which fedavg does not have"):
         config.with_method(small("trajectory.clients=[0]"), "fedavg")
 
 
-def test_overwriting_a_run_removes_what_it_had_recorded(tmp_path: Path) -> None:
+def test_overwriting_a_run_removes_its_records(tmp_path: Path) -> None:
     config.execute(small("trajectory.clients=[0]"), tmp_path)
     config.execute(small(), tmp_path, overwrite=True)
     assert not (tmp_path / "trajectory.jsonl").exists()

@@ -26,13 +26,13 @@ from fedlalr.config import yaml_file
         ("[1, 2.5, a]", [1, 2.5, "a"]),
     ],
 )
-def test_values_read_as_people_mean_them(text: str, value: object) -> None:
+def test_values_are_read_as_people_mean_them(text: str, value: object) -> None:
     read = yaml_file.parse(text)
     assert read == value
     assert type(read) is type(value)
 
 
-def test_a_key_given_twice_is_refused() -> None:
+def test_a_duplicate_key_is_rejected() -> None:
     with pytest.raises(yaml.YAMLError, match="'rounds' is given twice"):
         yaml_file.parse("rounds: 1\nrounds: 2\n")
 
@@ -42,6 +42,6 @@ def test_no_object_is_constructed() -> None:
         yaml_file.parse("!!python/object/apply:os.getcwd []")
 
 
-def test_what_is_dumped_reads_back() -> None:
+def test_dumped_values_can_be_read_back() -> None:
     value = {"eps": 1e-8, "betas": [0.9, 0.995], "folder": None, "name": "no", "text": "a: b", "on": True, "count": 3}
     assert yaml_file.parse(yaml_file.dump(value)) == value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 import importlib.util
-import inspect
 import re
 import shlex
 from pathlib import Path
@@ -121,7 +120,13 @@ def test_the_page_on_the_command_line_names_every_setting() -> None:
 def test_every_public_name_is_documented() -> None:
     reference = set(re.findall(r"^::: [\w.]+\.(\w+)$", (DOCS / "api.md").read_text(encoding="utf-8"), flags=re.M))
     methods = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "algorithms").glob("*.md"))
-    for name in {*fl.__all__, *fl.theory.__all__, *flower.__all__} - {"data", "models", "reductions", "theory", "ASSUMPTIONS"}:
+    for name in {*fl.__all__, *fl.theory.__all__, *flower.__all__} - {
+        "data",
+        "models",
+        "reductions",
+        "theory",
+        "ASSUMPTIONS",
+    }:
         assert name in reference or f"fl.{name}(" in methods, name
 
 

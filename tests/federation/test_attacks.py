@@ -63,8 +63,8 @@ def test_the_attackers_are_those_that_are_named(attacks):
 
 def test_an_undetected_fall_of_v_hat_is_possible_only_without_the_rule(attacks):
     defences = {each.name: each for each in attacks.DEFENCES}
-    assert attacks.run(attacks.deflate, 0.3, defences["none"], ["rounds=2"]).refused == 0
-    assert attacks.run(attacks.deflate, 0.3, defences["default"], ["rounds=2"]).refused > 0
+    assert attacks.run(attacks.deflate, 0.3, defences["none"], ["rounds=2"]).rejected == 0
+    assert attacks.run(attacks.deflate, 0.3, defences["default"], ["rounds=2"]).rejected > 0
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_bits_of_one_that_was_not(stop, tm
     if stop != signal.SIGKILL:
         assert code == 128 + stop, output
         assert "Traceback" not in output
-        assert f"go on with: fedlalr resume {shlex.quote(str(folder))}" in output.replace("\n", "")
+        assert f"resume with: fedlalr resume {shlex.quote(str(folder))}" in output.replace("\n", "")
         assert saved == done
     else:
         assert code == -signal.SIGKILL

@@ -40,7 +40,7 @@ def nodes(
     settings: dict[str, Any] | None = None,
     mods: Any = (),
 ) -> dict[int, Node]:
-    """One node for every client, under node ids that have nothing to do with the clients'."""
+    """One node per client, with node ids unrelated to the clients' ids."""
     model = make()
     return {
         900 - 7 * client: Node(
@@ -60,13 +60,13 @@ def nodes(
 def strategy(
     algorithm: fl.Algorithm, make: Any = make_model, settings: dict[str, Any] | None = None, **options: Any
 ) -> FederatedStrategy:
-    """The server for those nodes, in a hurry."""
+    """The server for these nodes, with short deadlines."""
     fast = {"population": POPULATION, "poll": 0.001, "deadline": 0.05, "join_deadline": 0.05}
     return FederatedStrategy(make(), algorithm, SETTINGS | (settings or {}), **(fast | options))
 
 
 def cohorts(grid: InProcessGrid) -> dict[int, list[int]]:
-    """The clients that were sent work, by round."""
+    """The clients that were sent training messages, by round."""
     asked: dict[int, list[int]] = {}
     for message in grid.sent:
         if message.metadata.message_type == "train":
@@ -86,12 +86,12 @@ class Cohorts(fl.Observer):
 
 
 def simulated(algorithm: fl.Algorithm, make: Any = make_model, settings: dict[str, Any] | None = None) -> fl.Result:
-    """What the simulator gives."""
+    """The simulator's result."""
     return fl.run(make(), PAIRS, algorithm, engine="reference", **(SETTINGS | (settings or {})))
 
 
 def same(found: fl.Result | None, wanted: fl.Result) -> bool:
-    """Whether two runs ended in the same bits and recorded the same."""
+    """Whether two runs have the same final bits and the same records."""
     assert found is not None
     states = all(
         torch.equal(found.state[slot][name], wanted.state[slot][name])

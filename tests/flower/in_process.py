@@ -1,4 +1,4 @@
-"""A grid whose nodes live in this process: real messages and real client apps, without processes or a network."""
+"""A grid whose nodes are in this process: real messages and client apps, without processes or a network."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from flwr.supercore.task_identity import TaskIdentity
 
 RUN = 1
 Tamper = Callable[[Message, Message], Message | list[Message] | None]
-"""From a message and its reply to what arrives: the reply, another one, several or none."""
+"""Maps a message and its reply to the replies that arrive: the same one, another, several or none."""
 
 
 @dataclass
 class Node:
-    """A supernode: what it runs, how it is configured, and what it does to its replies."""
+    """A supernode: its app, its configuration, and how it changes its replies."""
 
     app: ClientApp
     config: dict[str, Any]
@@ -33,12 +33,12 @@ class InProcessGrid(Grid):
 
     nodes: dict[int, Node]
     backwards: bool = False
-    """Hand replies over in the opposite of the order in which they were asked for."""
+    """Return replies in the reverse order of the requests."""
     replies: dict[str, list[Message]] = field(default_factory=dict)
     pulled: list[int] = field(default_factory=list)
-    """How many messages each pull gave."""
+    """The number of messages returned by each pull."""
     trained: list[int] = field(default_factory=list)
-    """Nodes that were asked to train."""
+    """Nodes that were sent training messages."""
     sent: list[Message] = field(default_factory=list)
     """Every message to a node."""
 
@@ -80,7 +80,7 @@ class InProcessGrid(Grid):
         return self.pull_messages(self.push_messages(list(messages)))
 
     def _held_back(self, ids: list[str]) -> bool:
-        """Whether a later message still has its reply waiting."""
+        """Whether the reply to a later message is still waiting."""
         waiting = [message_id for message_id, replies in self.replies.items() if replies]
         return bool(waiting) and waiting[-1] not in ids
 

@@ -1,4 +1,4 @@
-"""Exported apps and the example: their own server and client apps, in one process, have the simulator's bits."""
+"""Exported apps and the example: their server and client apps, run in one process, give the simulator's bits."""
 
 import importlib
 import sys
@@ -25,7 +25,7 @@ SMALL = ["rounds=2", "local.epochs=1", "model.hidden=4", "batch_size=100"]
 
 @pytest.fixture
 def imported():
-    """Import an app's package from its folder, and forget it afterwards."""
+    """Import an app's package from its folder, and unload it afterwards."""
     before, modules = list(sys.path), set(sys.modules)
 
     def load_app(folder, package):
@@ -60,7 +60,7 @@ def flat(result):
 
 
 @pytest.mark.parametrize("algorithm", ["fedlalr", "scaffold"])
-def test_an_exported_preset_runs_and_has_the_simulators_bits(tmp_path, imported, algorithm):
+def test_an_exported_preset_gives_the_simulators_bits(tmp_path, imported, algorithm):
     config = for_nodes("quickstart", [*SMALL, f"algorithm={algorithm}"], 3)
     folder = export(config, tmp_path / "app")
     checked, warnings = load_and_validate(folder / "pyproject.toml")
@@ -81,7 +81,7 @@ def test_an_exported_preset_runs_and_has_the_simulators_bits(tmp_path, imported,
     assert all(torch.equal(found[f"slot/{name}"], value) for name, value in flat(wanted).items())
 
 
-def test_an_export_has_one_client_a_node_unless_told_otherwise(tmp_path):
+def test_an_export_has_one_client_per_node_by_default(tmp_path):
     config = for_nodes("quickstart", [], 4)
     assert (config.partition.clients, config.clients_per_round, config.device) == (4, None, "cpu")
     config = for_nodes("quickstart", ["partition.clients=8", "clients_per_round=2"])
@@ -90,7 +90,7 @@ def test_an_export_has_one_client_a_node_unless_told_otherwise(tmp_path):
     with pytest.raises(ConfigError, match=r"--nodes 4 contradicts partition\.clients=8"):
         for_nodes("quickstart", ["partition.clients=8"], 4)
     export(config, tmp_path / "app")
-    with pytest.raises(ConfigError, match="already and not empty"):
+    with pytest.raises(ConfigError, match="already exists and is not empty"):
         export(config, tmp_path / "app")
     with pytest.raises(ConfigError, match=r"partition\.clients=3"):
         export(for_nodes("quickstart", ["partition.clients=null"]), tmp_path / "other")
@@ -104,7 +104,7 @@ def test_an_exported_configuration_is_the_same_run_in_the_simulator(tmp_path):
     assert "5 clients" in (folder / "README.md").read_text()
 
 
-def test_the_example_has_the_simulators_bits(tmp_path, imported):
+def test_the_example_gives_the_simulators_bits(tmp_path, imported):
     given = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     _, warnings = load_and_validate(EXAMPLE / "pyproject.toml")
     assert not warnings
@@ -119,7 +119,7 @@ def test_the_example_has_the_simulators_bits(tmp_path, imported):
     assert all(torch.equal(found[f"slot/{name}"], value) for name, value in flat(wanted).items())
 
 
-def test_a_trajectory_is_refused_on_flower():
+def test_a_trajectory_is_rejected_on_flower():
     config = load("quickstart", ["trajectory.clients=[0]"])
-    with pytest.raises(ConfigError, match="simulator alone"):
+    with pytest.raises(ConfigError, match="only in the simulator"):
         settings_of(config)

@@ -1,4 +1,4 @@
-"""A node's data give the batches that its client has in a simulation."""
+"""A node's data gives the same batches as its client in a simulation."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def images(sizes=(4, 6, 5)):
     return Population(inputs, torch.arange(sum(sizes)), Partition(np.arange(sum(sizes)), offsets), transform=transform)
 
 
-def test_augmentation_is_drawn_for_the_clients_own_id():
+def test_augmentation_depends_on_the_clients_id():
     everyone = images()
     mine = Population(
         everyone.inputs[4:10],
@@ -38,7 +38,7 @@ def test_augmentation_is_drawn_for_the_clients_own_id():
     assert alone.sizes.tolist() == [0, 6, 0]
 
 
-def test_a_population_of_all_clients_is_taken_as_it_is():
+def test_a_population_of_all_clients_is_used_unchanged():
     everyone = images()
     assert own_data(everyone, 2, 3) is everyone
 
@@ -81,26 +81,26 @@ def test_pairs_and_data_sets_give_the_simulations_batches(kind):
 @pytest.mark.parametrize(
     ("data", "error", "reason"),
     [
-        ("text", TypeError, "must be a pair of tensors .* what fl.data.load returns"),
+        ("text", TypeError, "must be a pair of tensors .* population, as fl.data.load does"),
         ((np.zeros((2, 3)), np.zeros(2)), TypeError, "client 1 consists of NumPy arrays; .*torch.from_numpy"),
         (DataLoader(Listed([(torch.zeros(2), 0)])), TypeError, "client 1 is a DataLoader; pass its data set"),
         (Stream(), TypeError, "Read the samples of a stream into tensors first"),
         ((torch.zeros(1, 2), torch.tensor(0)), TypeError, "client 1's targets .*single number; .*unsqueeze"),
         ((torch.zeros(0, 2), torch.zeros(0)), ValueError, "client 1 has no samples"),
-        (images((1, 2)), ValueError, "gave 2 clients"),
+        (images((1, 2)), ValueError, "returned 2 clients"),
     ],
 )
-def test_data_that_cannot_be_this_clients_are_refused(data, error, reason):
+def test_data_that_cannot_be_this_clients_is_rejected(data, error, reason):
     with pytest.raises(error, match=reason):
         own_data(data, 1, 3)
 
 
 def test_the_server_has_no_data():
-    with pytest.raises(RuntimeError, match="on its own node"):
+    with pytest.raises(RuntimeError, match="is on its node"):
         RemoteClients(2).training_batch(1, torch.tensor([0]), 0, 1, 1)
 
 
-def test_what_a_nodes_data_set_makes_of_its_tensors_is_what_its_client_trains_on():
+def test_a_client_trains_on_the_transformed_samples_of_its_data_set():
     class Negated(TensorDataset):
         def __getitem__(self, place):
             inputs, targets = super().__getitem__(place)

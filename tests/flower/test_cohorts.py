@@ -1,4 +1,4 @@
-"""Who takes part in a round of a deployment: the server's secret, which no node learns and a checkpoint keeps."""
+"""Client sampling in a deployment: from the server's secret, which no node learns and a resumed run keeps."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ LARGE = {"population": 1000}
 
 
 def opened(server, rounds=range(1, 4)):
-    """Cohorts that a server draws, and what it tells their members, except for the name of the run."""
-    drawn, told = [], []
+    """Cohorts that a server samples, and its instructions to them, except for the name of the run."""
+    drawn, sent = [], []
     for t in rounds:
         server.server.state = replace(server.server.state, round=t - 1)
         work = server.server.open()
         work.inbox.dispose()
         drawn.append(work.cohort)
-        told.append([server.server.instruction(work, client).as_dict() | {"run": ""} for client in work.cohort])
-    return drawn, told
+        sent.append([server.server.instruction(work, client).as_dict() | {"run": ""} for client in work.cohort])
+    return drawn, sent
 
 
-def test_nothing_that_a_node_is_told_determines_the_cohort_of_a_round():
-    """Two servers whose instructions agree in all but the run's name and the clients draw different cohorts."""
-    (first, told), (second, also_told) = (
+def test_no_instruction_determines_the_cohort_of_a_round():
+    """Two servers whose instructions differ only in the run's name and the clients sample different cohorts."""
+    (first, sent), (second, also_sent) = (
         opened(strategy(LALR, settings={"clients_per_round": 10}, **LARGE)) for _ in range(2)
     )
-    for one, other in zip(told, also_told, strict=True):
+    for one, other in zip(sent, also_sent, strict=True):
         assert {**one[0], "client": 0} == {**other[0], "client": 0}
     public = [sample(1000, 10, SETTINGS["seed"], t).tolist() for t in (1, 2, 3)]
     for t in range(3):
@@ -52,13 +52,13 @@ def test_nothing_that_a_node_is_told_determines_the_cohort_of_a_round():
         assert first[t] != public[t]
 
 
-def test_cohorts_do_not_follow_from_the_name_of_the_run():
+def test_cohorts_do_not_depend_on_the_name_of_the_run():
     one, other = (strategy(LALR, settings={"clients_per_round": 10}, **LARGE) for _ in range(2))
     other.server.run = one.server.run
     assert opened(one)[0] != opened(other)[0]
 
 
-def test_a_deployment_draws_every_client_equally_often():
+def test_a_deployment_samples_clients_uniformly():
     drawn = opened(strategy(LALR, settings={"clients_per_round": 2}), range(1, 1001))[0]
     counts = [sum(client in cohort for cohort in drawn) for client in range(5)]
     # Binomial(1000, 0.4): mean 400, deviation 15.5; beyond 100 off with probability < 1e-9.
@@ -66,7 +66,7 @@ def test_a_deployment_draws_every_client_equally_often():
     assert all(cohort == sorted(set(cohort)) and len(cohort) == 2 for cohort in drawn)
 
 
-def test_no_message_carries_the_secret(tmp_path):
+def test_no_message_contains_the_secret(tmp_path):
     grid = InProcessGrid(nodes(LALR, tmp_path))
     settings = {"clients_per_round": 3, "rounds": 3, "run_dir": tmp_path / "run"}
     strategy(LALR, settings=settings).start(grid)
@@ -78,7 +78,7 @@ def test_no_message_carries_the_secret(tmp_path):
     assert not [form for form in forms for part in sent if form in part]
 
 
-def test_a_resumed_deployment_draws_the_cohorts_of_one_that_never_stopped(tmp_path):
+def test_a_resumed_deployment_samples_the_cohorts_of_an_uninterrupted_one(tmp_path):
     class CopyAfterTwo(fl.Observer):
         def on_round(self, record):
             if record.round == 2:
@@ -99,8 +99,8 @@ def test_a_resumed_deployment_draws_the_cohorts_of_one_that_never_stopped(tmp_pa
         (lambda file: file.unlink(), "cohort-secret cannot be read"),
         (lambda file: file.write_text("zz" * 32), "cohort-secret cannot be read"),
         (lambda file: file.write_bytes(b"\xff" * 64), "cohort-secret cannot be read"),
-        (lambda file: file.write_text(file.read_text()[:-2]), "is not the secret that the run"),
-        (lambda file: file.write_text("00" * 32), "is not the secret that the run"),
+        (lambda file: file.write_text(file.read_text()[:-2]), "is not the secret with which the run"),
+        (lambda file: file.write_text("00" * 32), "is not the secret with which the run"),
     ],
     ids=["missing", "no digits", "no text", "cut", "another"],
 )
@@ -108,11 +108,11 @@ def test_a_run_whose_secret_is_lost_is_not_resumed_with_other_cohorts(damage, re
     settings = {"run_dir": tmp_path / "run", "resume": True}
     strategy(LALR, settings=settings).start(InProcessGrid(nodes(LALR, tmp_path)))
     damage(tmp_path / "run" / FILE)
-    with pytest.raises(RunDirectoryError, match=rf"{reason}.*put the file back"):
+    with pytest.raises(RunDirectoryError, match=rf"{reason}.*restore the file"):
         strategy(LALR, settings=settings | {"rounds": 3}).start(InProcessGrid(nodes(LALR, tmp_path)))
 
 
-def test_a_run_directory_in_the_apps_folder_does_not_carry_the_secret_to_the_nodes(tmp_path):
+def test_a_run_directory_in_the_apps_folder_does_not_send_the_secret_to_the_nodes(tmp_path):
     """Flower sends every node the app as an archive, with the JSON files in its folder."""
     app = shutil.copytree(EXAMPLE, tmp_path / "app")
     strategy(LALR, settings={"run_dir": app / "run"}).start(InProcessGrid(nodes(LALR, tmp_path)))

@@ -1,4 +1,4 @@
-"""`fedlalr flower local` on real processes: it runs, and leaves no process and no file behind, also after Ctrl-C."""
+"""`fedlalr flower local` with real processes: it runs, and leaves no process and no file, even after Ctrl-C."""
 
 import json
 import os
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.flower, pytest.mark.timeout(1500)]
 
 
 def command(folder, *arguments):
-    """Start the command with a temporary folder of its own, which also tells its processes from others."""
+    """Start the command with its own temporary folder, by which its processes are found."""
     temporary = folder / "tmp"
     temporary.mkdir(exist_ok=True)
     return subprocess.Popen(
@@ -27,12 +27,12 @@ def command(folder, *arguments):
         text=True,
         env={**os.environ, "TMPDIR": str(temporary)},
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs of a shell ignore SIGINT
     )
 
 
 def left_behind(folder):
-    """Processes that were started with that temporary folder, and files in it."""
+    """Processes started with that temporary folder, and files in it."""
     wanted = f"TMPDIR={folder / 'tmp'}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -42,7 +42,7 @@ def left_behind(folder):
     return found, list((folder / "tmp").iterdir())
 
 
-def test_a_demonstration_runs_and_leaves_nothing_behind(tmp_path):
+def test_a_demonstration_runs_and_cleans_up(tmp_path):
     process = command(tmp_path, "--json", "--run-dir", str(tmp_path / "run"))
     output, _ = process.communicate(timeout=1400)
     assert process.returncode == 0, output
@@ -58,7 +58,7 @@ def test_a_demonstration_runs_and_leaves_nothing_behind(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_demonstration_leaves_nothing_behind(tmp_path, number):
+def test_an_interrupted_demonstration_cleans_up(tmp_path, number):
     process = command(tmp_path)
     seen = ""
     for line in process.stdout:

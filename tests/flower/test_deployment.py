@@ -1,4 +1,4 @@
-"""The deployment files say what Flower's programs and the service manager understand."""
+"""The deployment files are valid for Flower's programs and the service manager."""
 
 import shlex
 import shutil
@@ -20,7 +20,7 @@ PARSERS = {"flower-superlink": _parse_args_run_superlink, "flower-supernode": _p
 
 
 def parse(command):
-    """A command line as the program itself would read it; an unknown option raises."""
+    """Parse a command line with the program's own parser; an unknown option raises."""
     program, *arguments = command
     return PARSERS[Path(program).name]().parse_args(arguments)
 
@@ -33,7 +33,7 @@ def exec_start(unit):
     return shlex.split(line.removeprefix("ExecStart="))
 
 
-def test_compose_services_start_programs_with_options_that_they_have():
+def test_compose_services_use_existing_options():
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     services = compose["services"]
     superlink = parse(services["superlink"]["command"])
@@ -47,7 +47,7 @@ def test_compose_services_start_programs_with_options_that_they_have():
         assert service["depends_on"] == ["superlink"]
 
 
-def test_compose_names_only_secrets_and_volumes_that_are_declared():
+def test_compose_uses_only_declared_secrets_and_volumes():
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     assert compose.keys() <= {"services", "secrets", "volumes", "x-node"}
     for service in compose["services"].values():
@@ -62,7 +62,7 @@ def test_compose_names_only_secrets_and_volumes_that_are_declared():
     assert all(list(secret) == ["file"] for secret in compose["secrets"].values())
 
 
-def test_service_units_start_programs_with_options_that_they_have():
+def test_service_units_use_existing_options():
     assert parse(exec_start("superlink.service")).enable_supernode_auth
     node = parse(exec_start("supernode@.service"))
     assert parse_config_args([node.node_config]) == {"partition-id": 2, "state-dir": "/var/lib/flower/kept"}

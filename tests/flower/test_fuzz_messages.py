@@ -1,4 +1,4 @@
-"""Whatever the records of a Flower message hold, the reply in it is taken or refused with a reason."""
+"""A Flower message with arbitrary records is accepted as a reply, or rejected with a reason."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Parts = dict[str, dict[str, tuple[str, bytes]]]
 
 
 def honest(how: str) -> tuple[Parts, dict[str, object], dict[str, object]]:
-    """Arrays as (serialisation, bytes), facts and metrics of a reply that is taken."""
+    """Arrays as (serialisation, bytes), facts and metrics of a reply that is accepted."""
     records = encode(STATE.slots, STATE.buffers, TRAINING.layout, how)
     arrays = {record: {name: (NPY, to_npy(a)) for name, a in named.items()} for record, named in records.items()}
     facts: dict[str, object] = {"run": "run", "round": 1, "client": 0, "contract": EXPECTED.contract}
@@ -81,7 +81,7 @@ def take(content: RecordDict, how: str) -> bool:
 
 
 @pytest.mark.parametrize("how", LAYOUTS)
-def test_the_message_that_is_changed_below_is_taken(how):
+def test_the_unchanged_message_is_accepted(how):
     assert take(message(*honest(how)), how)
 
 
@@ -94,7 +94,7 @@ values = numbers | lists | st.booleans() | st.text(max_size=20) | st.binary(max_
 
 
 @fuzz("messages", data=st.data(), how=st.sampled_from(LAYOUTS))
-def test_any_message_is_a_reply_or_refused(data, how):
+def test_any_message_is_accepted_or_rejected(data, how):
     arrays, facts, metrics = honest(how)
     for _ in range(data.draw(st.integers(1, 3))):
         record = data.draw(st.sampled_from(sorted(arrays))) if arrays else "x"

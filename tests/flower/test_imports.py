@@ -1,4 +1,4 @@
-"""Flower is needed for Flower alone."""
+"""Only `fedlalr.flower` needs Flower."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Uploads on disk are reduced to the bits that uploads in memory are."""
+"""Uploads on disk are reduced to the same bits as uploads in memory."""
 
 import os
 from dataclasses import replace
@@ -48,7 +48,7 @@ def make_reply(expected, client, scale=1.0):
     how=st.sampled_from([None, Mean(), Max(), Median(), Trimmed(0.2), Bounded(1.0)]),
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )
-def test_a_spooled_reduction_has_the_bits_of_one_in_memory(size, count, at_a_time, how, dtype):
+def test_a_spooled_reduction_equals_one_in_memory_bit_for_bit(size, count, at_a_time, how, dtype):
     expected = make_expected(size, range(count), dtype)
     spooled, plain = SpooledInbox(expected), Inbox(expected)
     for client in range(count):
@@ -89,7 +89,7 @@ def test_the_order_of_arrival_does_not_matter(order):
     inbox.dispose()
 
 
-def test_changes_far_longer_than_the_cohorts_are_clipped_as_in_memory():
+def test_long_changes_are_clipped_like_in_memory():
     expected = make_expected(3000)
     spooled, plain = SpooledInbox(expected), Inbox(expected)
     for client in (3, 1, 0, 2):
@@ -111,14 +111,14 @@ def test_changes_far_longer_than_the_cohorts_are_clipped_as_in_memory():
     assert spooled.close(None).clipped == ()
 
 
-def test_what_was_refused_is_counted_with_its_client_and_reason():
+def test_rejections_are_recorded_with_client_and_reason():
     expected = make_expected(5)
     inbox = SpooledInbox(expected)
     assert inbox.waiting == {0, 1, 2, 3}
     inbox.receive(make_reply(expected, 0))
     assert inbox.receive(make_reply(expected, 0)).reason == "the client has answered already"
     assert inbox.receive(replace(make_reply(expected, 1), round=2)).client == 1
-    inbox.refuse(3, "its node is gone")
+    inbox.reject(3, "its node is gone")
     closed = inbox.close(None)
     assert closed.clients.tolist() == [0]
     assert [r.client for r in closed.rejected] == [0, 1, 3]
@@ -137,24 +137,24 @@ def test_a_spool_leaves_no_file_and_reads_what_was_written(tmp_path):
     assert [spool.append(Slots(x=row)) for row in rows] == [0, 1, 2]
     assert torch.equal(spool.read("x", [2, 0], 3, 6), torch.stack([rows[2][3:6], rows[0][3:6]]))
     assert list((tmp_path / "new").iterdir()) == []
-    with pytest.raises(OSError, match="ends too early"):
+    with pytest.raises(OSError, match="is truncated"):
         spool.read("x", [3], 0, 7)
     spool.close()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="limits as POSIX has them")
-def test_a_disk_without_room_for_uploads_is_named(tmp_path):
+def test_a_full_disk_is_named(tmp_path):
     import resource
 
     expected, limits = make_expected(1000), resource.getrlimit(resource.RLIMIT_FSIZE)
     inbox = SpooledInbox(expected, tmp_path / "here")
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
-        with pytest.raises(OSError, match=r"uploads cannot wait in .*here until .*File too large.*spool_dir"):
+        with pytest.raises(OSError, match=r"uploads cannot be stored in .*here until .*File too large.*spool_dir"):
             inbox.receive(make_reply(expected, 0))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         inbox.dispose()
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(OSError, match=r"uploads cannot wait in .*file until"):
+    with pytest.raises(OSError, match=r"uploads cannot be stored in .*file until"):
         SpooledInbox(expected, tmp_path / "file")

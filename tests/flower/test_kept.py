@@ -1,11 +1,11 @@
-"""What a client keeps changes only when its reply was accepted, and survives on the node's disk."""
+"""A client's state changes only if its reply was accepted, and is stored on the node's disk."""
 
 import pytest
 import torch
 
 from fedlalr.algorithms.slots import Slots
 from fedlalr.flower.client.state import KeptStore
-from fedlalr.flower.server.accepted_rounds import Ledger
+from fedlalr.flower.server.accepted_rounds import AcceptedRounds
 
 LIKE = torch.zeros(3)
 
@@ -14,7 +14,7 @@ def kept(value):
     return Slots(c_i=torch.full((3,), float(value)))
 
 
-def test_a_client_starts_from_zero_and_finds_each_round_again(tmp_path):
+def test_a_client_starts_from_zero_and_loads_any_stored_round(tmp_path):
     store = KeptStore(tmp_path, "ab12", 2)
     assert torch.equal(store.load(0, ("c_i",), LIKE).c_i, LIKE)
     store.save(1, kept(1))
@@ -27,19 +27,19 @@ def test_a_client_starts_from_zero_and_finds_each_round_again(tmp_path):
     assert again.rounds() == [2]
 
 
-def test_runs_and_clients_do_not_share_what_they_keep(tmp_path):
+def test_runs_and_clients_do_not_share_state(tmp_path):
     KeptStore(tmp_path, "ab", 0).save(1, kept(5))
     for run, client in (("ab", 1), ("cd", 0)):
-        with pytest.raises(FileNotFoundError, match=f"client {client} was told to go on from .* round 1"):
+        with pytest.raises(FileNotFoundError, match=f"client {client} should continue from its state after round 1"):
             KeptStore(tmp_path, run, client).load(1, ("c_i",), LIKE)
 
 
-def test_a_damaged_or_foreign_file_is_refused(tmp_path):
+def test_a_corrupt_or_foreign_file_is_rejected(tmp_path):
     store = KeptStore(tmp_path, "ab", 0)
     store.save(1, kept(5))
-    with pytest.raises(ValueError, match="does not hold c_i of 4"):
+    with pytest.raises(ValueError, match="does not contain c_i with 4"):
         store.load(1, ("c_i",), torch.zeros(4))
-    with pytest.raises(ValueError, match="does not hold other"):
+    with pytest.raises(ValueError, match="does not contain other"):
         store.load(1, ("other",), LIKE)
     place = next(store.folder.iterdir())
     place.write_bytes(place.read_bytes()[:10])
@@ -47,28 +47,28 @@ def test_a_damaged_or_foreign_file_is_refused(tmp_path):
         store.load(1, ("c_i",), LIKE)
 
 
-def test_the_name_of_a_run_cannot_lead_out_of_the_folder(tmp_path):
+def test_the_name_of_a_run_cannot_escape_the_folder(tmp_path):
     with pytest.raises(ValueError, match="hexadecimal"):
         KeptStore(tmp_path, "../../etc", 0)
 
 
-def test_the_ledger_knows_whose_reply_was_accepted_last():
-    ledger = Ledger()
-    ledger.note(1, [0, 2])
-    ledger.note(3, [2])
-    assert [ledger.kept(client) for client in (0, 1, 2)] == [1, 0, 3]
-    again = Ledger(ledger.as_dict())
+def test_the_last_accepted_round_of_each_client_is_known():
+    accepted_rounds = AcceptedRounds()
+    accepted_rounds.note(1, [0, 2])
+    accepted_rounds.note(3, [2])
+    assert [accepted_rounds.kept(client) for client in (0, 1, 2)] == [1, 0, 3]
+    again = AcceptedRounds(accepted_rounds.as_dict())
     assert [again.kept(client) for client in (0, 1, 2)] == [1, 0, 3]
 
 
-def test_what_a_checkpoint_may_go_back_to_is_not_settled():
-    ledger = Ledger()
-    ledger.saved()
+def test_rounds_that_a_checkpoint_may_resume_from_are_not_settled():
+    accepted_rounds = AcceptedRounds()
+    accepted_rounds.saved()
     settled = []
     for round in range(1, 6):
-        ledger.note(round, [0])
-        ledger.saved()
-        settled.append(ledger.settled(0))
+        accepted_rounds.note(round, [0])
+        accepted_rounds.saved()
+        settled.append(accepted_rounds.settled(0))
     assert settled == [0, 1, 2, 3, 4]
-    resumed = Ledger(ledger.as_dict())
+    resumed = AcceptedRounds(accepted_rounds.as_dict())
     assert resumed.settled(0) == 0, "which checkpoints are left is not known after a resume"

@@ -1,4 +1,4 @@
-"""What runs a federation on this machine: keys and certificates, marked processes, an environment that stays inside."""
+"""A federation on this machine: keys and certificates, marked processes, an environment without network access."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ from fedlalr.flower.local.processes import Processes
 
 
 def handshake(files, authority, name):
-    """Whether a client that trusts an authority takes our server for the one of that name."""
+    """Whether a client that trusts an authority accepts our server under that name."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(files.certificate, files.key)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -56,7 +56,7 @@ def handshake(files, authority, name):
             thread.join()
 
 
-def test_a_certificate_is_good_for_its_hosts_and_its_authority_alone(tmp_path):
+def test_a_certificate_is_valid_only_for_its_hosts_and_its_authority(tmp_path):
     files = make_server_files(tmp_path / "one", ["127.0.0.1", "superlink.example.org"])
     other = make_server_files(tmp_path / "two", ["127.0.0.1"])
     assert handshake(files, files.authority, "127.0.0.1")
@@ -80,7 +80,7 @@ def test_the_script_of_the_example_makes_the_same_kinds_of_files(tmp_path):
     assert (made / "server.key").stat().st_mode & 0o077 == 0
 
 
-def test_secrets_are_for_their_owner_alone(tmp_path):
+def test_only_the_owner_can_read_secrets(tmp_path):
     files, keys = make_server_files(tmp_path, ["localhost"]), make_node_keys(tmp_path, "node-0")
     for secret in (files.key, tmp_path / "ca.key", keys.private):
         assert secret.stat().st_mode & 0o077 == 0
@@ -100,7 +100,7 @@ def wait_for(condition):
         time.sleep(0.02)
 
 
-def test_ending_a_family_ends_children_that_left_the_group_and_those_that_do_not_listen(tmp_path):
+def test_stopping_a_family_stops_children_that_left_the_group_or_ignore_signals(tmp_path):
     family = Processes(dict(os.environ))
     family.start("child", [sys.executable, "-S", "-c", CHILD], tmp_path / "log")
     family.start("stubborn", [sys.executable, "-S", "-c", STUBBORN], tmp_path / "log")
@@ -127,7 +127,7 @@ def test_killing_one_process_kills_its_children_and_no_other(tmp_path):
     family.stop(patience=5)
 
 
-def test_the_environment_reports_nothing_and_knows_no_proxy(tmp_path, monkeypatch):
+def test_the_environment_has_no_telemetry_and_no_proxy(tmp_path, monkeypatch):
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example.org")
     found = environment(tmp_path, tmp_path / "bin")
     assert "HTTPS_PROXY" not in found
@@ -137,7 +137,7 @@ def test_the_environment_reports_nothing_and_knows_no_proxy(tmp_path, monkeypatc
     assert found["PATH"].startswith(str(tmp_path / "bin"))
 
 
-def test_settings_are_written_as_flower_reads_them():
+def test_settings_are_written_in_flowers_format():
     values = {"partition-id": 3, "state-dir": '/a b/"c"', "deadline": 1.5, "overrides": "rounds=3 algorithm.lr=0.01"}
     assert parse_config_args([as_toml(values)]) == values
     apostrophe = {"state-dir": "/it's/here", "partition-id": 3}
@@ -146,10 +146,10 @@ def test_settings_are_written_as_flower_reads_them():
         as_toml({"state-dir": """/it's/"here\""""})
 
 
-def test_a_process_that_does_not_come_up_or_make_progress_is_reported(tmp_path):
+def test_a_process_that_does_not_start_or_make_progress_is_reported(tmp_path):
     with LocalFederation(tmp_path, secure=False) as federation:
         federation.processes.start("superlink", ["sh", "-c", "echo it is broken"], federation.log("superlink"))
-        with pytest.raises(FederationError, match=r"(?s)superlink did not come up.*it is broken"):
+        with pytest.raises(FederationError, match=r"(?s)superlink did not start.*it is broken"):
             federation._wait(lambda: False, "superlink")
         federation.processes.start("slow", ["sleep", "600"], federation.log("slow"))
         with pytest.raises(FederationError, match="slow made no progress for"):
@@ -172,7 +172,7 @@ def test_records_are_shown_as_they_are_written(tmp_path):
     assert [r.round for r in seen] == [1]
 
 
-def test_rounds_of_before_are_not_shown_again(tmp_path):
+def test_earlier_rounds_are_not_shown_again(tmp_path):
     seen = []
     first, second = (Record(t, 0.5, None, 0.5, 0.1, 1.0, 8, 8, 3).to_json() + "\n" for t in (1, 2))
     (tmp_path / "metrics.jsonl").write_text(first)

@@ -1,4 +1,4 @@
-"""What the page on Flower says of apps that are moved: the same method, weighted alike, gives the same weights."""
+"""The migration guide of the page on Flower: the same method with the same weighting gives the same weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "flower.md").read_text(encoding="ut
 
 @pytest.fixture(scope="module")
 def names() -> dict[str, Any]:
-    """After the example of the page."""
+    """The names after running the example of the page."""
     (example,) = (
         code for code in re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.S | re.M) if "NumPyClient" in code
     )
@@ -36,13 +36,13 @@ def test_a_numpy_client_and_fedavg_weighted_by_samples_give_the_same_weights(nam
     assert farthest(names, names["same"].model) < 1e-6
 
 
-def test_replies_count_equally_unless_told_otherwise(names: dict[str, Any]) -> None:
+def test_replies_are_weighted_equally_by_default(names: dict[str, Any]) -> None:
     options = {"rounds": 4, "local": fl.Steps(3), "batch_size": None}
     result = fl.run(names["start"], names["owned"], fl.FedAvg(lr=0.1), **options)
     assert farthest(names, result.model) > 1e-3
 
 
-def test_the_weights_go_back_into_flowers_records(names: dict[str, Any]) -> None:
+def test_the_weights_convert_back_to_flowers_records(names: dict[str, Any]) -> None:
     from flwr.app import ArrayRecord
 
     record = ArrayRecord(names["weights"])

@@ -1,4 +1,4 @@
-"""Runs on Flower's real processes, on loopback, with TLS and node keys: the simulator's bits, and every fault answered.
+"""Runs on Flower's real processes, on loopback, with TLS and node keys: the simulator's bits, and every fault handled.
 
 Every message starts a process that imports torch, so these tests take minutes: `make test-flower`.
 """
@@ -27,12 +27,12 @@ task = importlib.import_module("faulty_app.task")
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(3000)]
 
 PATIENCE = 900.0
-"""Seconds without a finished round after which a test gives up; generous, for machines that are busy."""
+"""Timeout: seconds without a finished round; generous, for busy machines."""
 DEFAULTS = {"algorithm": "fedlalr", "momentum": "average", "second-moment": "mean", "rounds": 2, "min-clients": 3}
 
 
 def start(folder, database=False):
-    """A federation of three nodes. Use as a context."""
+    """A federation of three nodes. A context manager."""
     federation = LocalFederation(folder, database=database)
     with_federation = federation.__enter__()
     try:
@@ -58,14 +58,14 @@ def federation(tmp_path_factory):
 
 
 def submit(federation, run_dir, **config):
-    """Start a run; gives what looks for its progress."""
+    """Start a run; returns a function that reports its progress."""
     given = {name.replace("_", "-"): value for name, value in config.items()}
     federation.submit(APP, {**given, "run-dir": str(run_dir)}, name=run_dir.name)
     return lambda: len(RunDirectory(run_dir).records())
 
 
-def play(federation, run_dir, **config):
-    """A run to its end; gives its records."""
+def run_to_end(federation, run_dir, **config):
+    """Run to the end; returns the records."""
     progress = submit(federation, run_dir, **config)
     federation.wait_for(run_dir.name, PATIENCE, progress)
     records = RunDirectory(run_dir).records()
@@ -80,7 +80,7 @@ def final_state(run_dir):
 
 
 class Breaking(torch.utils.data.Dataset):
-    """A client's samples, which cannot be read in some rounds."""
+    """A client's samples that cannot be read in some rounds."""
 
     round = 0
 
@@ -130,14 +130,14 @@ def assert_same_bits(run_dir, wanted):
 
 @pytest.mark.parametrize("momentum", ["average", "restart"])
 @pytest.mark.parametrize("second_moment", ["mean", "max"])
-def test_fedlalr_has_the_simulators_bits(federation, tmp_path, momentum, second_moment):
+def test_fedlalr_gives_the_simulators_bits(federation, tmp_path, momentum, second_moment):
     layout = "packed" if momentum == "restart" else "records"
     variant = {"momentum": momentum, "second_moment": second_moment}
-    play(federation, tmp_path / "run", layout=layout, **variant)
+    run_to_end(federation, tmp_path / "run", layout=layout, **variant)
     assert_same_bits(tmp_path / "run", simulate(**variant))
 
 
-def test_a_client_that_misbehaves_is_left_out_of_the_rounds_in_which_it_does(federation, tmp_path):
+def test_a_faulty_client_is_excluded_only_from_its_faulty_rounds(federation, tmp_path):
     expected = {
         2: ("raise", "its client app raised"),
         3: ("nan", "m is not finite"),
@@ -147,25 +147,25 @@ def test_a_client_that_misbehaves_is_left_out_of_the_rounds_in_which_it_does(fed
         7: ("die", "its client app's process died"),
     }
     options = {"rounds": 8, "min_clients": 2}
-    records = play(federation, tmp_path / "run", faults=",".join(f for f, _ in expected.values()), **options)
+    records = run_to_end(federation, tmp_path / "run", faults=",".join(f for f, _ in expected.values()), **options)
     for record in records:
         _, reason = expected.get(record.round, ("", ""))
         assert [(r.client, reason in r.reason) for r in record.rejected] == ([(1, True)] if reason else []), record
     assert_same_bits(tmp_path / "run", simulate(broken=expected, **options))
 
 
-def test_a_client_that_hangs_is_left_out_at_the_deadline(federation, tmp_path):
+def test_a_hanging_client_is_excluded_at_the_deadline(federation, tmp_path):
     options = {"rounds": 2, "min_clients": 2}
     marker = tmp_path / "marker"
-    records = play(
+    records = run_to_end(
         federation, tmp_path / "run", faults="wait", marker=str(marker), wait=3600.0, deadline=150.0, **options
     )
-    marker.unlink()  # or the client would hang on, and its node have no time for the next test
-    assert [(r.client, "no reply within the 150 s" in r.reason) for r in records[1].rejected] == [(1, True)]
+    marker.unlink()  # otherwise the client would keep hanging, and block its node in the next test
+    assert [(r.client, "no reply within the deadline of 150 s" in r.reason) for r in records[1].rejected] == [(1, True)]
     assert_same_bits(tmp_path / "run", simulate(broken=[2], **options))
 
 
-def test_nodes_without_a_registered_key_or_with_another_authority_are_not_let_in(federation, tmp_path):
+def test_nodes_without_a_registered_key_or_with_another_authority_cannot_connect(federation, tmp_path):
     other = make_server_files(tmp_path / "other", ["127.0.0.1"]).authority
     stranger = make_node_keys(tmp_path, "stranger")
     federation.start_node(10, {"partition-id": 0})
@@ -196,7 +196,7 @@ def wait_until(condition, seconds=PATIENCE):
         time.sleep(0.2)
 
 
-def test_a_supernode_that_is_killed_in_mid_round_and_restarted_takes_part_again(federation, tmp_path):
+def test_a_supernode_killed_mid_round_takes_part_again_after_a_restart(federation, tmp_path):
     options = {"rounds": 4, "min_clients": 2}
     run_dir, marker = tmp_path / "run", tmp_path / "marker"
     progress = submit(federation, run_dir, faults="wait", marker=str(marker), wait=3600.0, **options)
@@ -206,14 +206,14 @@ def test_a_supernode_that_is_killed_in_mid_round_and_restarted_takes_part_again(
     start_node(federation, 1, federation.keys[1])
     federation.wait_for("run", PATIENCE, progress)
     records = RunDirectory(run_dir).records()
-    assert [(r.client, "its node is gone" in r.reason) for r in records[1].rejected] == [(1, True)], records[1]
+    assert [(r.client, "its node is not available" in r.reason) for r in records[1].rejected] == [(1, True)], records[1]
     assert records[-1].clients == task.CLIENTS, "the restarted node takes part in the last round at the latest"
     away = [record.round for record in records if record.rejected]
     assert_same_bits(run_dir, simulate(broken=away, **options))
 
 
 @pytest.mark.parametrize("algorithm", ["fedlalr", "scaffold"])
-def test_a_killed_superlink_is_started_again_and_the_run_resumed_to_the_same_bits(tmp_path, algorithm):
+def test_a_run_resumes_to_the_same_bits_after_the_superlink_was_killed(tmp_path, algorithm):
     federation = start(tmp_path / "federation", database=True)
     try:
         options = {"algorithm": algorithm, "rounds": 4}
@@ -225,7 +225,7 @@ def test_a_killed_superlink_is_started_again_and_the_run_resumed_to_the_same_bit
         assert done < 4
         federation.start_superlink()
         federation.processes.kill("run")
-        records = play(federation, run_dir, **options)
+        records = run_to_end(federation, run_dir, **options)
         assert [record.round for record in records] == [1, 2, 3, 4]
         assert_same_bits(run_dir, simulate(**options))
     finally:

@@ -1,4 +1,4 @@
-"""Secure aggregation only adds up: v̂'s maximum and robust reductions cannot pass through it. It is refused."""
+"""Secure aggregation only sums, so it cannot compute v̂'s maximum or robust reductions. Its replies are rejected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flower.in_process import InProcessGrid
 
 
 @pytest.mark.parametrize("second_moment", ["mean", "max"])
-def test_clients_behind_secure_aggregation_are_refused_and_the_state_stands(second_moment, tmp_path):
+def test_clients_with_secure_aggregation_are_rejected_and_the_state_is_kept(second_moment, tmp_path):
     algorithm = fl.FedLALR(second_moment=second_moment)
     server = strategy(algorithm, settings={"rounds": 1})
     with pytest.raises(fl.RoundFailed, match=r"0 usable replies, 1 wanted.*5 clients .*: its client app raised"):

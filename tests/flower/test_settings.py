@@ -10,7 +10,7 @@ from fedlalr.flower import FederatedStrategy
 from fedlalr.flower.settings import read_settings, settings_names
 
 
-def test_only_what_has_no_meaning_on_flower_is_missing():
+def test_only_options_without_meaning_on_flower_are_missing():
     options = {name for name, p in inspect.signature(fl.run).parameters.items() if p.kind is p.KEYWORD_ONLY}
     assert options - set(settings_names()) == {"observers", "test", "metrics", "engine", "debug"}
 

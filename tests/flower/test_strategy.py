@@ -1,4 +1,4 @@
-"""The strategy with real client apps in one process: the simulator's bits, and every fault answered."""
+"""The strategy with real client apps in one process: the simulator's bits, and every fault handled."""
 
 import math
 
@@ -37,21 +37,21 @@ LALR = fl.FedLALR(lr=0.05)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_method_has_the_simulators_bits(name, tmp_path):
+def test_every_method_gives_the_simulators_bits(name, tmp_path):
     server = strategy(VARIANTS[name])
     server.start(InProcessGrid(nodes(VARIANTS[name], tmp_path)))
     assert same(server.result, simulated(VARIANTS[name]))
 
 
 @pytest.mark.parametrize("layout", ["records", "packed"])
-def test_buffers_weights_cohorts_and_any_order_of_arrival_have_the_simulators_bits(layout, tmp_path):
+def test_buffers_weights_cohorts_and_any_order_of_arrival_give_the_simulators_bits(layout, tmp_path):
     settings = {"clients_per_round": 3, "weighting": "samples", "rounds": 4}
     server = strategy(LALR, with_buffers, settings, layout=layout, deadline=60, join_deadline=60)
     grid = InProcessGrid(nodes(LALR, tmp_path, with_buffers, settings), backwards=True)
     server.start(grid)
     wanted = simulated(LALR, with_buffers, settings | {"observers": [Cohorts(cohorts(grid))]})
     assert same(server.result, wanted)
-    assert max(grid.pulled) == 1, "one reply is taken at a time"
+    assert max(grid.pulled) == 1, "replies are pulled one at a time"
 
 
 def test_a_test_set_on_the_server_is_evaluated_as_in_the_simulator(tmp_path):
@@ -64,7 +64,7 @@ def test_a_test_set_on_the_server_is_evaluated_as_in_the_simulator(tmp_path):
     assert server.result.history[-1].metrics == wanted.history[-1].metrics
 
 
-def test_start_takes_flowers_own_arguments(tmp_path):
+def test_start_accepts_flowers_arguments(tmp_path):
     other = make_model(seed=3)
     seen = {}
 
@@ -89,11 +89,11 @@ def test_start_takes_flowers_own_arguments(tmp_path):
     assert np.array_equal(found.arrays["0.weight"].numpy(), seen[2])
     assert [found.train_metrics_clientapp[t]["clients"] for t in (1, 2)] == [POPULATION] * 2
     assert found.evaluate_metrics_serverapp[2]["norm"] > 0
-    with pytest.raises(ValueError, match="leave evaluate_config out"):
+    with pytest.raises(ValueError, match="evaluate_config must be None"):
         server.start(InProcessGrid({}), evaluate_config=ConfigRecord())
 
 
-def test_flowers_own_loop_gives_the_same_model(tmp_path):
+def test_flowers_loop_gives_the_same_model(tmp_path):
     """The two halves of a round also work under the loop of Flower's base class."""
     from flwr.serverapp.strategy import Strategy
 
@@ -115,7 +115,7 @@ def edit(record, name, change):
 
 
 def state_facts(**changes):
-    """A node that changes what its replies say of themselves."""
+    """A node that changes the facts in its replies."""
 
     def tamper(message, reply):
         reply.content["fedlalr"] = ConfigRecord({**reply.content["fedlalr"], **changes})
@@ -151,7 +151,7 @@ def unknown_serialisation(message, reply):
 
 
 def with_content(content):
-    """A node that sends a message that Flower's own clients never make."""
+    """A node that sends a message that Flower's clients never create."""
 
     def tamper(message, reply):
         reply.__dict__["_content"] = content
@@ -171,23 +171,23 @@ FAULTS = {
     "no metrics": (without("metrics"), "no record 'metrics'"),
     "no content": (with_content(None), "its reply cannot be read: ValueError"),
     "content of another kind": (with_content(ArrayRecord()), "its reply cannot be read: AttributeError"),
-    "another serialisation": (unknown_serialisation, "serialised as 'pickle'"),
+    "another serialisation": (unknown_serialisation, "not 'pickle'"),
     "a stale round": (state_facts(round=1), "belongs to round 1"),
     "another run": (state_facts(run="ff"), "belongs to run"),
     "another client": (state_facts(client=1), "answered as client 1"),
-    "a client that is not a number": (state_facts(client="2"), "client is a str"),
+    "a client that is not a number": (state_facts(client="2"), "client must be int, not str"),
     "other hyper-parameters": (state_facts(contract="0"), "other hyper-parameters"),
     "no samples": (state_metrics(**{"num-examples": 0}), "samples is 0"),
     "1e30 samples": (state_metrics(**{"num-examples": 1e30}), "samples is 1e+30"),
     "steps it cannot have made": (state_metrics(steps=10**9), "steps is 1,000,000,000, and a client with"),
-    "an app that raises": (raising, "its client app raised: ValueError: broken"),
-    "no reply": (lambda message, reply: None, "no reply within the 0.05 s"),
+    "an app that raises": (raising, "its client app raised an error: ValueError: broken"),
+    "no reply": (lambda message, reply: None, "no reply within the deadline of 0.05 s"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_bad_reply_is_refused_and_the_round_goes_on_without_it(fault, tmp_path):
-    """Client 2 misbehaves from round 2 on: the others' mean is what the simulator gives without it."""
+def test_a_bad_reply_is_rejected_and_the_round_continues(fault, tmp_path):
+    """Client 2 is faulty from round 2 on: the result is the simulator's without client 2."""
     tamper, reason = FAULTS[fault]
     everyone = nodes(LALR, tmp_path)
     bad = everyone[900 - 14]
@@ -203,7 +203,7 @@ def test_a_bad_reply_is_refused_and_the_round_goes_on_without_it(fault, tmp_path
 
 
 def test_a_huge_change_is_clipped(tmp_path):
-    """Client 2 sends 1e9 from round 2 on; it is shortened to what the others' changes allow."""
+    """Client 2 sends 1e9 from round 2 on; its change is clipped to the bound that the others' changes give."""
     everyone = nodes(LALR, tmp_path)
     huge = edit("x", "0.weight", lambda a: a + 1e9)
     everyone[900 - 14].tamper = lambda message, reply: (
@@ -216,7 +216,7 @@ def test_a_huge_change_is_clipped(tmp_path):
     assert max(value.abs().max() for value in server.result.state["x"].values()) < 100
 
 
-def test_a_client_that_is_rejected_in_three_rounds_running_is_named(tmp_path, caplog):
+def test_a_client_rejected_in_three_consecutive_rounds_is_named(tmp_path, caplog):
     everyone = nodes(LALR, tmp_path)
     everyone[900 - 14].tamper = edit("m", "0.bias", lambda a: a * np.nan)
     server = strategy(LALR, settings={"rounds": 3, "min_clients": 4})
@@ -227,7 +227,7 @@ def test_a_client_that_is_rejected_in_three_rounds_running_is_named(tmp_path, ca
 
 
 class Garbled(InProcessGrid):
-    """Puts the replies of one node together from their parts, as Flower does, of which the node has sent one less."""
+    """Joins the replies of one node from their parts, as Flower does, with one part missing."""
 
     bad = 900 - 14
 
@@ -243,7 +243,7 @@ class Garbled(InProcessGrid):
         return joined
 
 
-def test_a_reply_that_flower_cannot_put_together_is_refused_and_the_round_goes_on(tmp_path):
+def test_a_reply_that_flower_cannot_join_is_rejected_and_the_round_continues(tmp_path):
     server = strategy(LALR, settings={"rounds": 2})
     server.start(Garbled(nodes(LALR, tmp_path)))
     for record in server.result.history:
@@ -263,7 +263,7 @@ def test_a_metric_that_is_not_a_number_is_dropped_and_the_reply_kept(tmp_path):
     assert math.isfinite(server.result.history[0].train_loss)
 
 
-def test_a_second_reply_to_the_same_message_is_refused(tmp_path):
+def test_a_second_reply_to_the_same_message_is_rejected(tmp_path):
     everyone = nodes(LALR, tmp_path)
     everyone[900].tamper = lambda message, reply: [reply, reply]
     server = strategy(LALR)
@@ -294,10 +294,10 @@ def test_too_few_usable_replies_fail_the_round_and_name_the_clients(tmp_path):
     server = strategy(LALR, settings={"min_clients": 4})
     with pytest.raises(fl.RoundFailed, match=r"3 usable replies, 4 wanted.*client 0: .*broken; client 1") as failed:
         server.start(InProcessGrid(everyone))
-    assert [refused.client for refused in failed.value.rejected] == [0, 1]
+    assert [rejection.client for rejection in failed.value.rejected] == [0, 1]
 
 
-def test_a_failed_round_is_tried_again_as_often_as_asked(tmp_path):
+def test_a_failed_round_is_retried_as_often_as_requested(tmp_path):
     failures = iter([True, True])
     everyone = nodes(LALR, tmp_path)
     everyone[900].tamper = lambda m, reply: raising(m, reply) if next(failures, False) else reply
@@ -336,7 +336,7 @@ def test_no_client_trains_for_a_round_that_cannot_succeed(tmp_path):
     assert grid.trained == []
 
 
-def test_unknown_second_and_disagreeing_nodes_take_no_part(tmp_path):
+def test_unknown_duplicate_and_disagreeing_nodes_do_not_take_part(tmp_path):
     everyone = nodes(LALR, tmp_path)
     everyone[1] = nodes(LALR, tmp_path)[900]
     everyone[1].config = {"partition-id": 77}
@@ -351,7 +351,7 @@ def test_unknown_second_and_disagreeing_nodes_take_no_part(tmp_path):
     assert not {1, 2, 3, 4} & set(grid.trained)
 
 
-def test_a_client_whose_settings_differ_is_left_out_with_the_reason(tmp_path):
+def test_a_client_with_other_settings_is_excluded_with_the_reason(tmp_path):
     everyone = nodes(LALR, tmp_path)
     everyone[900] = nodes(LALR, tmp_path, settings={"batch_size": 5})[900]
     server = strategy(LALR, settings={"rounds": 1})
@@ -359,7 +359,7 @@ def test_a_client_whose_settings_differ_is_left_out_with_the_reason(tmp_path):
     assert "other settings" in server.result.history[0].rejected[0].reason
 
 
-def test_a_resumed_run_ends_in_the_bits_of_one_that_never_stopped(tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path):
     for name, algorithm in (("fedlalr", LALR), ("scaffold", fl.SCAFFOLD(lr=0.05))):
         folder = tmp_path / name
         settings = {"rounds": 5, "run_dir": folder / "run", "resume": True, "clients_per_round": 3, "min_clients": 3}
@@ -383,8 +383,8 @@ def test_a_run_on_flower_is_not_resumed_with_other_settings(tmp_path):
         strategy(LALR, settings=settings | {"seed": 6}).start(InProcessGrid(nodes(LALR, tmp_path)))
 
 
-def test_what_a_client_keeps_changes_only_when_its_reply_is_accepted(tmp_path):
-    """The simulator with a client that fails in round 2 is the model; the node has trained and stored all the same."""
+def test_a_clients_state_changes_only_if_its_reply_is_accepted(tmp_path):
+    """As in the simulator with a client that fails in round 2, although the node has trained and stored its state."""
     algorithm = fl.SCAFFOLD(lr=0.05)
     everyone = nodes(algorithm, tmp_path / "state")
     everyone[900].tamper = lambda message, reply: None if message.metadata.group_id == "2" else reply
@@ -422,10 +422,10 @@ def test_what_a_client_keeps_changes_only_when_its_reply_is_accepted(tmp_path):
     assert [r.clients for r in wanted.history] == [5, 4, 5, 5]
     assert same(server.result, wanted)
     stored = sorted(path.name for path in (tmp_path / "state").rglob("client-000001/*"))
-    assert stored == [f"round-{t:06d}.safetensors" for t in (2, 3, 4)], "older ones can no longer be asked for"
+    assert stored == [f"round-{t:06d}.safetensors" for t in (2, 3, 4)], "older ones can no longer be requested"
 
 
-def test_a_node_that_lost_what_its_client_kept_says_so(tmp_path):
+def test_a_node_that_lost_its_clients_state_says_so(tmp_path):
     algorithm = fl.SCAFFOLD(lr=0.05)
     everyone = nodes(algorithm, tmp_path / "state")
 
@@ -438,7 +438,7 @@ def test_a_node_that_lost_what_its_client_kept_says_so(tmp_path):
     everyone[900].tamper = lose
     server = strategy(algorithm, settings={"rounds": 2})
     server.start(InProcessGrid(everyone))
-    assert "was told to go on from what it kept after round 1" in server.result.history[1].rejected[0].reason
+    assert "should continue from its state after round 1" in server.result.history[1].rejected[0].reason
 
 
 def test_a_node_without_a_partition_id_says_what_to_do():
@@ -482,12 +482,12 @@ def test_settings_and_method_may_depend_on_the_runs_configuration(tmp_path):
         ({"settings": {"engine": "stacked"}}, TypeError, "no option 'engine'"),
     ],
 )
-def test_options_that_cannot_work_are_refused(options, error, reason):
+def test_invalid_options_are_rejected(options, error, reason):
     with pytest.raises(error, match=reason):
         strategy(LALR, **options)
 
 
-def test_arrays_of_another_module_are_refused_as_a_start():
+def test_initial_arrays_of_another_module_are_rejected():
     with pytest.raises(ValueError, match=r"no '0\.weight'"):
         strategy(LALR).start(InProcessGrid({}), initial_arrays=ArrayRecord())
 
@@ -519,25 +519,27 @@ def test_observers_see_every_round(tmp_path):
     assert grid.trained.count(900 - 28) == 2, "the client that an observer insists on"
 
 
-def test_a_round_must_be_begun_before_it_is_closed():
+def test_a_round_must_be_started_before_it_is_closed():
     with pytest.raises(RuntimeError, match="no round to close"):
         strategy(LALR).aggregate_train(1, [])
 
 
-def test_a_reply_to_no_message_is_ignored_under_flowers_own_loop(tmp_path, caplog):
+def test_a_reply_to_no_message_is_ignored_in_flowers_loop(tmp_path, caplog):
     grid = InProcessGrid(nodes(LALR, tmp_path))
     server, other = strategy(LALR), strategy(LALR)
     stray = grid.send_and_receive(other.configure_train(1, ArrayRecord(), ConfigRecord(), grid))
     mine = grid.send_and_receive(server.configure_train(1, ArrayRecord(), ConfigRecord(), grid))
     _, metrics = server.aggregate_train(1, [*stray, *mine])
     assert metrics["clients"] == POPULATION
-    assert sum("a reply to no message of round 1" in record.message for record in caplog.records) == POPULATION
+    assert (
+        sum("a reply that answers no message of round 1" in record.message for record in caplog.records) == POPULATION
+    )
 
 
-def test_a_node_that_answers_nonsense_is_asked_again_and_named(tmp_path, monkeypatch):
-    from fedlalr.flower.server import nodes as roster
+def test_a_node_with_an_invalid_answer_is_asked_again(tmp_path, monkeypatch):
+    from fedlalr.flower.server import nodes as nodes_module
 
-    monkeypatch.setattr(roster, "ASK_AGAIN", 0.0)
+    monkeypatch.setattr(nodes_module, "ASK_AGAIN", 0.0)
     everyone = nodes(LALR, tmp_path)
     answers = iter([None, "two", 0])
     honest = everyone[900].app
@@ -545,9 +547,9 @@ def test_a_node_that_answers_nonsense_is_asked_again_and_named(tmp_path, monkeyp
     def app(message, context):
         reply = honest(message, context)
         if message.metadata.message_type == "query":
-            said = next(answers, 0)
+            announced = next(answers, 0)
             reply.content["fedlalr"] = ConfigRecord(
-                {} if said is None else {**reply.content["fedlalr"], "client": said}
+                {} if announced is None else {**reply.content["fedlalr"], "client": announced}
             )
         return reply
 
@@ -557,7 +559,7 @@ def test_a_node_that_answers_nonsense_is_asked_again_and_named(tmp_path, monkeyp
     assert same(server.result, simulated(LALR))
 
 
-def test_nodes_that_go_away_between_rounds_are_noticed(tmp_path):
+def test_nodes_that_disconnect_between_rounds_are_noticed(tmp_path):
     everyone = nodes(LALR, tmp_path)
     grid = InProcessGrid(everyone)
     everyone[900].tamper = lambda message, reply: (grid.nodes.pop(872), reply)[1] if 872 in grid.nodes else reply
@@ -575,7 +577,7 @@ def clipped(tmp_path, layout):
     return server.result
 
 
-def test_a_packed_message_passes_flowers_modifiers(tmp_path):
+def test_flowers_mods_accept_the_packed_layout(tmp_path):
     """Clipping scales the change of x, m and v̂ jointly, which keeps v̂ above its broadcast."""
     found = clipped(tmp_path, "packed")
     assert found.history[0].clients == POPULATION
@@ -584,17 +586,17 @@ def test_a_packed_message_passes_flowers_modifiers(tmp_path):
     assert 0 < change.norm() <= 0.01 + 1e-12
 
 
-def test_several_records_are_refused_by_flowers_modifiers(tmp_path):
-    with pytest.raises(fl.RoundFailed, match="a modifier of its client app refused the message"):
+def test_flowers_mods_reject_several_records(tmp_path):
+    with pytest.raises(fl.RoundFailed, match="a mod of its client app rejected the message"):
         clipped(tmp_path, "records")
 
 
-def test_the_users_configuration_may_not_change_the_instruction(tmp_path):
-    with pytest.raises(ValueError, match="train_config has 'lr'"):
+def test_train_config_cannot_change_the_instruction(tmp_path):
+    with pytest.raises(ValueError, match="train_config contains 'lr'"):
         strategy(LALR).start(InProcessGrid(nodes(LALR, tmp_path)), train_config=ConfigRecord({"lr": 9.0}))
 
 
-def test_an_observer_that_probes_local_steps_is_refused(tmp_path):
+def test_an_observer_that_probes_local_steps_is_rejected(tmp_path):
     class Probing(fl.Observer):
         def probe(self, round):
             return object()
@@ -609,13 +611,13 @@ def test_an_observer_that_probes_local_steps_is_refused(tmp_path):
     for observer, round in ((Probing(), 1), (Deciding(), 2), (fl.Trajectory(clients=[0], rounds=[2]), 2)):
         grid = InProcessGrid(nodes(LALR, tmp_path))
         with pytest.raises(
-            ValueError, match=rf"a {type(observer).__name__} looks at .* round {round}, .*simulator alone"
+            ValueError, match=rf"a {type(observer).__name__} observes .* round {round}, .*only in the simulator"
         ):
             strategy(LALR, observers=[observer]).start(grid)
-        assert not grid.trained, "refused before any client has trained"
+        assert not grid.trained, "rejected before any client has trained"
 
 
-def test_an_observer_that_wants_to_probe_later_is_refused_then(tmp_path):
+def test_an_observer_that_probes_later_is_rejected_then(tmp_path):
     class Curious(fl.Observer):
         wants = False
 
@@ -625,7 +627,7 @@ def test_an_observer_that_wants_to_probe_later_is_refused_then(tmp_path):
         def probe(self, round):
             return object() if self.wants else None
 
-    with pytest.raises(ValueError, match="a Curious looks at the local steps of round 2"):
+    with pytest.raises(ValueError, match="a Curious observes the local steps of round 2"):
         strategy(LALR, observers=[Curious()]).start(InProcessGrid(nodes(LALR, tmp_path)))
 
 
@@ -637,12 +639,12 @@ def test_an_observer_that_wants_to_probe_later_is_refused_then(tmp_path):
         ({"observers": [fl.Observer]}, "observers has the class Observer; pass an instance"),
     ],
 )
-def test_a_test_set_or_observer_that_cannot_be_used_is_refused_before_the_first_round(options, message):
+def test_an_invalid_test_set_or_observer_is_rejected_before_the_first_round(options, message):
     with pytest.raises(TypeError, match=message):
         strategy(LALR, **options)
 
 
-def test_the_strategy_is_one_of_flowers():
+def test_the_strategy_is_a_flower_strategy():
     from flwr.serverapp.strategy import Strategy
 
     assert issubclass(FederatedStrategy, Strategy)

@@ -1,15 +1,15 @@
 #!/bin/sh
-# Keys and certificates for a federation, made with openssl (3.0 or later) and ssh-keygen:
+# Create keys and certificates for a federation with openssl (3.0 or later) and ssh-keygen:
 #
 #   ./certificates.sh FOLDER NODES HOST...      ./certificates.sh secrets 3 superlink.example.org 192.0.2.10
 #
-# HOST... are all names and addresses under which nodes reach the superlink. What goes where:
+# HOST... are all names and addresses under which nodes reach the superlink. Where to copy the files:
 #
-#   ca.crt                  everywhere: by it the superlink is recognised
+#   ca.crt                  everywhere: nodes verify the superlink with it
 #   server.pem, server.key  to the superlink
-#   node-N                  to the node of client N, and to nobody else
+#   node-N                  only to the node of client N
 #   node-N.pub              registered with the superlink: flwr supernode register node-N.pub
-#   ca.key                  to a safe place: who has it can pretend to be the superlink
+#   ca.key                  to a safe place: anyone who has it can impersonate the superlink
 set -eu
 
 if [ "$#" -lt 3 ]; then

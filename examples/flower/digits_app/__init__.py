@@ -1,1 +1,1 @@
-"""FedLALR on handwritten digits, one part of them on every node."""
+"""FedLALR on handwritten digits, partitioned over the nodes."""

@@ -1,4 +1,4 @@
-"""What runs on every node."""
+"""The client app, which runs on every node."""
 
 from digits_app.task import algorithm, data, model, settings
 from fedlalr.flower import client_app

@@ -1,4 +1,4 @@
-"""What runs beside the superlink."""
+"""The server app, which runs beside the superlink."""
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -18,7 +18,7 @@ def main(grid: Grid, context: Context) -> None:
         algorithm(context),
         settings(context),
         population=int(config["nodes"]),
-        test=data(context),  # its test set alone
+        test=data(context),  # only its test set is used
         deadline=float(config["deadline"]),
         join_deadline=float(config["join-deadline"]),
     )

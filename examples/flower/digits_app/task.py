@@ -1,4 +1,4 @@
-"""What is trained, on which data, by which method. Server, nodes and simulator take it from here."""
+"""Model, data, method and settings, for the server, the nodes and the simulator."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import fedlalr as fl
 
 
 def data(context: Context) -> fl.data.Population:
-    """The digits, dealt to the nodes; a node trains on the part of its own `partition-id` alone.
+    """The digits, partitioned over the nodes; a node trains only on the part of its `partition-id`.
 
-    Every node can do this because the digits come with the library. Where each owner has data of its own, give those:
+    Every node can load them because scikit-learn includes the digits. If every node has its own data, return that:
     `return inputs, targets`, two tensors, or a torch data set.
     """
     config = context.run_config
@@ -22,7 +22,7 @@ def data(context: Context) -> fl.data.Population:
 
 
 def model(context: Context) -> nn.Module:
-    """The network. The server's weights are the ones that count."""
+    """The model. Only the server's initial weights are used."""
     torch.manual_seed(int(context.run_config["seed"]))
     return fl.models.MLP(inputs=64, hidden=32, classes=10)
 
@@ -36,7 +36,7 @@ def algorithm(context: Context) -> fl.Algorithm:
 
 
 def settings(context: Context) -> dict[str, Any]:
-    """Options of `fl.run`. With `**settings` they make the same run in the simulator."""
+    """Options of `fl.run`; `**settings` gives the same run in the simulator."""
     config = context.run_config
     run_dir = str(config["run-dir"])
     return {

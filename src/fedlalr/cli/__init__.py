@@ -49,11 +49,13 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback(
-    epilog="Exit codes: 0 done, 1 a run failed, 2 a command or setting cannot be used, 3 data not found or damaged, "
+    epilog="Exit codes: 0 success, 1 a run failed, 2 invalid command or setting, 3 data not found or corrupt, "
     "130 interrupted, 143 terminated."
 )
 def _main(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Federated optimisation with client-specific adaptive learning rates."""
 
@@ -66,11 +68,11 @@ for _name, _group in GROUPS.items():
 
 def main() -> None:
     """The console script `fedlalr`."""
-    gc.freeze()  # what was imported stays until the end: to look for garbage in it takes half a second
+    gc.freeze()  # imported modules live until the end; scanning them for garbage takes half a second
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed, so that a file of the run would get its number and all that is printed
+        if getattr(sys, name) is None:  # closed: the run's next file would get its descriptor, and all output
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open until the end
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # where a terminal knows no √, a ? is better than no answer
+            stream.reconfigure(errors="replace")  # a terminal that cannot print √ shows a ? instead of failing
     app()

@@ -1,4 +1,4 @@
-"""`fedlalr bench`: how long a round takes here, compared with the plain loop."""
+"""`fedlalr bench`: the time of a round on this machine, relative to a plain loop."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ def bench(
     jobs: Annotated[
         list[str] | None,
         typer.Argument(
-            help="What to time: cnn, lstm, logistic, perceptron; on a GPU convmixer, charlstm, densecnn.",
-            show_default="all of the device's",
+            help="Benchmarks to run: cnn, lstm, logistic, perceptron; on a GPU convmixer, charlstm, densecnn.",
+            show_default="all for the device",
         ),
     ] = None,
-    engines: Annotated[str, typer.Option(help="Engines, with commas between them.")] = "auto",
-    methods: Annotated[str, typer.Option(help="Methods, with commas between them.")] = "fedavg,fedlalr",
+    engines: Annotated[str, typer.Option(help="Engines, separated by commas.")] = "auto",
+    methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "fedavg,fedlalr",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")] = "cpu",
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds that count, of each.")] = 5,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of this library's process; the plain loop has one.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds of each contestant.")] = 5,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of the fedlalr process; the plain loop uses one.")] = 1,
     plot: Annotated[
-        Path | None, typer.Option(help="Where a picture goes (.png, .svg, .pdf).", show_default="none is drawn")
+        Path | None, typer.Option(help="Figure to write (.png, .svg, .pdf).", show_default="no figure")
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Time a round against federated averaging in the loop that everybody writes first.
+    """Time a round against federated averaging written as a plain loop.
 
-    All run in turn, in processes of their own, and the ratio of their times is the result: a machine that does other
-    things as well disturbs it little. Nothing is evaluated or written meanwhile.
+    The contestants take turns, each in a separate process, and the result is the ratio of their times, so that other
+    load on the machine has little effect. No evaluation and no files while timing.
 
     [bold]Examples[/]
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedlalr.cli.compare_plan import PlannedComparison, in_words, refuse_others, replacing
+from fedlalr.cli.compare_plan import PlannedComparison, in_words, reject_other_runs, replacing
 from fedlalr.cli.compare_table import show
-from fedlalr.cli.errors import FAILED, told_how_to_go_on
+from fedlalr.cli.errors import FAILED, hint_to_repeat
 from fedlalr.cli.options import (
     MOST_SEEDS,
     Arguments,
@@ -39,44 +39,52 @@ def compare(
     arguments: Arguments = None,
     methods: Annotated[
         str | None,
-        typer.Option(help="Methods, with commas between them.", show_default="those the preset has settings for"),
+        typer.Option(help="Methods, separated by commas.", show_default="those the preset has settings for"),
     ] = None,
     seeds: Annotated[
-        int, typer.Option(min=1, max=MOST_SEEDS, help="Runs of each method; seeds count up from the configuration's.")
+        int, typer.Option(min=1, max=MOST_SEEDS, help="Seeds per method, counted up from the configured seed.")
     ] = 3,
     target: Annotated[
         float | None,
         typer.Option(
-            help="Accuracy to count rounds, megabytes and seconds to.",
-            show_default="the preset's, or one that all reach",
+            help="Target accuracy; rounds, megabytes and seconds are counted up to it.",
+            show_default="the preset's, or one that all methods reach",
         ),
     ] = None,
     grid: Annotated[
         bool,
-        typer.Option("--grid", help="First tune every method's rates, by equally many settings on held-out samples."),
+        typer.Option(
+            "--grid", help="Tune every method's learning rates first, on held-out samples, equally many settings each."
+        ),
     ] = False,
-    grid_seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="Runs of each setting of the grid.")] = 2,
+    grid_seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="Seeds per grid setting.")] = 2,
     vary: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=A,B", help="Compare once for every value; several combine.", show_default=False),
+        typer.Option(
+            metavar="KEY=A,B",
+            help="Repeat the comparison for every value; repeatable: all combinations.",
+            show_default=False,
+        ),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time.", show_default="one for each processor; one on a GPU")
+        int | None, typer.Option(min=1, help="Parallel runs.", show_default="one per processor; one on a GPU")
     ] = None,
     run_dir: Annotated[
         Path | None,
-        typer.Option(help="Where runs, table and figure go.", show_default="runs/compare-PRESET", callback=at_home),
+        typer.Option(
+            help="Directory for runs, table and figure.", show_default="runs/compare-PRESET", callback=at_home
+        ),
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Compare methods on one problem: final accuracy; rounds, megabytes and seconds to a target accuracy.
+    """Compare methods on one problem: final accuracy, and rounds, megabytes and seconds to a target accuracy.
 
-    Runs lie in [bold]DIR/METHOD/seed-N[/]; finished ones of the same settings are used again, and a directory with runs
-    of other settings is refused: only rates that an earlier [bold]--grid[/] chose are replaced. The directory also gets
-    [bold]table.md[/], [bold]compare.json[/], [bold]accuracy.png[/] and [bold]accuracy.svg[/].
-    Settings of one method are changed by `methods.NAME.KEY=VALUE`. With [bold]--vary[/] the same lies in a folder for
-    each combination of values, and [bold]table.md[/] and [bold]compare.json[/] above them hold all.
+    Runs are written to [bold]DIR/METHOD/seed-N[/]. Finished runs with the same settings are reused. A directory with
+    runs of other settings is rejected, except for learning rates that an earlier [bold]--grid[/] chose: these runs are
+    replaced. The directory also gets [bold]table.md[/], [bold]compare.json[/], [bold]accuracy.png[/] and
+    [bold]accuracy.svg[/]. Change the settings of one method with `methods.NAME.KEY=VALUE`. With [bold]--vary[/] every
+    combination of values gets its own folder, and the [bold]table.md[/] and [bold]compare.json[/] above cover all.
 
     [bold]Examples[/]
 
@@ -94,9 +102,9 @@ def compare(
     from fedlalr.config.jobs import default_workers
 
     source, overrides = split_arguments(arguments)
-    refuse_algorithm([*overrides, *(vary or [])])
+    reject_algorithm([*overrides, *(vary or [])])
     if target is not None and not 0 < target <= 1:
-        raise configuration.ConfigError(f"--target is an accuracy above 0 and up to 1, not {target:g}")
+        raise configuration.ConfigError(f"--target must be an accuracy above 0 and at most 1, not {target:g}")
     variations = parse_variations(vary or [])
     configs = [configuration.load(source, [*overrides, *variation.overrides]) for variation in variations]
     named = [check_methods(methods, config) for config in configs]
@@ -107,7 +115,7 @@ def compare(
         PlannedComparison(variation, config, names, root / as_file_name(variation.label))
         for variation, config, names in zip(variations, configs, named, strict=True)
     ]
-    refuse_others(parts, seeds, grid_seeds if grid else None)
+    reject_other_runs(parts, seeds, grid_seeds if grid else None)
     shown = Shown(jobs or default_workers(), root, console, silent)
     shown.tell(in_words(parts, seeds, grid_seeds if grid else None))
 
@@ -130,7 +138,7 @@ def compare(
         raise typer.Exit(FAILED)
 
 
-def refuse_algorithm(overrides: Sequence[str]) -> None:
+def reject_algorithm(overrides: Sequence[str]) -> None:
     from fedlalr.config import ConfigError
 
     for text in overrides:
@@ -138,12 +146,13 @@ def refuse_algorithm(overrides: Sequence[str]) -> None:
         if key.split(".")[0] == "algorithm":
             option = key.partition(".")[2] or "lr"
             raise ConfigError(
-                f"{text!r} names no method of several; choose them with --methods, and write methods.NAME.{option}=…"
+                f"{text!r} does not say which of the compared methods it is for; choose methods with --methods, "
+                f"and change their settings with methods.NAME.{option}=…"
             )
 
 
 def check_methods(given: str | None, config: Config) -> list[str]:
-    """The methods to compare; FedLALR first, as the order of colours."""
+    """The methods to compare; FedLALR first, since colours follow this order."""
     from fedlalr.algorithms.registry import ALGORITHMS, PAPER_METHODS
     from fedlalr.common.suggestions import hint
     from fedlalr.config import ConfigError
@@ -153,22 +162,22 @@ def check_methods(given: str | None, config: Config) -> list[str]:
         list(config.methods) or list(PAPER_METHODS) if given is None else [name.strip() for name in given.split(",")]
     )
     if "" in names:
-        raise ConfigError(f"--methods {given!r} leaves a name out; write them with commas, such as fedlalr,fedavg")
+        raise ConfigError(f"--methods {given!r} contains an empty name; separate names with commas: fedlalr,fedavg")
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(
-                f"--methods names {name} twice; to compare its settings, use --vary methods.{name}.KEY=A,B"
+                f"--methods contains {name} twice; to compare its settings, use --vary methods.{name}.KEY=A,B"
             )
         if name not in ALGORITHMS:
             raise ConfigError(
-                f"there is no method {name!r}; choose from {listed(list(ALGORITHMS))}.{hint(name, ALGORITHMS)}"
+                f"unknown method {name!r}; choose from {listed(list(ALGORITHMS))}.{hint(name, ALGORITHMS)}"
             )
     return sorted(names, key=lambda name: (name != "fedlalr", names.index(name)))
 
 
 @dataclass(frozen=True)
 class Shown:
-    """How runs are made and shown."""
+    """How runs are executed and shown."""
 
     workers: int
     root: Path
@@ -184,7 +193,7 @@ class Shown:
 
 
 def tune(part: PlannedComparison, seeds: int, shown: Shown) -> tuple[Config, list[Choice]]:
-    """The configuration with every method's rates set to the best of its grid."""
+    """The configuration with every method's learning rates set to the best of its grid."""
     from fedlalr.config.grid import choose, score
     from fedlalr.config.loading import check
 
@@ -228,17 +237,17 @@ def run_all(
 
 
 def run_shown(jobs: Sequence[Job], workers: int, root: Path, console: Console, silent: bool) -> None:
-    """Run jobs with a bar on a terminal and a line for each elsewhere."""
+    """Run jobs, with a progress bar on a terminal and one line per run elsewhere."""
     from fedlalr.cli.progress import JobsProgress
     from fedlalr.config.jobs import run_jobs
 
-    with told_how_to_go_on(), JobsProgress(console, root, silent) as progress:
+    with hint_to_repeat(), JobsProgress(console, root, silent) as progress:
         run_jobs(jobs, workers, progress.show)
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One comparison with the files it left."""
+    """One comparison and its files."""
 
     part: PlannedComparison
     comparison: Comparison
@@ -246,7 +255,7 @@ class Compared:
     pictures: Sequence[Path]
 
     def as_plain(self) -> dict[str, Any]:
-        """As JSON prints it: with the places of its files."""
+        """The content for `--json`: with the paths of its files."""
         return self._content() | {"run_dir": str(self.part.folder), "figures": [str(path) for path in self.pictures]}
 
     def write(self) -> None:
@@ -281,7 +290,7 @@ def as_plain(results: Sequence[Compared], root: Path) -> dict[str, Any]:
 
 
 def write_all(results: Sequence[Compared], root: Path) -> None:
-    """All variations in one table and one file, above their folders."""
+    """Write all variations as one table and one JSON file, above their folders."""
     from fedlalr.common.files import write_whole
 
     tables = "\n".join(f"## {result.part.variation.label}\n\n{result.markdown()}" for result in results)

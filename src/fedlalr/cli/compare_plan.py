@@ -1,4 +1,4 @@
-"""What `fedlalr compare` is going to run, and whether its directory is free for that."""
+"""The runs planned by `fedlalr compare`, and the check that its directory has no other runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedlalr.config.jobs import Job
 
 MOST_NAMED = 5
-"""Differences that an error names."""
+"""Differences listed in an error."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class PlannedComparison:
 
     @property
     def title(self) -> str:
-        """What it is about, in headings and figures."""
+        """Its name in headings and figures."""
         return f"{self.config.name} ({self.variation.label})" if self.variation.settings else self.config.name
 
     @property
@@ -37,7 +37,7 @@ class PlannedComparison:
         return self.folder / "grid"
 
     def runs(self, seeds: int, config: Config | None = None) -> dict[str, list[Job]]:
-        """The runs that are compared, of each method; under the tuned configuration where there is one."""
+        """The runs of each method, with the tuned configuration if given."""
         from fedlalr.config import with_method
         from fedlalr.config.jobs import Job
 
@@ -57,7 +57,7 @@ class PlannedComparison:
 
 
 def in_words(parts: Sequence[PlannedComparison], seeds: int, grid_seeds: int | None) -> str:
-    """How many runs there will be, and what they are made of."""
+    """The number of runs, and the factors it is made of."""
     methods, total = len(parts[0].names), sum(len(part.names) * seeds for part in parts)
     factors = f"{_counted(methods, 'method')} × {_counted(seeds, 'seed')}"
     if grid_seeds is not None:
@@ -65,36 +65,36 @@ def in_words(parts: Sequence[PlannedComparison], seeds: int, grid_seeds: int | N
         total += sum(tuning) * grid_seeds
         settings = _counted(tuning[0] // methods, "setting")
         factors = f"{_counted(methods, 'method')} × {settings} × {_counted(grid_seeds, 'seed')} to tune, then {factors}"
-    each = f"for each of {len(parts)} variations " if len(parts) > 1 else ""
-    return f"{_counted(total, 'run')}: {each}{factors}"
+    each = f"{len(parts)} variations × (" if len(parts) > 1 else ""
+    return f"{_counted(total, 'run')}: {each}{factors}{')' if each else ''}"
 
 
-def refuse_others(parts: Sequence[PlannedComparison], seeds: int, grid_seeds: int | None) -> None:
-    """Refuse folders with runs of other settings, which would be lost.
+def reject_other_runs(parts: Sequence[PlannedComparison], seeds: int, grid_seeds: int | None) -> None:
+    """Reject folders with runs of other settings, which would be lost.
 
-    What the grid chooses is known only later; what an earlier tuning chose may be replaced.
+    The grid's choices are not known yet; learning rates chosen by an earlier tuning may be replaced.
     """
     for part in parts:
         chosen: dict[str, set[str]] = {}
         if grid_seeds is not None:
             trials = part.tuning(grid_seeds)
-            _refuse([job for trial in trials for job in trial.jobs], part.folder)
+            _reject([job for trial in trials for job in trial.jobs], part.folder)
             if part.grid_folder.is_dir():
                 for trial in trials:
                     chosen.setdefault(trial.method, set()).update(f"algorithm.{option}" for option in trial.settings)
         for name, jobs in part.runs(seeds).items():
-            _refuse(jobs, part.folder, chosen.get(name, ()))
+            _reject(jobs, part.folder, chosen.get(name, ()))
 
 
 def replacing(jobs: Sequence[Job], folder: Path) -> str | None:
-    """What is said where runs have rates that an earlier tuning chose, and not this one."""
+    """A message if runs with the learning rates of an earlier tuning are replaced."""
     from fedlalr.config.jobs import changes
 
     count = sum(bool(changes(job)) for job in jobs)
-    return f"replacing {_counted(count, 'run')} with rates of an earlier tuning in {folder}" if count else None
+    return f"replacing {_counted(count, 'run')} with learning rates of an earlier tuning in {folder}" if count else None
 
 
-def _refuse(jobs: Sequence[Job], folder: Path, ignored: Collection[str] = ()) -> None:
+def _reject(jobs: Sequence[Job], folder: Path, ignored: Collection[str] = ()) -> None:
     from fedlalr.config import ConfigError
     from fedlalr.config.jobs import changes
 
@@ -105,8 +105,8 @@ def _refuse(jobs: Sequence[Job], folder: Path, ignored: Collection[str] = ()) ->
     named = "; ".join(found[:MOST_NAMED]) + (f"; and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else "")
     others = f" ({_counted(len(different), 'run')} in all)" if len(different) > 1 else ""
     raise ConfigError(
-        f"{folder} holds runs of other settings, which this comparison would replace: in {job.folder} {named}{others}. "
-        f"Choose another --run-dir, or delete {folder} if its runs are no longer wanted"
+        f"{folder} contains runs with other settings, which this comparison would replace: in {job.folder} "
+        f"{named}{others}. Choose another --run-dir, or delete {folder} if its runs are no longer needed"
     )
 
 

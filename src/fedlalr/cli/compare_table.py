@@ -1,4 +1,4 @@
-"""What `fedlalr compare` prints: the rates that were chosen, the table, its notes and where the figure is."""
+"""The output of `fedlalr compare`: chosen learning rates, table, notes and the path of the figure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def show(part: PlannedComparison, comparison: Comparison, choices: Sequence[Choi
     console = standard_output()
     if choices:
         console.print(
-            f"Rates chosen from {len(choices[0].tried)} settings of each method, on held-out training samples:"
+            f"Learning rates chosen from {len(choices[0].tried)} settings per method, on held-out training samples:"
         )
         for choice in choices:
             rates = ", ".join(f"{name} {value:g}" for name, value in choice.settings.items())
@@ -37,7 +37,7 @@ def show(part: PlannedComparison, comparison: Comparison, choices: Sequence[Choi
 
 
 def laid_out(cells: Table, title: str, console: Console) -> RenderableType:
-    """A row for each method, or a list for each where the terminal is too narrow for the words of a row."""
+    """One row per method, or one list per method if the terminal is too narrow for a row."""
     from rich import box
     from rich.measure import Measurement
     from rich.table import Table

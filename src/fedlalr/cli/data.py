@@ -1,4 +1,4 @@
-"""`fedlalr data`: what data sets there are, fetching them, and what a partition of one looks like."""
+"""`fedlalr data`: list, fetch and inspect data sets and their partitions."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fedlalr.cli.command import Command
 from fedlalr.cli.files import check_figure, writing
 from fedlalr.cli.options import Json, Quiet, progress_console
 
-app = typer.Typer(no_args_is_help=True, help="List, fetch and look at the data sets.")
+app = typer.Typer(no_args_is_help=True, help="List, fetch and inspect data sets.")
 
 Name = Annotated[str, typer.Argument(help="A data set; see `fedlalr data list`.")]
 
 
 @app.command("list", cls=Command)
 def list_(as_json: Json = False) -> None:
-    """Every data set, and where it is on this machine."""
+    """List all data sets, and where they are on this machine."""
     from dataclasses import asdict
 
     from rich.table import Table
@@ -35,7 +35,7 @@ def list_(as_json: Json = False) -> None:
     for column in ("name", "train", "test", "classes", "what", "where"):
         table.add_column(column, justify="right" if column in ("train", "test", "classes") else "left", overflow="fold")
     for data in found:
-        where = data.where or f"not here; fedlalr data fetch {data.name}"
+        where = data.where or f"not found; run fedlalr data fetch {data.name}"
         table.add_row(data.name, f"{data.train:,}", f"{data.test:,}", str(data.classes), data.description, where)
     standard_output().print(table)
 
@@ -43,10 +43,10 @@ def list_(as_json: Json = False) -> None:
 @app.command(cls=Command)
 def fetch(
     name: Name,
-    force: Annotated[bool, typer.Option("--force", help="Fetch again even if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Fetch again even if it exists.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Put a data set into the cache, verified.
+    """Download a data set into the cache and verify it.
 
     [bold]Example[/]   fedlalr data fetch fashion
     """
@@ -66,26 +66,26 @@ def show(
     partition: Annotated[
         str,
         typer.Option(
-            help="How the samples are dealt to clients: dirichlet, dirichlet-classes, iid, shards, lognormal, natural."
+            help="Partition of the samples over clients: dirichlet, dirichlet-classes, iid, shards, lognormal, natural."
         ),
     ] = "dirichlet",
     alpha: Annotated[float, typer.Option(help="Concentration of the Dirichlet schemes: smaller is more skewed.")] = 0.3,
-    clients: Annotated[int, typer.Option(help="How many clients.")] = 100,
+    clients: Annotated[int, typer.Option(help="Number of clients.")] = 100,
     classes_per_client: Annotated[
-        int | None, typer.Option(help="Classes that a client gets of the scheme shards.", show_default="2")
+        int | None, typer.Option(help="Classes per client, for shards.", show_default="2")
     ] = None,
     sigma: Annotated[
-        float | None, typer.Option(help="Spread of the sizes of the scheme lognormal.", show_default="1.0")
+        float | None, typer.Option(help="Spread of the client sizes, for lognormal.", show_default="1.0")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
-    folder: Annotated[Path | None, typer.Option(help="Where the data set lies in its original format.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Folder with the data set in its original format.")] = None,
     output: Annotated[
-        Path | None, typer.Option(help="The picture to draw (.png, .svg, .pdf).", show_default="NAME-PARTITION.png")
+        Path | None, typer.Option(help="Figure to write (.png, .svg, .pdf).", show_default="NAME-PARTITION.png")
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Describe a data set, deal it to clients, and draw how the labels fall.
+    """Describe a data set, partition it over clients, and draw the label distribution.
 
     [bold]Example[/]   fedlalr data show cifar10 --partition dirichlet --alpha 0.3
     """
@@ -126,7 +126,7 @@ def show(
     console.print(f"{partition}{skew}, {len(population.partition)} clients, seed {seed}")
     for line in summary.lines():
         console.print(f"  {line}")
-    console.print(f"drawn to {picture}")
+    console.print(f"Figure: {picture}")
 
 
 def check_name(name: str) -> None:
@@ -136,4 +136,4 @@ def check_name(name: str) -> None:
     from fedlalr.data.sources import SOURCES
 
     if name not in SOURCES:
-        raise ConfigError(f"there is no data set {name!r}; choose one of {listed(list(SOURCES))}.{hint(name, SOURCES)}")
+        raise ConfigError(f"unknown data set {name!r}; choose one of {listed(list(SOURCES))}.{hint(name, SOURCES)}")

@@ -1,4 +1,4 @@
-"""`fedlalr doctor`: what this machine has, and what would be slow or fail."""
+"""`fedlalr doctor`: check this machine for anything that would be slow or fail."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    run_dir: Annotated[Path, typer.Option(help="Where runs will be written.")] = Path("runs"),
+    run_dir: Annotated[Path, typer.Option(help="Directory for runs.")] = Path("runs"),
     as_json: Json = False,
 ) -> None:
-    """Report versions, devices, threads, data found and free disk, and what would be slow or fail here.
+    """Report versions, devices, threads, data sets and free disk space, and anything that would be slow or fail here.
 
-    Two tiny runs are done and one checkpoint is written and removed again. The exit code is 1 where something fails.
+    Does two tiny runs, and writes and removes one checkpoint. The exit code is 1 if a check fails.
     """
     from dataclasses import asdict
 
@@ -42,7 +42,7 @@ def in_words(health: Health) -> list[str]:
 
     versions = ", ".join(f"{name} {version or 'not installed'}" for name, version in health.versions.items())
     memory = f", {health.memory / GIB:.1f} GiB of memory free"
-    load = f", {health.load:.1f} processes waiting for them" if health.load is not None else ""
+    load = f", load {health.load:.1f}" if health.load is not None else ""
     here = [f"{name} ({where})" for name, where in health.data.items() if where is not None]
     missing = [name for name, where in health.data.items() if where is None]
     disk = ", ".join(f"{free / GIB:.1f} GiB for {name}" for name, free in health.disk.items())
@@ -55,11 +55,11 @@ def in_words(health: Health) -> list[str]:
         f"versions: {versions}",
         f"machine: {health.machine}, {health.cores} cores{load}{memory}",
         f"devices: {'; '.join(health.devices)}",
-        f"threads: torch computes with {health.threads}",
-        f"data: {', '.join(here) or 'none'} in or beside {health.data_folder}",
-        *([f"      not here, see `fedlalr data fetch`: {', '.join(missing)}"] if missing else []),
+        f"threads: torch uses {health.threads}",
+        f"data: {', '.join(here) or 'none'}; data folder {health.data_folder}",
+        *([f"      not found, see `fedlalr data fetch`: {', '.join(missing)}"] if missing else []),
         f"disk: {disk}{checkpoint}",
     ]
     if not health.findings:
-        return [*lines, "nothing stands in the way"]
+        return [*lines, "no problems found"]
     return lines + [f"{finding.grade}: {finding.what}; {finding.advice}" for finding in health.findings]

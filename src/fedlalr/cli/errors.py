@@ -1,9 +1,9 @@
-"""Errors as people should see them, and the exit code of each.
+"""Error messages for users, and exit codes.
 
-0    done
-1    a run failed: too few usable replies, a state that is no longer finite, a disk that is full, a process that died
-2    the command, a setting or a file cannot be used
-3    a data set is not there, or damaged
+0    success
+1    a run failed: too few usable replies, a non-finite state, a full disk, a dead process
+2    invalid command, setting or file
+3    data set not found, or corrupt
 130  interrupted with Ctrl-C
 143  terminated by SIGTERM
 """
@@ -24,45 +24,45 @@ from fedlalr.common.interrupts import terminable
 from fedlalr.common.printable import printable
 
 FAILED, USAGE, NO_DATA = 1, 2, 3
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""What the operating system says when a file could be used, but not now."""
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a valid path that cannot be written or read at the moment."""
 
 
-class InterruptTold(KeyboardInterrupt):
-    """An interrupt that a command has already told of."""
+class InterruptShown(KeyboardInterrupt):
+    """An interrupt that a command has already reported."""
 
 
 @contextmanager
-def told_how_to_go_on() -> Iterator[None]:
-    """Say of several runs that were interrupted that nothing is lost."""
+def hint_to_repeat() -> Iterator[None]:
+    """On an interrupt, say that repeating the command resumes its runs."""
     try:
         yield
     except KeyboardInterrupt:
-        complain("interrupted; the same command goes on from here")
-        raise InterruptTold from None
+        complain("interrupted; repeat the command to resume")
+        raise InterruptShown from None
 
 
 class Commands(TyperGroup):
-    """The commands; turns the library's errors into a message and an exit code, and lets programming errors through."""
+    """Turns the library's errors into a message and an exit code; programming errors pass through."""
 
     def invoke(self, ctx: Any) -> Any:
         with terminable() as received:
             try:
                 return super().invoke(ctx)
             except KeyboardInterrupt as interrupt:
-                if not isinstance(interrupt, InterruptTold):
+                if not isinstance(interrupt, InterruptShown):
                     complain("interrupted")
                 raise typer.Exit(128 + (received or [signal.SIGINT])[0]) from None
             except Exception as error:
                 code = exit_code(error)
                 if code is None:
                     raise
-                complain(f"error: {told(error)}")
+                complain(f"error: {message_of(error)}")
                 raise typer.Exit(code) from error
 
 
 def exit_code(error: Exception) -> int | None:
-    """The exit code that an error of the library stands for; None for what should not have happened."""
+    """The exit code for an error of the library; None for a programming error."""
     from fedlalr.config import ConfigError
     from fedlalr.config.jobs import ProcessDied
     from fedlalr.data.sources import DataCorrupt, DataNotFound
@@ -77,25 +77,25 @@ def exit_code(error: Exception) -> int | None:
         return USAGE
     if isinstance(error, RoundFailed | RunDirectoryError | RankFailed | WorkerDied | ProcessDied):
         return FAILED
-    if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
+    if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
         return FAILED
     if isinstance(error, OSError) and error.filename is not None:
         return USAGE
     return None
 
 
-def told(error: Exception) -> str:
-    """An error in words; of the operating system's, which file it is about, where that is known."""
+def message_of(error: Exception) -> str:
+    """The error message; for errors of the operating system with the file, if known."""
     if not isinstance(error, OSError) or error.errno is None:
         return str(error)
-    if error.errno in _OF_THE_DISK:
+    if error.errno in _DISK_ERRORS:
         where = "" if error.filename is None else f" ({error.filename})"
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        verb, mend = ("written", "make room") if full else ("used", "mend the cause")
-        return f"a file cannot be {verb}{where}: {error.strerror}; {mend}, then the same command goes on from here"
+        verb, fix = ("written", "free disk space") if full else ("used", "fix the problem")
+        return f"a file cannot be {verb}{where}: {error.strerror}; {fix}, then repeat the command to resume"
     return f"{error.filename} cannot be used: {error.strerror}"
 
 
 def complain(message: str) -> None:
-    """A line on standard error, which carries nothing else."""
+    """Print a line to standard error."""
     print(printable(message), file=sys.stderr)

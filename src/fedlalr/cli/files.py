@@ -1,4 +1,4 @@
-"""Files that a command is asked to write: what cannot be written is said in a line, and early where it can be known."""
+"""Output files of commands: one-line errors for files that cannot be written, as early as possible."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from contextlib import contextmanager
 from pathlib import Path
 
 FIGURES = (".png", ".svg", ".pdf")
-"""How the name of a figure may end."""
+"""Allowed suffixes of figures."""
 
 
 def check_figure(path: Path, option: str) -> None:
-    """Refuse a figure that cannot be written, before anything is computed for it."""
+    """Reject a figure that cannot be written, before computing it."""
     from fedlalr.config import ConfigError
 
     if path.is_dir():
         raise ConfigError(f"{option} {path} is a folder; name the figure in it, such as {path / 'figure.png'}")
     if path.suffix.lower() not in FIGURES:
         raise ConfigError(
-            f"{option} {path}: a figure can be written as png, svg, pdf; end its name in one of {', '.join(FIGURES)}"
+            f"{option} {path} has no supported format; the name of a figure must end in one of {', '.join(FIGURES)}"
         )
     with writing(path, option):
         path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def check_page(path: Path, option: str) -> None:
-    """Refuse a page of HTML where there is a folder of its name."""
+    """Reject an HTML page whose path is a folder."""
     from fedlalr.config import ConfigError
 
     if path.is_dir():
@@ -34,19 +34,19 @@ def check_page(path: Path, option: str) -> None:
 
 @contextmanager
 def writing(path: Path, option: str) -> Iterator[None]:
-    """Say what prevents a file from being written, and by which option it goes elsewhere."""
+    """Explain why a file cannot be written, and which option changes its path."""
     from fedlalr.config import ConfigError
 
     try:
         yield
     except OSError as error:
         reason = error.strerror or error
-        raise ConfigError(f"{path} cannot be written: {reason}; name another place by {option}") from error
+        raise ConfigError(f"{path} cannot be written: {reason}; choose another path with {option}") from error
 
 
 @contextmanager
-def data_folder_told() -> Iterator[None]:
-    """Say which folder prevents a data set from being fetched or read, and how another is chosen."""
+def data_folder_errors() -> Iterator[None]:
+    """Explain which data folder cannot be used, and how to choose another."""
     from fedlalr.config import ConfigError
     from fedlalr.data.fetch import data_folder
     from fedlalr.data.sources import DataNotFound
@@ -56,10 +56,10 @@ def data_folder_told() -> Iterator[None]:
     except DataNotFound:
         raise
     except OSError as error:
-        said = str(error.strerror or error)
-        if "FEDLALR_DATA" in said or error.errno is None:  # the library's own words
-            raise ConfigError(said) from error
+        reason = str(error.strerror or error)
+        if "FEDLALR_DATA" in reason or error.errno is None:  # a message of this library
+            raise ConfigError(reason) from error
         raise ConfigError(
-            f"{error.filename or data_folder()} cannot be used: {said}; data sets are kept in "
-            f"{data_folder()} unless FEDLALR_DATA names another folder"
+            f"{error.filename or data_folder()} cannot be used: {reason}; data sets are stored in "
+            f"{data_folder()}; set FEDLALR_DATA to use another folder"
         ) from error

@@ -1,4 +1,4 @@
-"""`fedlalr flower`: a preset as a Flower app, and a federation of real processes on this machine."""
+"""`fedlalr flower`: export a preset as a Flower app, and run a federation of real processes on this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedlalr.cli.command import Command
-from fedlalr.cli.errors import FAILED, complain, told_how_to_go_on
+from fedlalr.cli.errors import FAILED, complain, hint_to_repeat
 from fedlalr.cli.options import (
     Arguments,
     Json,
@@ -31,20 +31,18 @@ if TYPE_CHECKING:
     from fedlalr.data import Population
     from fedlalr.federation import Record, RunInfo
 
-app = typer.Typer(no_args_is_help=True, help="Run on Flower: other machines, or other owners' data.")
+app = typer.Typer(no_args_is_help=True, help="Run on Flower: on other machines, with data that stays there.")
 
 Nodes = Annotated[
     int | None,
-    typer.Option(
-        min=1, help="How many supernodes there are, each serving one client.", show_default="partition.clients, or 3"
-    ),
+    typer.Option(min=1, help="Number of supernodes, one client each.", show_default="partition.clients, or 3"),
 ]
 
 
 @app.command(cls=Command)
 def export(
     preset: Annotated[str, typer.Argument(help="A preset's name, a YAML file or a run directory.")],
-    folder: Annotated[Path, typer.Argument(help="Where the app goes: a new or empty folder.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for the app: new or empty.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.", show_default=False)
     ] = None,
@@ -52,7 +50,7 @@ def export(
 ) -> None:
     """Write a Flower app for a preset, ready for `flwr run`.
 
-    Its configuration has one client a node, all of them in every round, unless you say otherwise.
+    Unless you change it, its configuration has one client per node, and all clients in every round.
 
     [bold]Examples[/]
 
@@ -74,21 +72,21 @@ def export(
         f"Read {place / 'README.md'}; then: flwr run {shlex.quote(str(place))} --stream"
     )
     if not data_here(config):
-        console.print(f"{config.data.name} is not on this machine: whether it can be dealt like that was not checked")
+        console.print(f"{config.data.name} is not on this machine, so its partition was not checked")
 
 
 def _split(preset: str, arguments: list[str]) -> tuple[Path, list[str]]:
-    """The app's folder, and the settings, in whatever order they stand."""
+    """The app's folder, and the settings, in any order."""
     from fedlalr.config import ConfigError
 
     folders = [argument for argument in arguments if not is_setting(argument)]
     settings = [argument for argument in arguments if is_setting(argument)]
     if not folders:
         command = shlex.join(["fedlalr", "flower", "export", preset, "app", *settings])
-        raise ConfigError(f"say which folder the app goes to, such as: {command}")
+        raise ConfigError(f"the app's folder is missing; write, for example: {command}")
     if len(folders) > 1:
         raise ConfigError(
-            f"the app goes to {folders[0]}, and {folders[1]!r} is no setting; settings are written key=value"
+            f"the app's folder is {folders[0]}, and {folders[1]!r} is not a setting; write settings as key=value"
         )
     return Path(folders[0]), settings
 
@@ -99,17 +97,17 @@ def local(
     nodes: Nodes = None,
     run_dir: Annotated[
         Path | None,
-        typer.Option(help="Keep metrics and checkpoints here; nothing is kept unless given.", callback=at_home),
+        typer.Option(help="Directory for metrics and checkpoints.", show_default="none are kept", callback=at_home),
     ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Without certificates and node keys.")] = False,
-    patience: Annotated[float, typer.Option(help="Seconds that a round may take.")] = 600.0,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No certificates and node keys.")] = False,
+    patience: Annotated[float, typer.Option(help="Maximum seconds per round.")] = 600.0,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Run a preset on Flower's real processes on this machine: a superlink, supernodes, TLS and node keys.
+    """Run a preset with Flower's real processes on this machine: a superlink, supernodes, TLS and node keys.
 
-    Every message starts a process that imports torch, so a round takes some 10 seconds on two cores however small the
-    model is. Only the loopback interface is used. Nothing is left behind, also after Ctrl-C.
+    Every message starts a process that imports torch, so a round takes about 10 seconds on two cores, even with a tiny
+    model. Only the loopback interface is used. All processes and temporary files are removed, also after Ctrl-C.
 
     [bold]Examples[/]
 
@@ -134,7 +132,7 @@ def local(
     fetch_if_needed(config, console, quiet)
     silent = quiet or (as_json and not console.is_terminal)
     info = _info(config, check_data(config), done=len(RunDirectory(run_dir).records()) if run_dir is not None else 0)
-    keeping = told_how_to_go_on() if run_dir is not None else nullcontext()
+    keeping = hint_to_repeat() if run_dir is not None else nullcontext()
     try:
         with keeping, RunProgress(console, silent, run_dir) as progress:
             records = demonstrate(
@@ -174,7 +172,7 @@ def _show(config: Config, info: RunInfo, records: list[Record], as_json: bool) -
 
 
 def _info(config: Config, population: Population, done: int) -> RunInfo:
-    """What is known before the run starts."""
+    """The description of the run, before it starts."""
     from fedlalr.config import build_algorithm, build_model
     from fedlalr.federation import RunInfo
     from fedlalr.training.layout import Layout
@@ -197,7 +195,7 @@ def _check_patience(patience: float) -> None:
     from fedlalr.config import ConfigError
 
     if not (patience > 0 and math.isfinite(patience)):
-        raise ConfigError(f"--patience is a number of seconds above 0, not {patience:g}")
+        raise ConfigError(f"--patience must be a finite number of seconds above 0, not {patience:g}")
 
 
 def _check_installed() -> None:

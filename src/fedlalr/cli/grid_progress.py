@@ -1,4 +1,4 @@
-"""How a grid of runs is shown: one bar over all work with the time left, a line for each run that is over."""
+"""Progress of a grid of runs: one bar over all work with the time left, one line per completed run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedlalr.config.jobs import Event, Job, same_problem
 from fedlalr.data.sources import SOURCES
 
 _COST = {"mlp": 0.02, "logistic": 0.02}
-"""What a sample costs in a network, relative to a convolutional or recurrent one."""
+"""Cost of a sample, relative to a convolutional or recurrent network."""
 _MOMENT = 0.5
 
 
 class GridProgress:
-    """Follows the rounds of all jobs that are still to be run. A context."""
+    """Follows the rounds of all pending jobs. A context manager."""
 
     def __init__(self, console: Console, jobs: Sequence[Job], root: Path, quiet: bool) -> None:
         self.console, self.root, self.quiet = console, root, quiet
@@ -29,7 +29,7 @@ class GridProgress:
         self.over: set[Path] = set()
         self.failed: dict[Path, str] = {}
         self._running: Sequence[Job] = ()
-        # a folder may hold a run of other settings, which is going to be overwritten
+        # a folder may contain a run with other settings, which will be overwritten
         self._stale = {
             job.folder for job in jobs if job.rounds_done() and not same_problem(job.config.model_dump(), job.folder)
         }
@@ -60,7 +60,7 @@ class GridProgress:
         self._bar.stop()
 
     def show(self, event: Event) -> None:
-        """Take note of what happened."""
+        """Handle an event."""
         self._running = event.running
         self._stale -= {job.folder for job in event.running}
         if event.over is None or event.summary is None:
@@ -72,14 +72,14 @@ class GridProgress:
         if not self.quiet and (failure or not self.console.is_terminal):
             accuracy = event.summary["accuracy"]
             outcome = "" if accuracy is None else f"accuracy {accuracy:.1%}, "
-            told = f"failed, {failure}" if failure else f"{outcome}{duration(event.summary['seconds'])}"
-            self.console.print(f"{self._count()}  {self.label(event.over)}: {told}{self._ending()}")
+            result = f"failed, {failure}" if failure else f"{outcome}{duration(event.summary['seconds'])}"
+            self.console.print(f"{self._count()}  {self.label(event.over)}: {result}{self._ending()}")
 
     def label(self, job: Job) -> str:
         return str(job.folder.relative_to(self.root))
 
     def left(self) -> float | None:
-        """Seconds until the grid is done, if it goes on at its pace; None before there is one."""
+        """Seconds until the grid is done, at its pace so far; None before there is one."""
         total = sum(work(job.config) for job in self.jobs.values())
         done = sum(self._done(job) for job in self.jobs.values())
         made, elapsed = done - self._before, time.monotonic() - self._began
@@ -113,12 +113,13 @@ class GridProgress:
 
 
 def work(config: Config) -> float:
-    """Samples that a run trains on, weighted by what one costs."""
+    """Samples that a run trains on, weighted by their cost."""
     population = config.partition.clients or 1
     cohort = config.clients_per_round or population
     local = config.local
     if local.epochs is not None:
-        samples = config.data.options.get("train") or SOURCES[config.data.name].train / population  # of a role, or all
+        # per role, or in total
+        samples = config.data.options.get("train") or SOURCES[config.data.name].train / population
         each = local.epochs * float(samples)
     else:
         each = float((local.steps or local.start or 1) * (config.batch_size or 1))

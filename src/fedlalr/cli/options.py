@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options shared by several commands."""
 
 from __future__ import annotations
 
@@ -15,39 +15,37 @@ if TYPE_CHECKING:
     from fedlalr.config import Config
 
 MOST_SEEDS = 10_000
-"""A number above this is a slip of the finger, and the plan of so many runs alone would fill the memory."""
+"""A larger number is a typing error, and planning so many runs would exhaust the memory."""
 
 Arguments = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[PRESET|FILE|RUN_DIR] [KEY=VALUE]...",
-        help="What to run (quickstart unless given), and the settings to change.",
+        help="What to run (default: quickstart), and settings to change.",
         show_default=False,
     ),
 ]
 
 
 def at_home(path: Path | None) -> Path | None:
-    """A folder with ~ as the home directory: a shell leaves it alone in `--run-dir=~/runs`."""
+    """Expand ~ to the home directory: a shell does not expand it in `--run-dir=~/runs`."""
     if path is None:
         return None
     path = reading.at_home(path)
     if os.path.isfile(path):
-        raise typer.BadParameter(f"{path} is a file, and a directory is needed here; name another one")
+        raise typer.BadParameter(f"{path} is a file, but a directory is required; choose another path")
     return path
 
 
 RunDir = Annotated[
     Path | None,
-    typer.Option(help="Where the run's files go.", show_default="a new folder under runs/", callback=at_home),
+    typer.Option(help="Directory for the run's files.", show_default="a new folder under runs/", callback=at_home),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, only the result.")]
 Debug = Annotated[
-    bool, typer.Option("--debug", help="Train clients whose replies are refused again, alone, and show their data.")
+    bool, typer.Option("--debug", help="Retrain clients whose replies were rejected, one by one, and show their data.")
 ]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print the result as JSON on standard output, and nothing else there.")
-]
+Json = Annotated[bool, typer.Option("--json", help="Print the result, and nothing else, as JSON to standard output.")]
 
 
 def split_arguments(arguments: list[str] | None) -> tuple[str, list[str]]:
@@ -59,14 +57,14 @@ def split_arguments(arguments: list[str] | None) -> tuple[str, list[str]]:
     sources = [argument for argument in given if argument not in overrides]
     if len(sources) > 1:
         raise ConfigError(
-            f"{sources[1]!r} is neither the first argument (a preset, file or run directory) nor a setting; "
-            f"settings are written key=value"
+            f"{sources[1]!r} is a second preset, file or run directory after {sources[0]!r}; give one of them, "
+            f"and write settings as key=value"
         )
     return (sources or ["quickstart"])[0], overrides
 
 
 def is_setting(argument: str) -> bool:
-    """Whether an argument is `key=value`; a path may have a `=` after its first `/`, where no setting has one.
+    """Whether an argument is `key=value`. A path may contain a `=` after its first `/`; a setting does not.
 
     >>> is_setting("data.folder=/srv/data"), is_setting("runs/alpha=0.1"), is_setting("quickstart")
     (True, False, False)
@@ -76,14 +74,14 @@ def is_setting(argument: str) -> bool:
 
 
 def progress_console(as_json: bool) -> Console:
-    """Where progress is shown: with the results, but beside them when those are JSON."""
+    """Where progress is shown: standard output, or standard error if the result is JSON."""
     from fedlalr.cli.progress import Terminal, standard_output
 
     return Terminal(stderr=True) if as_json else standard_output()
 
 
 def fetch_if_needed(config: Config, console: Console, quiet: bool) -> None:
-    """Download the data set now, with a bar, if it is nowhere on this machine."""
+    """Download the data set, with a progress bar, if it is not on this machine."""
     from fedlalr.cli.progress import fetch_progress
     from fedlalr.data import sources
 
@@ -94,7 +92,7 @@ def fetch_if_needed(config: Config, console: Console, quiet: bool) -> None:
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that is not here, once and not for every run."""
+    """Reject an unavailable device, once instead of in every run."""
     from fedlalr.config import ConfigError
     from fedlalr.federation.options import choose_device
 

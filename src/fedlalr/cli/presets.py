@@ -1,4 +1,4 @@
-"""`fedlalr presets`: what can be run, and every setting of it."""
+"""`fedlalr presets`: list presets, and show their settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedlalr.cli.options import Arguments
 
 
 def presets(arguments: Arguments = None) -> None:
-    """List the presets, or print one complete, with its settings changed by KEY=VALUE.
+    """List the presets, or print all settings of one as YAML, with changes by KEY=VALUE.
 
     [bold]Examples[/]
 

@@ -1,4 +1,4 @@
-"""How a run is shown while it goes: a live line on a terminal, plain lines elsewhere."""
+"""Progress of a run: a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from fedlalr.cli.files import data_folder_told
+from fedlalr.cli.files import data_folder_errors
 from fedlalr.common.printable import printable
 from fedlalr.config import RunDirectory
 from fedlalr.config.jobs import Event, Job
@@ -21,14 +21,14 @@ from fedlalr.federation import Observer, Record, RunInfo
 from fedlalr.report.failures import kind
 
 _PLAIN_LINES = 100
-"""At most about so many lines for a run that is not on a terminal."""
+"""Approximate maximum number of lines per run when not on a terminal."""
 _PLAIN_WIDTH = 130
 LONG_RUN = 600
-"""Seconds from which on a run is announced as long."""
+"""Estimated seconds above which a run gets a warning."""
 
 
 class Terminal(Console):
-    """Shows what it is given literally: no markup, no highlighting, no escape codes."""
+    """A console that prints text literally: no markup, no highlighting, no escape codes."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, markup=False, **options)
@@ -38,15 +38,15 @@ class Terminal(Console):
 
 
 def standard_output() -> Console:
-    """Where results go; wide enough for a table when it is a file. Brackets in names and folders are just that."""
+    """The console for results; wide enough for a table if it is not a terminal."""
     width = None if sys.stdout.isatty() else _PLAIN_WIDTH
     return Terminal(width=width, soft_wrap=not sys.stdout.isatty())
 
 
 class RunProgress(Observer):
-    """Round, accuracy, loss, rate, megabytes sent and time left. Use as a context.
+    """Shows round, accuracy, loss, learning rate, megabytes sent and time left. A context manager.
 
-    `folder` is the directory of the run, which knows what was sent before a run that goes on.
+    `folder` is the run directory, from which a resumed run reads the bytes sent so far.
     """
 
     def __init__(self, console: Console, quiet: bool = False, folder: Path | None = None) -> None:
@@ -78,7 +78,7 @@ class RunProgress(Observer):
         if self.quiet:
             return
         self.console.print(
-            f"{info.algorithm}: {info.population:,} clients, {info.clients_per_round:,} a round, "
+            f"{info.algorithm}: {info.population:,} clients, {info.clients_per_round:,} per round, "
             f"{info.parameters:,} parameters; engine {info.engine} ({info.reason}) on {info.device}"
         )
         if info.seconds is not None and info.seconds > LONG_RUN:
@@ -103,7 +103,7 @@ class RunProgress(Observer):
             self.console.print(f"{place}  {self._facts(record)}  {self._left(record.round)} left")
 
     def _sent_before(self, round: int) -> int:
-        """What the rounds before one sent, where the run goes on."""
+        """Bytes sent before the given round by a resumed run."""
         if self.folder is None or round == 1 or self.quiet:
             return 0
         before = (record for record in RunDirectory(self.folder).records() if record.round < round)
@@ -111,8 +111,8 @@ class RunProgress(Observer):
 
     def _facts(self, record: Record) -> str:
         accuracy = "" if record.accuracy is None else f"accuracy {record.accuracy:6.1%}  "
-        refused = f"  {len(record.rejected)} refused" if record.rejected else ""
-        return f"{accuracy}loss {record.loss:.3f}  rate {record.lr:.3g}  {megabytes(self._sent)} sent{refused}"
+        rejected = f"  {len(record.rejected)} rejected" if record.rejected else ""
+        return f"{accuracy}loss {record.loss:.3f}  rate {record.lr:.3g}  {megabytes(self._sent)} sent{rejected}"
 
     def _is_due(self, round: int) -> bool:
         rounds = self.info.rounds if self.info else round
@@ -126,8 +126,8 @@ class RunProgress(Observer):
 
 @contextmanager
 def fetch_progress(console: Console, quiet: bool) -> Iterator[Callable[[str, int, int | None], None] | None]:
-    """A bar for downloads; on plain output one line for each thing under way."""
-    with data_folder_told():
+    """A progress bar for downloads; one line per download on plain output."""
+    with data_folder_errors():
         if quiet:
             yield None
             return
@@ -189,7 +189,7 @@ def in_hours(seconds: float) -> str:
 
 
 class JobsProgress:
-    """Several runs: on a terminal a bar with those under way, elsewhere a line for each that is over. A context."""
+    """Progress of several runs: a bar on a terminal, one line per completed run elsewhere. A context manager."""
 
     def __init__(self, console: Console, root: Path, quiet: bool) -> None:
         self.console, self.root, self.quiet = console, root, quiet
@@ -204,8 +204,8 @@ class JobsProgress:
             transient=True,
             disable=quiet or not console.is_terminal,
         )
-        self._told: set[str] = set()
-        """Failures that were shown, so that those of one cause are shown once."""
+        self._failures: set[str] = set()
+        """Failures already shown, so that failures with the same cause are shown once."""
 
     def __enter__(self) -> JobsProgress:
         self._task = self._progress.add_task("runs", total=None, facts="")
@@ -216,11 +216,9 @@ class JobsProgress:
         self._progress.stop()
 
     def show(self, event: Event) -> None:
-        """Take note of what happened."""
-        under_way = " · ".join(
-            f"{self._label(job)} {job.rounds_done()}/{job.config.rounds}" for job in event.running[:2]
-        )
-        self._progress.update(self._task, completed=event.done, total=event.total, facts=under_way)
+        """Handle an event."""
+        running = " · ".join(f"{self._label(job)} {job.rounds_done()}/{job.config.rounds}" for job in event.running[:2])
+        self._progress.update(self._task, completed=event.done, total=event.total, facts=running)
         if event.over is None or event.summary is None or self.quiet:
             return
         if not self.console.is_terminal or event.summary["failure"]:
@@ -235,8 +233,8 @@ class JobsProgress:
     def _outcome(self, event: Event) -> str:
         summary = event.summary or {}
         if summary["failure"]:
-            known, what = len(self._told), kind(summary["failure"])
-            self._told.add(what)
-            return "failed in the same way" if len(self._told) == known else f"failed, {summary['failure']}"
+            known, what = len(self._failures), kind(summary["failure"])
+            self._failures.add(what)
+            return "failed in the same way" if len(self._failures) == known else f"failed, {summary['failure']}"
         accuracy = "no accuracy" if summary["accuracy"] is None else f"accuracy {summary['accuracy']:.1%}"
-        return f"{accuracy}, {'finished before' if event.reused else duration(summary['seconds'])}"
+        return f"{accuracy}, {'already finished' if event.reused else duration(summary['seconds'])}"

@@ -1,4 +1,4 @@
-"""`fedlalr report`: runs as a page to look at and to hand on."""
+"""`fedlalr report`: an HTML page about runs, to read and to share."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from fedlalr.cli.files import check_page, writing
 def report(
     places: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Run directories, or a directory above several.", show_default=False),
+        typer.Argument(
+            metavar="RUN...", help="Run directories, or a directory that contains several.", show_default=False
+        ),
     ],
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="The page to write.", show_default="report.html in the first directory"),
     ] = None,
 ) -> None:
-    """Write one HTML page about runs: curves, clients, partition, refusals, timing, and how to repeat them.
+    """Write an HTML page about runs: curves, clients, partition, rejected replies, timing, and how to repeat them.
 
-    Everything is in the one file: it opens without a network. Runs that differ in their seed alone are drawn as one
-    line with its range. Trajectories are shown where a run recorded them.
+    The page is one self-contained file and needs no network. Runs that differ only in their seed are drawn as one line
+    with its range. Trajectories are shown if a run recorded them.
 
     [bold]Examples[/]
 

@@ -1,4 +1,4 @@
-"""`fedlalr reproduce`: a figure of the paper, its data and the verdicts it allows, from one command."""
+"""`fedlalr reproduce`: a figure of the paper, its data and the verdicts on its claims, with one command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedlalr.cli.errors import FAILED, NO_DATA, told_how_to_go_on
+from fedlalr.cli.errors import FAILED, NO_DATA, hint_to_repeat
 from fedlalr.cli.options import MOST_SEEDS, Json, Quiet, at_home, check_device, progress_console
 from fedlalr.common.files import as_file_name
 
@@ -41,7 +41,7 @@ class FigureName(StrEnum):
 
 
 class ScaleName(StrEnum):
-    """How large."""
+    """The size of the experiments."""
 
     smoke = "smoke"
     paper = "paper"
@@ -57,9 +57,9 @@ NEEDS = {
     "variants": ("cifar10",),
     "shakespeare": ("shakespeare",),
 }
-"""The data sets of the paper's setting."""
+"""Data sets used in the paper."""
 REPEATS = 5
-"""Of the speed-up, which is cheap."""
+"""Minimum number of repetitions of the speed-up, which is cheap."""
 LONGEST_NAME = 120
 
 
@@ -72,45 +72,47 @@ def reproduce(
         typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change in every run.", show_default=False),
     ] = None,
     scale: Annotated[
-        ScaleName, typer.Option(help="smoke: in small, for two cores, in minutes. paper: the paper's setting.")
+        ScaleName, typer.Option(help="smoke: small, minutes on two cores. paper: the paper's setting.")
     ] = ScaleName.smoke,
-    seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="Runs of every curve.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="Seeds per curve.")] = 1,
     methods: Annotated[
         str | None,
-        typer.Option(help="Run only these; the figure still shows what is finished of others.", show_default="all six"),
+        typer.Option(help="Run only these; the figure also shows finished runs of the others.", show_default="all six"),
     ] = None,
     beside: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="METHOD:KEY=VALUE,…", help="Show a method with other settings beside it as printed; repeatable."
+            metavar="METHOD:KEY=VALUE,…", help="Also show a method with other settings than the paper's; repeatable."
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")] = "auto",
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time.", show_default="one for each processor; one on a GPU")
+        int | None, typer.Option(min=1, help="Parallel runs.", show_default="one per processor; one on a GPU")
     ] = None,
-    draw_only: Annotated[bool, typer.Option("--draw-only", help="Run nothing; draw and judge what is there.")] = False,
-    offline: Annotated[bool, typer.Option("--offline", help="Fetch no data, on any scale.")] = False,
-    run_dir: Annotated[Path, typer.Option(help="Where runs and figures go.", callback=at_home)] = Path(
+    draw_only: Annotated[
+        bool, typer.Option("--draw-only", help="Run nothing; draw and judge the existing runs.")
+    ] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Do not download data.")] = False,
+    run_dir: Annotated[Path, typer.Option(help="Directory for runs and figures.", callback=at_home)] = Path(
         "runs/reproduce"
     ),
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Make a figure of the paper, and say which of its claims hold.
+    """Reproduce a figure of the paper, and report which of its claims hold.
 
     FIGURE is heterogeneity, cifar, shakespeare, scalability, interval,
-    trajectory, speedup or all; or one of what the paper leaves open: choices
-    (statistics of BatchNorm, GroupNorm, clipping, epochs, weights) or variants
-    of FedLALR.
+    trajectory, speedup or all; or a study of what the paper leaves open:
+    choices (BatchNorm statistics, GroupNorm, clipping, epochs, weights) or
+    variants (of FedLALR).
 
-    Files go to [bold]RUN_DIR/SCALE[/], with changed settings in the name if any:
-    the figure as PNG, SVG and PDF, its data as CSV, what it was made of as
-    JSON, [bold]verdicts.md[/], and every run under [bold]runs/[/].
+    Files are written to [bold]RUN_DIR/SCALE[/]; changed settings become part of
+    the name. They are the figure as PNG, SVG and PDF, its data as CSV, its
+    provenance as JSON, [bold]verdicts.md[/], and all runs under [bold]runs/[/].
 
-    Finished runs are used again and interrupted ones go on: repeat the command
-    until all runs are there. On the scale smoke, digits stand in for data that
-    is not on this machine, and the figure says so.
+    Finished runs are reused and interrupted runs are resumed: repeat the command
+    until all runs are finished. At scale smoke, the digits data set replaces
+    data sets that are not on this machine, and the figure says so.
 
     [bold]Examples[/]
 
@@ -124,7 +126,7 @@ def reproduce(
 
     fedlalr reproduce cifar --scale paper --beside fedadam:server_lr=0.1
     """
-    from fedlalr.cli.compare import refuse_algorithm
+    from fedlalr.cli.compare import reject_algorithm
     from fedlalr.cli.verdict_table import show
     from fedlalr.config.jobs import default_workers
     from fedlalr.paper.figure_options import check_beside, check_methods, figures_for, split_device
@@ -133,7 +135,7 @@ def reproduce(
     from fedlalr.paper.verdicts import save_verdicts
 
     device, changes = split_device(overrides or (), device)
-    refuse_algorithm(changes)
+    reject_algorithm(changes)
     names, left_out = figures_for(list(FIGURES) if figure is FigureName.all else [figure.value], changes)
     chosen, shown_beside = check_methods(methods, names), check_beside(beside or (), names)
     if not draw_only:
@@ -164,7 +166,7 @@ def reproduce(
 
 
 class Making:
-    """Runs what figures need and draws them one by one."""
+    """Executes the runs of figures and draws the figures one by one."""
 
     def __init__(
         self,
@@ -182,10 +184,10 @@ class Making:
         self.runs = folder / "runs"
         self.jobs: dict[Path, Job] = {}
         self.broken: dict[str, str] = {}
-        """Runs that an unexpected error ended, which is not kept: they are tried again the next time."""
+        """Runs that ended in an unexpected error. These errors are not saved: the next call tries the runs again."""
 
     def figures(self, names: Sequence[str]) -> Iterable[Drawn]:
-        """Each figure as soon as its runs are over, under one progress display."""
+        """Yield each figure as soon as its runs are complete, with one progress display."""
         from fedlalr.cli.grid_progress import GridProgress
         from fedlalr.paper.curves import over
         from fedlalr.paper.figures import draw_heterogeneity, draw_runs, plan_of
@@ -195,7 +197,7 @@ class Making:
             self.jobs |= {job.folder: job for job in self._jobs(plan)}
         missing = [job for job in self.jobs.values() if not over(job)]
         if not self.quiet and self.jobs:
-            self.console.print(f"{len(self.jobs) - len(missing)} of {len(self.jobs)} runs are there")
+            self.console.print(f"{len(self.jobs) - len(missing)} of {len(self.jobs)} runs are complete")
         missing = [] if self.draw_only else missing
         with GridProgress(self.console, missing, self.runs, self.quiet) as progress:
             for name, plan in plans.items():
@@ -213,8 +215,8 @@ class Making:
     def _run(self, jobs: Sequence[Job], progress: GridProgress) -> None:
         from fedlalr.config.jobs import run_jobs
 
-        waiting = [job for job in jobs if job.folder not in progress.over]  # another figure may have had them run
-        with told_how_to_go_on():
+        waiting = [job for job in jobs if job.folder not in progress.over]  # another figure may have run them
+        with hint_to_repeat():
             run_jobs(waiting, self.workers, progress.show, keep_going=True)
         self.broken |= {str(folder.relative_to(self.runs)): reason for folder, reason in progress.failed.items()}
 
@@ -238,7 +240,7 @@ class Making:
 
 
 def find_data(figures: Sequence[str], fetching: bool, console: Console, quiet: bool) -> frozenset[str]:
-    """The data sets on this machine, after fetching those that the figures want."""
+    """The data sets on this machine, after fetching those that the figures need."""
     from fedlalr.cli.progress import fetch_progress
     from fedlalr.data import sources
     from fedlalr.data.sources import DataNotFound
@@ -253,14 +255,14 @@ def find_data(figures: Sequence[str], fetching: bool, console: Console, quiet: b
                 here.add(name)
             except DataNotFound as error:
                 if not quiet:
-                    console.print(f"{name} cannot be fetched and is left out: {error}")
+                    console.print(f"{name} cannot be fetched and is skipped: {error}")
     return frozenset(here)
 
 
 def folder_name(scale: str, overrides: Sequence[str]) -> str:
-    """A folder of its own for every set of changed settings, so that none overwrites another's runs.
+    """A separate folder for every set of changed settings, so that none overwrites another's runs.
 
-    Where runs are computed and how often they are saved is no part of it.
+    Device, engine and checkpoint interval are not part of the name.
 
     >>> folder_name("paper", ["buffers=recalibrate", "engine=stacked", "checkpoint_every=10"])
     'paper-buffers-recalibrate'

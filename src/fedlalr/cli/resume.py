@@ -1,4 +1,4 @@
-"""`fedlalr resume`: go on with a run that broke off."""
+"""`fedlalr resume`: resume an interrupted run."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fedlalr.cli.tracking import Track, tracked
 
 
 def resume(
-    run_dir: Annotated[Path, typer.Argument(help="The directory of the run.", show_default=False, callback=at_home)],
+    run_dir: Annotated[Path, typer.Argument(help="The run directory.", show_default=False, callback=at_home)],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="rounds=N, to go further than planned.", show_default=False),
+        typer.Argument(metavar="[KEY=VALUE]...", help="rounds=N, to extend the run.", show_default=False),
     ] = None,
     track: Track = None,
     debug: Debug = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Go on with a run from its last checkpoint; on a CPU bit for bit as if it had never stopped.
+    """Resume a run from its last checkpoint; on a CPU bit for bit as if it had never stopped.
 
     [bold]Examples[/]
 
@@ -37,18 +37,18 @@ def resume(
 
     if not run_dir.is_dir():
         raise configuration.ConfigError(
-            f"there is no directory {run_dir}; name that of a run, as `fedlalr run` told it"
+            f"there is no directory {run_dir}; give the run directory that `fedlalr run` printed"
         )
     if not (run_dir / CONFIG_FILE).is_file():
         if configuration.RunDirectory(run_dir).holds_run:
             raise configuration.ConfigError(
-                f"the run in {run_dir} was started from Python or by `fedlalr flower local`: there is no {CONFIG_FILE} "
-                f"in it. It goes on with the same call of fl.run(…, run_dir={str(run_dir)!r}, resume=True), "
-                f"or with the same command"
+                f"the run in {run_dir} was started from Python or by `fedlalr flower local`: it has no {CONFIG_FILE}. "
+                f"Resume it with the same call of fl.run(…, run_dir={str(run_dir)!r}, resume=True), "
+                f"or repeat the same command"
             )
-        raise configuration.ConfigError(f"{run_dir} holds no run: there is no {CONFIG_FILE} in it")
+        raise configuration.ConfigError(f"{run_dir} contains no run: it has no {CONFIG_FILE}")
     config = configuration.load(run_dir, overrides or [])
-    if process_rank() > 0:  # under torchrun the first process reads, writes and shows, for all
+    if process_rank() > 0:  # under torchrun only the first process reads, writes and shows progress
         configuration.execute(config)
         return
     with tracked(track, config, run_dir) as trackers:

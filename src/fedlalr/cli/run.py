@@ -1,4 +1,4 @@
-"""`fedlalr run`: one configuration, once."""
+"""`fedlalr run`: run one configuration once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedlalr.cli.errors import InterruptTold, complain
+from fedlalr.cli.errors import InterruptShown, complain
 from fedlalr.cli.files import writing
 from fedlalr.cli.options import (
     Arguments,
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 RUNS = Path("runs")
 LONGEST_NAME = 120
-"""Bytes of a run's name that go into that of its folder."""
+"""Maximum number of bytes of the run's name in the name of its folder."""
 
 
 def run(
     arguments: Arguments = None,
     run_dir: RunDir = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start anew in a directory that holds a run.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the directory.")] = False,
     track: Track = None,
     debug: Debug = False,
     quiet: Quiet = False,
@@ -51,9 +51,9 @@ def run(
 ) -> None:
     """Train one method on one problem.
 
-    PRESET is a preset's name, a YAML file or a run directory; `quickstart` unless given. KEY=VALUE changes a setting.
-    The run directory gets [bold]config.yaml[/] (complete: `fedlalr run DIR/config.yaml` repeats the run),
-    [bold]metrics.jsonl[/] (a line a round), [bold]checkpoint/[/], [bold]summary.json[/] and, at the end,
+    PRESET is a preset's name, a YAML file or a run directory; the default is `quickstart`. KEY=VALUE changes a setting.
+    The run directory gets [bold]config.yaml[/] (all settings: `fedlalr run DIR/config.yaml` repeats the run),
+    [bold]metrics.jsonl[/] (one line per round), [bold]checkpoint/[/], [bold]summary.json[/] and, at the end,
     [bold]report.html[/].
 
     [bold]Examples[/]
@@ -73,7 +73,7 @@ def run(
 
     source, overrides = split_arguments(arguments)
     config = configuration.load(source, overrides)
-    if process_rank() > 0:  # under torchrun the first process writes and shows, for all
+    if process_rank() > 0:  # under torchrun only the first process writes and shows progress
         configuration.execute(config)
         return
     console = progress_console(as_json)
@@ -97,7 +97,7 @@ def run(
 def run_shown(
     folder: Path, console: Console, quiet: bool, as_json: bool, execute: Callable[[RunProgress], object]
 ) -> None:
-    """Run with progress, then show the summary, also of a run that was interrupted."""
+    """Run with progress, then show the summary, also after an interrupt."""
     from fedlalr.cli.progress import RunProgress
 
     silent = quiet or (as_json and not console.is_terminal)
@@ -106,7 +106,7 @@ def run_shown(
             execute(progress)
     except KeyboardInterrupt:
         if show(folder, as_json):
-            raise InterruptTold from None
+            raise InterruptShown from None
         raise
     write_page(folder)
     show(folder, as_json)
@@ -114,14 +114,14 @@ def run_shown(
 
 @contextmanager
 def plain_warnings() -> Iterator[None]:
-    """Show warnings as lines for people, without the place in the code that they come from."""
+    """Show warnings as plain lines, without their place in the code."""
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: complain(f"warning: {message}")
         yield
 
 
 def write_page(folder: Path) -> None:
-    """The report of a finished run. The run is worth more than its page: what prevents that is only told."""
+    """Write the report of a finished run. Failing to write it is only a warning: the run itself is complete."""
     from fedlalr.config.run_dir import REPORT_FILE
     from fedlalr.report.html import write_report
 
@@ -133,7 +133,7 @@ def write_page(folder: Path) -> None:
 
 @contextmanager
 def new_folder(config: Config) -> Iterator[Path]:
-    """A folder that no other run has, be it started in the same second. It goes where nothing comes of the run."""
+    """A folder that no other run has, even one started in the same second. Removed if the run wrote nothing."""
     name = as_file_name(config.name).strip(".").encode()[:LONGEST_NAME].decode(errors="ignore")  # may look like a path
     place = RUNS / f"{name or 'run'}-{config.algorithm.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     with writing(RUNS, "--run-dir"):
@@ -145,24 +145,26 @@ def new_folder(config: Config) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        with suppress(OSError):  # there is something in it
+        with suppress(OSError):  # not empty
             folder.rmdir()
 
 
 def note_defaults(config: Config, console: Console, quiet: bool) -> None:
-    """Say so when a problem has settings for some methods, but not for the one that is to run."""
+    """Print a note if a preset has settings for some methods, but not for the chosen one."""
     method = config.algorithm.name
     if config.methods and method not in config.methods and not quiet:
-        console.print(f"{config.name} has no settings of its own for {method}: its defaults hold where you gave none")
+        console.print(
+            f"{config.name} has no settings for {method}: using the method's defaults for settings you did not give"
+        )
 
 
 def show(folder: Path, as_json: bool) -> bool:
-    """The outcome of a run, as its directory has it. Whether people were told that it was interrupted."""
+    """Show the outcome of a run, read from its directory. Returns whether it reported an interrupt to the user."""
     from fedlalr.cli.progress import standard_output
     from fedlalr.config import RunDirectory
 
     summary = RunDirectory(folder).summary()
-    if summary is None:  # interrupted before it began
+    if summary is None:  # interrupted before it started
         return False
     if as_json:
         print(json.dumps({**summary, "run_dir": str(folder)}, ensure_ascii=False))
@@ -172,7 +174,7 @@ def show(folder: Path, as_json: bool) -> bool:
 
 
 def outcome(summary: dict[str, Any]) -> str:
-    """How good the model is, and after how many rounds."""
+    """Accuracy, loss and number of rounds."""
     accuracy, best, rounds = summary["accuracy"], summary["best_accuracy"], summary["rounds"]
     if not rounds:
         return "no round was finished"
@@ -182,12 +184,12 @@ def outcome(summary: dict[str, Any]) -> str:
 
 
 def cost(summary: dict[str, Any]) -> str:
-    """What it took."""
+    """Bytes, time and rejected replies."""
     from fedlalr.cli.progress import duration, megabytes
 
-    refused = f"; {summary['rejected']} replies refused" if summary["rejected"] else ""
+    rejected = f"; {summary['rejected']} replies rejected" if summary["rejected"] else ""
     sent = f"{megabytes(summary['bytes_up'])} up, {megabytes(summary['bytes_down'])} down"
-    return f"{sent}, {duration(summary['seconds'])}{refused}"
+    return f"{sent}, {duration(summary['seconds'])}{rejected}"
 
 
 def in_words(summary: dict[str, Any], folder: Path) -> list[str]:
@@ -195,5 +197,5 @@ def in_words(summary: dict[str, Any], folder: Path) -> list[str]:
     return [
         f"{summary['name']} with {summary['algorithm']['name']}: {outcome(summary)}",
         f"{cost(summary)}; written to {folder}",
-        *([f"interrupted; go on with: fedlalr resume {shlex.quote(str(folder))}"] if interrupted else []),
+        *([f"interrupted; resume with: fedlalr resume {shlex.quote(str(folder))}"] if interrupted else []),
     ]

@@ -1,4 +1,4 @@
-"""`fedlalr theory`: what the paper's theorems say about your numbers of clients, steps and rounds."""
+"""`fedlalr theory`: the bounds of the paper's theorems for given numbers of clients, steps and rounds."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
     from fedlalr.theory import Bound, Communication, Problem
 
-FORMS = {"statement": "as stated", "proof": "as the proof ends", "constants": "with the uncapped step size put in"}
+FORMS = {"statement": "as stated", "proof": "as the proof ends", "constants": "with the uncapped step size substituted"}
 
 
 def theory(
-    clients: Annotated[int, typer.Option("--clients", "-N", help="N, all of them in every round.")] = 50,
-    steps: Annotated[int, typer.Option("--steps", "-K", help="K, local steps of a round.")] = 50,
-    rounds: Annotated[int, typer.Option("--rounds", "-T", help="T.")] = 100,
+    clients: Annotated[
+        int, typer.Option("--clients", "-N", help="N, the number of clients; all take part in every round.")
+    ] = 50,
+    steps: Annotated[int, typer.Option("--steps", "-K", help="K, the local steps per round.")] = 50,
+    rounds: Annotated[int, typer.Option("--rounds", "-T", help="T, the number of rounds.")] = 100,
     start: Annotated[
-        int | None, typer.Option(help="With --base: K_t = start + ⌊log_base t⌋ in place of K, for Theorem 2.")
+        int | None, typer.Option(help="With --base: K_t = start + ⌊log_base t⌋ instead of K, for Theorem 2.")
     ] = None,
     base: Annotated[float | None, typer.Option(help="See --start.")] = None,
-    alpha: Annotated[
-        float | None, typer.Option(help="The step size you use.", show_default="that of the corollaries")
-    ] = None,
+    alpha: Annotated[float | None, typer.Option(help="Step size α.", show_default="that of the corollaries")] = None,
     eps: Annotated[float, typer.Option(help="ε; second moments start at ε².")] = 1e-8,
     beta1: Annotated[float, typer.Option(help="β1.")] = 0.9,
     L: Annotated[float, typer.Option("--L", help="Smoothness: every client's gradient is L-Lipschitz.")] = 1.0,
@@ -40,19 +40,19 @@ def theory(
     gap: Annotated[float, typer.Option(help="f(x_0) − f*.")] = math.log(10),
     params: Annotated[int, typer.Option("--params", "-d", help="Number of parameters.")] = 594_186,
     delta: Annotated[
-        float, typer.Option(help="Target of the mean squared gradient norm, for rounds and bytes.")
+        float, typer.Option(help="Target for the mean squared gradient norm, used for rounds and bytes.")
     ] = 0.01,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw which term dominates over N and T (.png, .svg, .pdf).")
+        Path | None, typer.Option(help="Figure of the dominating term over N and T (.png, .svg, .pdf).")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate the theorems as the paper prints them, term by term.
+    """Evaluate the paper's theorems as printed, term by term.
 
-    Step size, bounds, rounds and bytes to a target. The defaults are the
-    paper's setting for CIFAR-10, with L, σ and G∞, which nobody knows there,
-    at 1. These are no guarantees: the remarks say what your numbers do to the
-    theorems, and the page on the theory lists the slips in them.
+    Prints the step size, the bounds, and the rounds and bytes to a target. The
+    defaults are the paper's setting for CIFAR-10, with the unknown L, σ and G∞
+    set to 1. The bounds are not guarantees: the remarks point out vacuous bounds
+    and violated assumptions, and docs/theory.md lists the errors in the theorems.
 
     [bold]Examples[/]
 
@@ -66,7 +66,7 @@ def theory(
     from fedlalr.theory import Problem, log_intervals
 
     if (start is None) != (base is None):
-        raise ConfigError("--start and --base belong together: K_t = start + ⌊log_base t⌋")
+        raise ConfigError("--start and --base must be given together: K_t = start + ⌊log_base t⌋")
     if plot is not None:
         check_figure(plot, "--plot")
     try:
@@ -90,7 +90,7 @@ def theory(
 def evaluate(
     problem: Problem, N: int, K: int, T: int, intervals: NDArray[np.int64] | None, alpha: float | None
 ) -> list[Bound]:
-    """Every bound that fits what was asked."""
+    """All bounds that apply to the given arguments."""
     from fedlalr.theory import corollary1, corollary2, theorem1, theorem2
 
     if intervals is not None:
@@ -107,22 +107,22 @@ def evaluate(
 def communicate(
     delta: float, N: int, K: int, params: int, growing: tuple[int, float] | None
 ) -> dict[str, Communication]:
-    """What it takes to reach δ, by the leading term with constant 1, as the paper counts."""
+    """Rounds and bytes to reach δ, from the leading term with constant 1, as in the paper."""
     from fedlalr.theory import communication
 
     if growing is None:
-        asked = {
+        costs = {
             f"K = {K}": communication(delta, N=N, K=K, params=params),
             f"K = {K}, restarted momentum": communication(delta, N=N, K=K, params=params, momentum="restart"),
         }
     else:
         start, base = growing
-        asked = {f"K_t = {start} + ⌊log_{base:g} t⌋": communication(delta, N=N, growing=growing, params=params)}
-    return asked | {"K_t = ln t": communication(delta, N=N, params=params)}
+        costs = {f"K_t = {start} + ⌊log_{base:g} t⌋": communication(delta, N=N, growing=growing, params=params)}
+    return costs | {"K_t = ln t": communication(delta, N=N, params=params)}
 
 
 def draw(problem: Problem, N: int, K: int, T: int, path: Path) -> None:
-    """The map of dominating terms from one client and round to sixteen times what was asked."""
+    """Draw the dominating terms from one client and round to sixteen times the given numbers."""
     import numpy as np
 
     from fedlalr.theory import dominance, plot_dominance
@@ -169,7 +169,7 @@ def show(
         console.print(f"• {remark}")
     console.print(f"• {_regime(problem, N, K)}")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    table.title = f"to a mean squared gradient norm of {next(iter(costs.values())).delta:g}, by the leading term alone"
+    table.title = f"to a mean squared gradient norm of {next(iter(costs.values())).delta:g}, from the leading term only"
     for heading in ("local steps", "rounds", "rounds × clients", "down", "up"):
         table.add_column(heading, justify="left" if heading == "local steps" else "right")
     for name, cost in costs.items():
@@ -211,9 +211,7 @@ def _regime(problem: Problem, N: int, K: int) -> str:
         rounds = rounds_to_speedup(problem, N=N, K=K)
     except ValueError as error:
         return str(error)
-    return (
-        f"By the printed constants, 1/√(NKT) is the largest term of Corollary 1 for K = {K} from T = {rounds:.3g} on."
-    )
+    return f"By the printed constants, 1/√(NKT) is the largest term of Corollary 1 for K = {K} if T ≥ {rounds:.3g}."
 
 
 def _size(count: int) -> str:

@@ -1,4 +1,4 @@
-"""`--track`: runs in TensorBoard and MLflow."""
+"""`--track`: log runs to TensorBoard and MLflow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Track = Annotated[
     list[str] | None,
     typer.Option(
-        help="tensorboard (into RUN_DIR/tensorboard) or mlflow (to MLFLOW_TRACKING_URI); may be given twice.",
+        help="tensorboard (into RUN_DIR/tensorboard) or mlflow (to MLFLOW_TRACKING_URI); repeatable.",
         show_default=False,
     ),
 ]
@@ -24,10 +24,10 @@ Track = Annotated[
 
 @contextmanager
 def tracked(names: Sequence[str] | None, config: Config, folder: Path) -> Iterator[list[Tracker]]:
-    """The trackers that were asked for; they are closed with the block, however it ends."""
+    """The requested trackers; closed at the end of the block, also after an error."""
     from fedlalr.config import ConfigError
 
-    if not names:  # the trackers' module is not worth importing
+    if not names:  # do not import the trackers' module
         yield []
         return
     from fedlalr.report.trackers import TrackerMissing, create_tracker

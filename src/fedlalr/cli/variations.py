@@ -17,7 +17,7 @@ class Variation:
 
     @property
     def label(self) -> str:
-        """Its name in titles; empty if nothing varies."""
+        """Its name in titles; empty without variation."""
         return ",".join(
             f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in self.settings.items()
         ).replace("/", "_")
@@ -28,7 +28,7 @@ class Variation:
 
 
 def parse_variations(texts: Sequence[str]) -> list[Variation]:
-    """Every combination of the values of some settings; one that changes nothing where none is given.
+    """All combinations of the values; a single variation without changes if none are given.
 
     >>> [variation.label for variation in parse_variations(["rounds=5,9", "partition=iid,shards"])]
     ['rounds=5,partition=iid', 'rounds=5,partition=shards', 'rounds=9,partition=iid', 'rounds=9,partition=shards']
@@ -37,7 +37,7 @@ def parse_variations(texts: Sequence[str]) -> list[Variation]:
     for text in texts:
         key, values = _axis(text)
         if key in axes:
-            raise _unusable(text, f"{key} varies twice; give all its values at once")
+            raise _unusable(text, f"{key} is varied twice; give all its values in one --vary")
         axes[key] = values
     return [Variation(dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
 
@@ -52,13 +52,13 @@ def _axis(text: str) -> tuple[str, list[Any]]:
     if not equals or not key:
         raise _unusable(text, "write KEY=A,B, such as partition.alpha=0.1,0.6")
     if key == "seed":
-        raise _unusable(text, "seeds are varied by --seeds")
+        raise _unusable(text, "vary the seed with --seeds")
     try:
         values = parse(written if written.lstrip().startswith("[") else f"[{written}]")
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter two for endless numbers and nesting
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter two: huge numbers, deep nesting
         raise _unusable(text, f"its values cannot be read: {error}") from error
     if not isinstance(values, list) or not values or None in values:
-        raise _unusable(text, "write the values with commas between them, such as partition.alpha=0.1,0.6")
+        raise _unusable(text, "separate the values with commas, such as partition.alpha=0.1,0.6")
     if any(values.count(value) > 1 for value in values):
         raise _unusable(text, "a value is given twice")
     return key, values

@@ -1,4 +1,4 @@
-"""What `fedlalr reproduce` prints: the claims with their statements, the words they use, and where the files are."""
+"""The output of `fedlalr reproduce`: claims with their statements, definitions, and paths of files."""
 
 from __future__ import annotations
 
@@ -37,14 +37,16 @@ def show(
     for claim in claims:
         show_claim(claim, console)
     if claims:
-        console.print("\n".join([*request.verdict_scope, "Words:", *(f"  {words}" for words in DEFINITIONS)]))
+        console.print(
+            "\n".join([*request.verdict_scope, "Definitions:", *(f"  {definition}" for definition in DEFINITIONS)])
+        )
     for note in dict.fromkeys(note for one in drawn for note in one.notes):
         console.print(note)
     for runs, reason in alike(failures.items()):
         console.print(f"failed: {', '.join(runs)}: {reason}")
     for one in drawn:
-        told = f"{', '.join(path.name for path in one.files)} in {folder}" if one.files else why_none(one, draw_only)
-        console.print(f"{one.figure}: {told}")
+        place = f"{', '.join(path.name for path in one.files)} in {folder}" if one.files else why_none(one, draw_only)
+        console.print(f"{one.figure}: {place}")
     for one in drawn:
         if one.numbers:
             show_numbers(one, console)
@@ -56,12 +58,12 @@ def show(
 
 def why_none(one: Drawn, draw_only: bool) -> str:
     if one.lacks == "data":
-        return "no data, no figure"
-    return "nothing to draw yet; run it without --draw-only" if draw_only else "no run is there, no figure"
+        return "no figure, its data set is missing"
+    return "nothing to draw yet; run it without --draw-only" if draw_only else "no figure, no run is finished"
 
 
 def show_numbers(one: Drawn, console: Console) -> None:
-    """The curves of a figure that the paper makes no claim about."""
+    """Show the curves of a figure that the paper makes no claim about, as numbers."""
     from rich import box
     from rich.table import Table
 
@@ -95,7 +97,7 @@ def points(share: float, deviation: float | None) -> str:
 
 
 def show_claim(claim: Claim, console: Console) -> None:
-    """A claim with its verdict, and the statements below it."""
+    """Show a claim with its verdict, and its statements below."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -114,7 +116,7 @@ def show_claim(claim: Claim, console: Console) -> None:
 
 
 def show_verdicts(claims: Sequence[Claim], console: Console) -> None:
-    """All claims in one table, a line or two for each."""
+    """Show all claims in one table, one or two lines each."""
     from rich import box
     from rich.table import Table
 
@@ -122,7 +124,7 @@ def show_verdicts(claims: Sequence[Claim], console: Console) -> None:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=True)
     table.add_column("claim", justify="right")
-    table.add_column("of the paper", ratio=5)
+    table.add_column("the paper's claim", ratio=5)
     table.add_column("seeds")
     table.add_column("verdict", ratio=3)
     for claim in claims:

@@ -1,4 +1,4 @@
-"""From a configuration to the things it names, and the run itself."""
+"""Builds data, model, method and options from a configuration, and runs it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fedlalr.training import Epochs, Interval, LogInterval, Steps
 from fedlalr.training.memory import is_out_of_memory
 
 FAILURES = (ValueError, TypeError, RoundFailed)
-"""What makes a run that has begun a failed one; other errors interrupt it, as a full disk does: it goes on later."""
+"""Errors that make a started run a failed one. Others, such as a full disk, interrupt it: it can be resumed."""
 
 
 def build_population(config: Config) -> Population:
@@ -49,7 +49,7 @@ def build_population(config: Config) -> Population:
 
 
 def build_model(config: ModelConfig, population: Population, seed: int) -> nn.Module:
-    """The network, with sizes that are not given taken from the data, and weights drawn by the seed."""
+    """The model. Sizes that are not given come from the data; the seed determines the weights."""
     inputs, _ = population.batch(0, torch.arange(1))
     sample = tuple(inputs.shape[1:])
     sizes: dict[str, Any] = {
@@ -69,11 +69,11 @@ def build_model(config: ModelConfig, population: Population, seed: int) -> nn.Mo
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            raise ConfigError(f"model: a {config.name} of this size does not fit into the memory here") from error
+            raise ConfigError(f"model: a {config.name} of this size does not fit into memory") from error
 
 
 def _in_float64(population: Population) -> Population:
-    """The same with images as float64 numbers in [0, 1], the type that transforms keep and a float64 model wants."""
+    """The same population with images as float64 in [0, 1]: transforms keep this type, and a float64 model needs it."""
 
     def convert(samples: Samples) -> Samples:
         return samples.double() / 255 if isinstance(samples, Tensor) and samples.dtype == torch.uint8 else samples
@@ -100,13 +100,13 @@ def build_interval(local: LocalConfig) -> Interval:
     if local.steps is not None:
         return Steps(local.steps)
     start, base = local.start, local.base
-    assert start is not None  # the schema's own rule
+    assert start is not None  # checked by the schema
     assert base is not None
     return LogInterval(start, base, local.unit or "steps")
 
 
 def build_options(config: Config) -> dict[str, Any]:
-    """The options of `fl.run` that a configuration gives."""
+    """The options of `fl.run` in a configuration."""
     return {name: getattr(config, name) for name in OPTIONS} | {"local": build_interval(config.local)}
 
 
@@ -119,10 +119,10 @@ def execute(
     overwrite: bool = False,
     debug: bool = False,
 ) -> Result:
-    """Run a configuration. With a run directory, its files are written as the run goes, and `resume` goes on with it.
+    """Run a configuration. With a run directory, its files are written during the run, and `resume` resumes it.
 
-    What cannot run at all raises `ConfigError` before the first round and leaves no file. A run that fails or is
-    interrupted leaves its records and a summary that says so.
+    A configuration that cannot run raises `ConfigError` before the first round and writes no file. A run that fails or
+    is interrupted leaves its records and a summary that says so.
     """
     run_dir = None if run_dir is None else at_home(run_dir)
     directory = RunDirectory(run_dir) if run_dir is not None else None
@@ -139,10 +139,10 @@ def execute(
             result = run(**prepared, observers=watching, run_dir=run_dir, resume=resume, debug=debug)
     except BaseException as error:
         if files.info is None and isinstance(error, ValueError | TypeError | RunDirectoryError):
-            raise ConfigError(str(error)) from error  # before anything ran: the settings do not fit together
-        with suppress(RunDirectoryError):  # the disk that stopped the run may not take its summary either
-            refused = error.rejected if isinstance(error, RoundFailed) else ()
-            files.end(str(error) if isinstance(error, FAILURES) else None, refused)
+            raise ConfigError(str(error)) from error  # before the first round: incompatible settings
+        with suppress(RunDirectoryError):  # a disk error may also prevent writing the summary
+            rejected = error.rejected if isinstance(error, RoundFailed) else ()
+            files.end(str(error) if isinstance(error, FAILURES) else None, rejected)
         raise
     files.end()
     return result
@@ -151,7 +151,7 @@ def execute(
 def _clear(directory: RunDirectory) -> None:
     try:
         directory.clear()
-    except RunDirectoryError as error:  # another process is at work there
+    except RunDirectoryError as error:  # another process uses the directory
         raise ConfigError(str(error)) from error
 
 
@@ -166,7 +166,7 @@ def _prepare(config: Config) -> dict[str, Any]:
     except (ValueError, TypeError) as error:
         raise ConfigError(str(error)) from error
     if config.trajectory is not None and max(config.trajectory.clients) >= len(population):
-        raise ConfigError(f"trajectory.clients are numbered from 0 to {len(population) - 1}")
+        raise ConfigError(f"trajectory.clients must be numbers from 0 to {len(population) - 1}")
     return {
         "model": model,
         "clients": population,
@@ -176,7 +176,7 @@ def _prepare(config: Config) -> dict[str, Any]:
 
 
 def _recorders(config: Config, run_dir: str | Path | None) -> list[Observer]:
-    """What the configuration asks to be recorded beside the metrics."""
+    """Observers for requested records other than the metrics."""
     wanted = config.trajectory
     if wanted is None:
         return []
@@ -185,7 +185,7 @@ def _recorders(config: Config, run_dir: str | Path | None) -> list[Observer]:
 
 
 class _RunFiles(Observer):
-    """Writes the configuration when the run really begins, and its summary at the end."""
+    """Writes the configuration when the run starts, and its summary at the end."""
 
     def __init__(self, config: Config, directory: RunDirectory | None) -> None:
         self.config, self.directory = config, directory
@@ -196,8 +196,8 @@ class _RunFiles(Observer):
         if self.directory is not None:
             self.directory.write_config(self.config)
 
-    def end(self, failure: str | None = None, refused: Sequence[Rejection] = ()) -> None:
-        """Write the summary of a run that has begun."""
+    def end(self, failure: str | None = None, rejected: Sequence[Rejection] = ()) -> None:
+        """Write the summary of a run that has started."""
         if self.directory is not None and self.info is not None:
             records = self.directory.records()
-            self.directory.write_summary(summarise(self.config, self.info, records, failure, refused))
+            self.directory.write_summary(summarise(self.config, self.info, records, failure, rejected))

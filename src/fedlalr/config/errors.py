@@ -1,4 +1,4 @@
-"""What is said when a configuration cannot be used."""
+"""The error for invalid configurations, and helpers for its message."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ LONGEST_SHOWN = 200
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be run. The message says what was given, what is allowed and what is near."""
+    """An invalid configuration. The message says what was given, what is allowed, and suggests similar names."""
 
 
 def shortened(text: str) -> str:
-    """As much of what was given as an error repeats.
+    """Text from the user, truncated for an error message.
 
     >>> len(shortened("9" * 1_000_000))
     201

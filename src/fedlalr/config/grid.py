@@ -1,4 +1,4 @@
-"""Tuning: the same number of rate settings for every method, judged on held-out training samples."""
+"""Tuning: the same number of learning rate settings for every method, evaluated on held-out training samples."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fedlalr.config.loading import check, with_method
 from fedlalr.config.schema import Config, Settings
 
 VALIDATION = 0.2
-"""Share of the training samples held out to judge a setting by, where the configuration says nothing else."""
+"""Default share of the training samples held out for tuning."""
 FIRST_SEED = 1000
-"""Tuning runs use the seeds from here on (added to the configuration's), so that no reported run was tuned on."""
+"""Offset of the seeds of tuning runs, so that reported runs use other seeds."""
 RATES = ("lr", "server_lr")
 
 _HALF_DECADES = tuple(10 ** (k / 2) for k in range(-4, 5))
@@ -28,7 +28,7 @@ _THREE = _HALF_DECADES[3:6]
 
 @dataclass(frozen=True)
 class GridPoint:
-    """One setting of a method's rates, to be run once for every tuning seed."""
+    """One setting of a method's learning rates, run once per tuning seed."""
 
     method: str
     settings: Settings
@@ -37,7 +37,7 @@ class GridPoint:
 
 @dataclass(frozen=True)
 class Choice:
-    """The setting of a method that did best, and how all of them did."""
+    """The best setting of a method, and the scores of all."""
 
     method: str
     settings: Settings
@@ -45,40 +45,40 @@ class Choice:
     tried: tuple[tuple[Settings, float], ...]
     """Every setting with its score, in the order of the grid."""
     at_edge: tuple[str, ...]
-    """Rates whose chosen value is the smallest or largest of several tried: a wider grid might do better."""
+    """Rates whose chosen value is the smallest or largest of several: a wider grid might be better."""
 
 
 def points(config: Config, method: str) -> list[Settings]:
-    """The settings to try: the configuration's grid, or nine half-decades around the method's own rates.
+    """The settings to try: the configured grid, or nine half-decades around the method's configured rates.
 
-    A method with one rate gets nine values of it; a method with a server rate too gets three of each.
+    A method with one rate gets nine values; a method that also has a server rate gets three of each.
     """
     axes = config.grid.get(method) or _around(config, method)
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
 def trials(config: Config, methods: Sequence[str], seeds: int, folder: Path) -> list[GridPoint]:
-    """Every tuning run. Methods must have the same number of settings each, or the comparison would not be fair."""
+    """All tuning runs. For a fair comparison, all methods must have the same number of settings."""
     each = {method: points(config, method) for method in methods}
     counts = {method: len(settings) for method, settings in each.items()}
     if len(set(counts.values())) > 1:
         tried = ", ".join(f"{count} setting{'s' * (count > 1)} of {method}" for method, count in counts.items())
-        raise ConfigError(f"the grid tries {tried}; give every method the same number")
+        raise ConfigError(f"the grid has {tried}; give every method the same number")
     return [_trial(config, method, settings, seeds, folder) for method in methods for settings in each[method]]
 
 
 def choose(method: str, scored: Sequence[tuple[Settings, float]]) -> Choice:
-    """The best-scored setting; of equal ones the first. A setting that failed has the score −∞."""
+    """The setting with the best score; the first one in case of a tie. A failed setting has the score −∞."""
     settings, score = max(scored, key=lambda pair: pair[1])
     if score == -math.inf:
-        raise ConfigError(f"every setting of {method} in the grid failed; try smaller rates")
+        raise ConfigError(f"every setting of {method} in the grid failed; try smaller learning rates")
     values = {name: sorted({one[name] for one, _ in scored}) for name in settings}
     edge = tuple(name for name, tried in values.items() if len(tried) > 1 and settings[name] in (tried[0], tried[-1]))
     return Choice(method, settings, score, tuple(scored), edge)
 
 
 def score(accuracies: Sequence[Sequence[float | None]], rounds: int) -> float:
-    """The mean over seeds of the accuracy in the last tenth of the rounds; −∞ if a run did not get through.
+    """The mean over seeds of the accuracy in the last tenth of the rounds; −∞ if a run did not finish.
 
     >>> score([[0.1, 0.5], [0.2, 0.75]], rounds=2)
     0.625
@@ -110,11 +110,11 @@ def _around(config: Config, method: str) -> dict[str, list[float]]:
     own = with_method(config, method).algorithm.options
     rates = [name for name in RATES if name in registry.options(method)]
     if method == "lafedopt" and own.get("server") == "average":
-        rates = ["lr"]  # its server takes the mean, at rate 1
+        rates = ["lr"]  # its server takes the mean, with rate 1
     factors = _HALF_DECADES if len(rates) == 1 else _THREE
     return {name: [_rounded(own[name] * factor) for factor in factors] for name in rates}
 
 
 def _rounded(rate: float) -> float:
-    """Two digits are enough for a rate, and read better in a table."""
+    """A rate rounded to two digits: precise enough, and easier to read in a table."""
     return float(f"{rate:.2g}")

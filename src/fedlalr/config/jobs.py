@@ -1,4 +1,4 @@
-"""Several runs, a few at a time, each in its own directory; what is already finished is not run again."""
+"""Several runs, a few in parallel, each in its own directory; finished runs are not repeated."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fedlalr.training.machine import usable_cores
 
 @dataclass(frozen=True)
 class Job:
-    """A run to be had."""
+    """A run and its folder."""
 
     config: Config
     folder: Path
@@ -51,7 +51,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Event:
-    """Something to show while jobs run: the jobs under way, or one that is over."""
+    """Progress of jobs: the running jobs, or a completed one."""
 
     done: int
     total: int
@@ -62,46 +62,46 @@ class Event:
 
 
 Step = tuple[int | None, Sequence[int], Exception | None]
-"""The number of the job that is over, or None every moment; the jobs under way; the error that ended the one over."""
+"""The index of a completed job, or None for a periodic update; the running jobs; the error of the completed job."""
 
 
 class ProcessDied(RuntimeError):
-    """A process that runs were trained in ended without a word."""
+    """A worker process ended without an error message."""
 
 
 def finished(job: Job) -> Summary | None:
-    """The summary of a run of the same settings that the folder already holds, be it one that failed in a round."""
+    """The summary of a completed run with the same settings in the folder, including a run with a failed round."""
     summary = ended(job)
     return summary if summary is not None and same_problem(job.config.model_dump(), job.folder) else None
 
 
 def ended(job: Job) -> Summary | None:
-    """The summary of whatever run the folder holds, if it is over and its records are all there."""
+    """The summary of any run in the folder, if the run is over and its records are complete."""
     try:
         summary, recorded = job.directory.summary(), len(job.directory.records())
-    except (ValueError, TypeError, KeyError):  # damaged: the run goes on from its checkpoint, or says why it cannot
+    except (ValueError, TypeError, KeyError):  # corrupt: the run resumes from its checkpoint, or says why it cannot
         return None
     if not isinstance(summary, dict) or summary.get("status") not in ("finished", "failed"):
         return None
-    return summary if summary.get("rounds") == recorded else None  # a file that lost lines would be a shorter curve
+    return summary if summary.get("rounds") == recorded else None  # lost lines would shorten the curve
 
 
 def same_problem(config: dict[str, Any], folder: Path) -> bool:
     """Whether the run in a folder has these settings."""
     try:
         return RunDirectory(folder).config().problem() == check(config).problem()
-    except ConfigError:  # there is none, or one that this version cannot read
+    except ConfigError:  # missing, or not readable by this version
         return False
 
 
 def changes(job: Job, ignored: Collection[str] = ()) -> list[str]:
-    """How the run that lies in a job's folder differs from the job; nothing where there is none, or the same one."""
+    """The differences between the run in a job's folder and the job; empty if there is none, or the same one."""
     if not job.directory.holds_run:
         return []
     try:
         before = job.directory.config().problem()
     except ConfigError:
-        return ["is a run whose settings cannot be read"]
+        return ["the settings of the run cannot be read"]
     tables = (flat(before), flat(check(job.config.model_dump()).problem()))
     return differences(*({key: value for key, value in table.items() if key not in ignored} for table in tables))
 
@@ -109,10 +109,10 @@ def changes(job: Job, ignored: Collection[str] = ()) -> list[str]:
 def run_jobs(
     jobs: Sequence[Job], workers: int, on_event: Callable[[Event], None], *, keep_going: bool = False
 ) -> list[Summary]:
-    """Run what is not finished yet and return every job's summary, in order. A failed round is an outcome too.
+    """Run all unfinished jobs and return the summary of every job, in order. A failed round counts as an outcome.
 
-    With `keep_going` any other error, also a process that dies, is the failure of its run alone, which is tried again
-    the next time.
+    With `keep_going`, any other error, including a dead process, fails only its own run, which is tried again the next
+    time.
     """
     summaries: dict[int, Summary] = {}
     todo: list[int] = []
@@ -143,7 +143,7 @@ def run_jobs(
 
 
 def default_workers() -> int:
-    """One run for each processor; one at a time on a GPU, which a single run is meant to fill."""
+    """One run per processor; one at a time on a GPU, which a single run should fill."""
     import torch
 
     if torch.cuda.is_available():
@@ -157,20 +157,20 @@ def _in_turn(jobs: Sequence[Job], todo: Sequence[int]) -> Generator[Step]:
         error = None
         try:
             _work(jobs[i].config.model_dump(), str(jobs[i].folder))
-        except Exception as raised:  # for the caller to judge
+        except Exception as raised:  # the caller decides
             error = raised
         yield i, [], error
 
 
 def _at_once(jobs: Sequence[Job], todo: Sequence[int], workers: int) -> Generator[Step]:
     waiting = list(todo)
-    while waiting:  # with new processes, where one has died
+    while waiting:  # with new processes after one has died
         with _pool(workers) as pool:
             yield from _drain(pool, jobs, waiting, workers)
 
 
 def _drain(pool: ProcessPoolExecutor, jobs: Sequence[Job], waiting: list[int], workers: int) -> Generator[Step]:
-    """Have the waiting jobs done, until none is left or the pool is broken."""
+    """Run the waiting jobs until none is left or the pool is broken."""
     running: dict[Future[None], int] = {}
     broken = False
     while running or (waiting and not broken):
@@ -195,12 +195,12 @@ def _drain(pool: ProcessPoolExecutor, jobs: Sequence[Job], waiting: list[int], w
 
 @contextmanager
 def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Fresh processes that share the processors out among them, ended at once when the comparison is interrupted."""
+    """New processes that share the processors, killed at once if the comparison is interrupted."""
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = str(max(1, usable_cores() // workers))  # read when a worker imports torch
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(
-        workers, mp_context=context, initializer=_settle, initargs=(context.Value("i", 0), workers)
+        workers, mp_context=context, initializer=_start_worker, initargs=(context.Value("i", 0), workers)
     )
     try:
         yield pool
@@ -217,8 +217,8 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
             os.environ["OMP_NUM_THREADS"] = before
 
 
-def _settle(arrivals: Synchronized[int], workers: int) -> None:
-    """Prepare a worker: its own share of the processors, so that no engine takes them all; Ctrl-C is for the parent."""
+def _start_worker(arrivals: Synchronized[int], workers: int) -> None:
+    """Prepare a worker: its share of the processors, so that no engine uses all; only the parent handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if (parent := multiprocessing.parent_process()) is not None:
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
@@ -230,13 +230,13 @@ def _settle(arrivals: Synchronized[int], workers: int) -> None:
 
 
 def _end_with(parent: BaseProcess) -> None:
-    """End this process when its parent is gone: killed, it ends no worker, and their runs would keep their folders."""
+    """End this process with its parent: a killed parent stops no workers, and their runs would keep their folders."""
     parent.join()
-    os._exit(1)  # at any instant, as runs can take
+    os._exit(1)  # safe at any instant: runs can be resumed
 
 
 def _work(config: dict[str, Any], folder: str) -> None:
-    """Go on with the run in the folder if it is the same one, else start it anew."""
+    """Resume the run in the folder if it has the same settings, or else start a new one."""
     resume = same_problem(config, Path(folder)) and RunDirectory(folder).holds_run
     with suppress(RoundFailed):  # the summary says why
         execute(check(config), folder, resume=resume, overwrite=not resume)
@@ -244,15 +244,15 @@ def _work(config: dict[str, Any], folder: str) -> None:
 
 def _died(job: Job) -> ProcessDied:
     return ProcessDied(
-        f"the process of {job.folder} died, or one beside it: it was killed, out of memory or crashed in a library. "
-        "What is finished is kept, so the same command goes on from there"
+        f"the process of {job.folder} or a parallel one died: it was killed, out of memory, or crashed in a library. "
+        "Finished runs are kept; repeat the command to resume"
     )
 
 
 def _broken(job: Job, error: Exception) -> Summary:
-    """What is known of a run that an unexpected error ended. It is not written: the next time the run goes on."""
+    """The summary of a run that ended with an unexpected error. It is not saved: the run is resumed the next time."""
     died = isinstance(error, BrokenProcessPool)
-    failure = "its process died, or one beside it" if died else f"{type(error).__name__}: {error}"
+    failure = "its process or a parallel one died" if died else f"{type(error).__name__}: {error}"
     return {"accuracy": None, "seconds": 0.0, **(job.directory.summary() or {}), "status": "failed", "failure": failure}
 
 

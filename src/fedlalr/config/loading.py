@@ -1,4 +1,4 @@
-"""From a preset's name or a file to a checked configuration."""
+"""Loads and checks a configuration from a preset, a file or a run directory."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ LARGEST_CONFIG = 1 << 20
 
 
 def presets() -> dict[str, str]:
-    """The names of the presets and what each is."""
+    """The names and descriptions of the presets."""
     return {name: str(_read_preset(name).get("description", "")) for name in _preset_names()}
 
 
 def load(source: str | Path, overrides: Iterable[str] = ()) -> Config:
-    """The configuration of a preset, a YAML file or a run directory, with `key=value` overrides laid over it."""
+    """The configuration of a preset, a YAML file or a run directory, with `key=value` overrides."""
     return check(merge(_read(source), parse_overrides(overrides)))
 
 
 def check(tree: Mapping[str, Any]) -> Config:
-    """A checked configuration from nested tables; a method's settings come from `methods` where they are not given."""
+    """A checked configuration from nested tables; settings of the method that are not given come from `methods`."""
     resolved = dict(tree)
     algorithm = expand("algorithm", resolved.get("algorithm"))
     if isinstance(algorithm, Mapping) and isinstance(resolved.get("methods", {}), Mapping):
@@ -51,14 +51,14 @@ def check(tree: Mapping[str, Any]) -> Config:
         return Config.model_validate(resolved)
     except ValidationError as error:
         problems = error.errors()
-        said = [_explain(problem, resolved) for problem in problems]
+        messages = [_explain(problem, resolved) for problem in problems]
         if any(problem["type"] == "missing" and len(problem["loc"]) == 1 for problem in problems):
-            said.append("Give it, or let the file build on a preset by a line such as `preset: quickstart`.")
-        raise ConfigError("\n".join(said)) from error
+            messages.append("Add it, or start from a preset with a line such as `preset: quickstart`.")
+        raise ConfigError("\n".join(messages)) from error
 
 
 def with_method(config: Config, method: str, **changes: Any) -> Config:
-    """The same problem with another method, under its own settings there, and further top-level changes."""
+    """The same problem with another method and its settings for this problem, and further top-level changes."""
     tree = {**config.model_dump(), **changes}
     if method != config.algorithm.name:
         tree["algorithm"] = {"name": method}
@@ -104,9 +104,9 @@ def _read_file(path: Path) -> Tree:
     try:
         tree = yaml_file.parse(read_file(path, LARGEST_CONFIG).decode())
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text in UTF-8; save it in that encoding"
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text; save it in that encoding"
         raise ConfigError(f"the configuration {path} cannot be read: {reason}.{_like(path)}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter two for endless numbers and nesting
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter two: huge numbers, deep nesting
         raise ConfigError(f"the configuration {path} is not valid YAML: {error}") from error
     if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
         raise ConfigError(f"the configuration {path} must be a table of settings, such as `rounds: 20`")
@@ -116,23 +116,23 @@ def _read_file(path: Path) -> Tree:
         return named
     if not isinstance(base, str) or base not in presets():
         near = hint(str(base), presets())
-        raise ConfigError(f"{path} builds on preset {base!r}; choose one of {listed(list(presets()))}.{near}")
+        raise ConfigError(f"{path}: there is no preset {base!r}; choose one of {listed(list(presets()))}.{near}")
     return merge(_read_preset(base), named)
 
 
 def _like(path: Path) -> str:
-    """A file that is there under the other ending of YAML."""
+    """Suggest an existing file with the other suffix for YAML."""
     found = [other for suffix in (".yaml", ".yml") if (other := path.with_suffix(suffix)) != path and other.is_file()]
     return f" Did you mean {str(found[0])!r}?" if found else ""
 
 
 def _explain(problem: Any, tree: Mapping[str, Any]) -> str:
-    """One validation error in words."""
+    """The message for one validation error."""
     place = [str(part) for part in problem["loc"]]
     key, given = ".".join(place), problem["input"]
     if problem["type"] == "extra_forbidden":
         allowed = _keys_at(place[:-1])
-        where = f"{'.'.join(place[:-1])} has" if place[:-1] else "There are"
+        where = f"{'.'.join(place[:-1])} has" if place[:-1] else "Settings are"
         return f"There is no setting {key!r}.{hint(key, all_keys(tree))} {where} {listed(allowed)}."
     if problem["type"] == "missing":
         return f"The setting {key!r} is missing; it has no default."
@@ -142,17 +142,17 @@ def _explain(problem: Any, tree: Mapping[str, Any]) -> str:
     if problem["type"] in ("model_type", "model_attributes_type"):
         value = given if key == "local" and isinstance(given, int) else "…"
         options = " or ".join(f"{key}.{option}={value}" for option in _keys_at(place)[:2])
-        return f"{key} cannot be {given!r}: it has settings of its own; write {options}"
+        return f"{key} cannot be {given!r}: it is a section of settings; write {options}"
     message = str(problem["msg"]).removeprefix("Value error, ").replace("Input should be", "it must be")
     message = message.replace("a valid dictionary", "a table, such as {name: value}")
     if problem["type"] == "value_error" and isinstance(given, Mapping):
-        named = not key or message.startswith(f"{key}.")  # about several settings, or naming the place itself
+        named = not key or message.startswith(f"{key}.")  # about several settings, or naming its key
         return message if named else f"{key}: {message}"
     return f"{key} cannot be {given!r}: {message}"
 
 
 def all_keys(tree: Mapping[str, Any]) -> list[str]:
-    """Every dotted key that may be set, with the options of the algorithm and the model in use."""
+    """All dotted keys that can be set, including the options of the current algorithm."""
     keys: list[str] = []
     for name in Config.model_fields:
         inner = _keys_at([name])

@@ -1,4 +1,4 @@
-"""Changes to a configuration: `key=value` on the command line, or a file's keys laid over a preset's."""
+"""Changes to a configuration: `key=value` on the command line, or a file's settings on top of a preset's."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fedlalr.config.errors import ConfigError, shortened
 Tree = dict[str, Any]
 
 SHORT = {"algorithm": "name", "model": "name", "data": "name", "partition": "scheme"}
-"""Sections that may be given as one word, and the key that the word stands for."""
+"""Sections that may be given as one word, and the key of that word."""
 
 _LOG = ("start", "base", "unit")
 _FAMILIES = {"local": {"epochs": ("epochs",), "steps": ("steps",), "start": _LOG, "base": _LOG}}
-"""Keys that exclude others of their section, and what may stay when one of them is set."""
+"""Keys that exclude others of their section, and the keys that remain when one is set."""
 
 
 def parse_overrides(texts: Iterable[str]) -> Tree:
-    """Overrides as a nested table; the order in which they are given does not matter.
+    """Overrides as a nested table; their order does not matter.
 
     >>> parse_overrides(["algorithm.lr=3e-2", "algorithm=fedadam", "rounds=20"])
     {'algorithm': {'lr': 0.03, 'name': 'fedadam'}, 'rounds': 20}
@@ -39,7 +39,7 @@ def parse_overrides(texts: Iterable[str]) -> Tree:
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
-    """The base with the changes laid over it. Another algorithm, model or data set drops the old one's options."""
+    """The base with the changes applied. Another algorithm, model or data set drops the options of the old one."""
     merged = dict(base)
     for key, change in changes.items():
         old = expand(key, merged.get(key))
@@ -58,12 +58,12 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
 
 
 def expand(section: str, value: Any) -> Any:
-    """A section given as one word, as a table."""
+    """Expand a section given as one word to a table."""
     return {SHORT[section]: value} if section in SHORT and isinstance(value, str) else value
 
 
 def _follow_methods(merged: Tree, changes: Mapping[str, Any]) -> None:
-    """Let a change to `methods.NAME` reach an algorithm section that already spells out that method's settings."""
+    """Apply a change to `methods.NAME` to an algorithm section that already contains that method's settings."""
     algorithm, methods = merged.get("algorithm"), changes.get("methods")
     if not isinstance(algorithm, Mapping) or not isinstance(methods, Mapping) or "algorithm" in changes:
         return
@@ -75,7 +75,7 @@ def _follow_methods(merged: Tree, changes: Mapping[str, Any]) -> None:
 def _value(text: str, value: str) -> Any:
     try:
         return yaml_file.parse(value)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter two for endless numbers and nesting
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter two: huge numbers, deep nesting
         raise ConfigError(f"the value of {shortened(text)!r} cannot be read: {error}") from error
 
 
@@ -85,5 +85,5 @@ def _put(tree: Tree, parts: list[str], value: Any, text: str) -> None:
         if not isinstance(tree, dict):
             raise ConfigError(f"{text!r} contradicts another override: {part!r} was given as one value")
     if parts[-1] in tree:
-        raise ConfigError(f"{'.'.join(parts)!r} is given twice; leave one of them out")
+        raise ConfigError(f"{'.'.join(parts)!r} is given twice; remove one")
     tree[parts[-1]] = value

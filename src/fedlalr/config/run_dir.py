@@ -1,4 +1,4 @@
-"""What a configuration adds to the directory of a run: `config.yaml` at its start and `summary.json` at its end.
+"""The files that a configuration adds to a run directory: `config.yaml` at the start and `summary.json` at the end.
 
 The run itself writes `metrics.jsonl` and `checkpoint/`.
 """
@@ -37,23 +37,23 @@ class RunDirectory:
 
     @property
     def holds_run(self) -> bool:
-        """Whether a run was begun here, and got as far as its first checkpoint."""
+        """Whether the directory contains a run with at least one record or checkpoint."""
         metrics = self.path / METRICS_FILE
         recorded = metrics.is_file() and metrics.stat().st_size > 0
         return recorded or any((self.path / CHECKPOINTS).glob("round-*"))
 
     def clear(self) -> None:
-        """Remove the run that is here, and nothing else."""
+        """Remove the run, and nothing else."""
         if not self.path.is_dir():
             return
         clear_run(self.path, also=(REPORT_FILE, SUMMARY_FILE, TRAJECTORY_FILE, CONFIG_FILE))
 
     def check_free(self) -> None:
-        """Refuse a directory that holds a run."""
+        """Reject a directory that contains a run."""
         if self.holds_run:
             raise ConfigError(
-                f"{self.path} already holds a run; go on with it by `fedlalr resume {shlex.quote(str(self.path))}`, "
-                f"choose another --run-dir, or pass --overwrite to run it again from the start"
+                f"{self.path} already contains a run; resume it with `fedlalr resume {shlex.quote(str(self.path))}`, "
+                f"choose another --run-dir, or pass --overwrite to start from scratch"
             )
 
     def config(self) -> Config:
@@ -64,7 +64,7 @@ class RunDirectory:
         (self.path / SUMMARY_FILE).unlink(missing_ok=True)
 
     def records(self) -> list[Record]:
-        """The rounds recorded so far. A last line that is still being written is left out."""
+        """The records so far, without a last line that is still being written."""
         file = self.path / METRICS_FILE
         if not file.is_file():
             return []
@@ -72,19 +72,19 @@ class RunDirectory:
             return [Record.from_json(line.decode()) for line in whole_lines(content)]
 
     def summary(self) -> Summary | None:
-        """The summary, or None while the run is not over."""
+        """The summary, or None if the run has not ended."""
         file = self.path / SUMMARY_FILE
         if not file.is_file():
             return None
         if file.stat().st_size > LARGEST_SUMMARY:
-            raise ValueError(f"{SUMMARY_FILE} is larger than any real one")
+            raise ValueError(f"{SUMMARY_FILE} is larger than {LARGEST_SUMMARY:,} bytes, and cannot be a summary")
         summary: Summary = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(summary, dict):
-            raise ValueError(f"{SUMMARY_FILE} holds no table of results")
+            raise ValueError(f"{SUMMARY_FILE} must contain a table of results")
         return summary
 
     def write_summary(self, summary: Summary) -> None:
-        """Write the summary, which marks the run as over."""
+        """Write the summary, which marks the end of the run."""
         self._write(SUMMARY_FILE, json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
 
     def _write(self, name: str, text: str) -> None:
@@ -94,7 +94,7 @@ class RunDirectory:
         except OSError as error:
             reason = error.strerror or error
             raise RunDirectoryError(
-                f"{self.path / name} cannot be written: {reason}; mend the cause, then start or resume the run again"
+                f"{self.path / name} cannot be written: {reason}; fix the problem, then start or resume the run again"
             ) from error
 
 
@@ -103,9 +103,9 @@ def summarise(
     info: RunInfo | None,
     records: list[Record],
     failure: str | None = None,
-    refused: Sequence[Rejection] = (),
+    rejected: Sequence[Rejection] = (),
 ) -> Summary:
-    """A run in a few numbers. `refused` are the replies of a round that failed, of which there is no record."""
+    """The summary of a run. `rejected` are the replies rejected in a failed round, which has no record."""
     accuracies = [record.accuracy for record in records if record.accuracy is not None]
     last = records[-1].as_dict() if records else {}
     return {
@@ -122,8 +122,8 @@ def summarise(
         "bytes_up": sum(record.bytes_up for record in records),
         "bytes_down": sum(record.bytes_down for record in records),
         "seconds": sum(record.seconds for record in records),
-        "rejected": sum(len(record.rejected) for record in records) + len(refused),
-        "refused_at_failure": [rejection._asdict() for rejection in refused],
+        "rejected": sum(len(record.rejected) for record in records) + len(rejected),
+        "refused_at_failure": [rejection._asdict() for rejection in rejected],
         "engine": info.engine if info else None,
         "device": info.device if info else None,
         "hardware": hardware(info.device) if info else None,

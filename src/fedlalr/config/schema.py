@@ -1,7 +1,7 @@
-"""What a run is: every setting, its type and its limits.
+"""The schema of a run: every setting, its type and its limits.
 
-A `Config` is complete: written to a file and read again it makes the same run. Sections whose options depend on a name
-(`algorithm`, `model`) take their options from the class of that name, so that nothing is listed twice.
+A `Config` is complete: written to a file and loaded again, it gives the same run. Sections whose options depend on a
+name (`algorithm`, `model`) take them from the class of that name, so that nothing is defined twice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": models.MLP,
     "logistic": models.Logistic,
 }
-"""Networks by the names that configurations use."""
+"""Models by their names in configurations."""
 
 LocalCount = Annotated[int, Field(ge=1, le=MOST_STEPS)]
 Scheme = Literal["dirichlet", "dirichlet-classes", "iid", "shards", "lognormal", "natural"]
@@ -39,23 +39,23 @@ Settings = dict[str, Any]
 
 
 class Section(BaseModel):
-    """A part of a configuration: immutable, no unknown keys, no silent conversion of text to numbers."""
+    """A section of a configuration: immutable, no unknown keys, no silent conversion of text to numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class DataConfig(Section):
-    """Which data set, and where it is."""
+    """The data set and its location."""
 
     name: str
     folder: str | None = None
     """A folder with the data set in its original format; None: the cache, then a download."""
     augment: bool = True
-    """Flip and crop training images, where the data set has a rule for it."""
+    """Flip and crop training images, if the data set defines an augmentation."""
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the training samples that is held out and evaluated in place of the test set, for tuning."""
+    """Share of the training samples held out and evaluated instead of the test set, for tuning."""
     options: Settings = {}
-    """What this data set alone has to choose, such as `train_fraction` of Shakespeare."""
+    """Options specific to the data set, such as `train_fraction` of Shakespeare."""
 
     @field_validator("name")
     @classmethod
@@ -64,11 +64,11 @@ class DataConfig(Section):
 
 
 class PartitionConfig(Section):
-    """How the samples are dealt to clients."""
+    """How the samples are partitioned over clients."""
 
     scheme: Scheme = "dirichlet"
     clients: Count | None = 100
-    """None with `natural`, where the data says who the clients are."""
+    """None with `natural`, where the data defines the clients."""
     alpha: Positive = 0.3
     seed: Seed | None = None
     """None: the run's seed."""
@@ -92,23 +92,23 @@ class LocalConfig(Section):
         if sum(kinds) != 1:
             raise ValueError("give one of epochs, steps, or start with base")
         if kinds[2] and (self.start is None or self.base is None):
-            raise ValueError("start and base belong together")
+            raise ValueError("start and base must be given together")
         if self.unit is not None and not kinds[2]:
-            raise ValueError("unit goes with start and base alone")
+            raise ValueError("unit is allowed only with start and base")
         return self
 
 
 class TrajectoryConfig(Section):
-    """Whose second moments and learning rates to record over the local steps, in `trajectory.jsonl`."""
+    """The clients and rounds whose second moments and learning rates are recorded, in `trajectory.jsonl`."""
 
     clients: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
-    """Put into the cohorts of the recorded rounds in place of sampled ones."""
+    """They replace sampled clients in the cohorts of the recorded rounds."""
     rounds: Annotated[list[Count], Field(min_length=1)] | None = None
     """None: every round."""
 
 
 class Named(Section):
-    """A name and the options that the thing of that name has."""
+    """A name and the options of that model or method."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
@@ -121,7 +121,7 @@ class Named(Section):
 
 
 class ModelConfig(Named):
-    """Which network. Sizes that follow from the data (`classes`, `channels`, …) need not be given."""
+    """The model. Sizes that follow from the data (`classes`, `channels`, …) may be omitted."""
 
     @model_validator(mode="after")
     def _known(self) -> ModelConfig:
@@ -137,7 +137,7 @@ class ModelConfig(Named):
 
 
 class AlgorithmConfig(Named):
-    """Which method, with every hyper-parameter of it."""
+    """The method, with all its hyper-parameters."""
 
     @model_validator(mode="before")
     @classmethod
@@ -148,7 +148,7 @@ class AlgorithmConfig(Named):
 
 
 class ProblemConfig(Section):
-    """The data, the network and the method."""
+    """The data, the model and the method."""
 
     name: str = "run"
     description: str = ""
@@ -159,12 +159,12 @@ class ProblemConfig(Section):
 
 
 OPTIONS = tuple(each.name for each in in_reading_order() if each.metadata["config"])
-"""The options of `fl.run` that a configuration has, under the same names."""
+"""The options of `fl.run` that are also settings, with the same names."""
 
 if TYPE_CHECKING:
 
     class OptionsConfig(ProblemConfig):
-        """What a type checker sees of the class below."""
+        """The class below, for type checkers."""
 
         def __getattr__(self, name: str) -> Any: ...
 
@@ -189,11 +189,11 @@ class Config(OptionsConfig):
     dtype: Literal["float32", "float64", "bfloat16", "float16"] | None = None
     trajectory: TrajectoryConfig | None = None
     target: Annotated[float, Field(gt=0, le=1)] | None = None
-    """The accuracy that a comparison counts rounds and megabytes to."""
+    """The target accuracy of a comparison, for rounds and megabytes."""
     methods: dict[str, Settings] = Field(default_factory=dict)
-    """Hyper-parameters of each method on this problem, taken when `algorithm` names it."""
+    """Hyper-parameters of each method on this problem, used if `algorithm` names it."""
     grid: dict[str, dict[str, list[float]]] = Field(default_factory=dict)
-    """Rates to try for each method when a comparison tunes."""
+    """Learning rates to try for each method when tuning."""
 
     @field_validator("engine")
     @classmethod
@@ -220,48 +220,48 @@ class Config(OptionsConfig):
         return grid
 
     @model_validator(mode="after")
-    def _can_be_followed(self) -> Config:
+    def _check_trajectory(self) -> Config:
         wanted, method = self.trajectory, self.algorithm
         if wanted is None:
             return self
         if "v_hat" not in registry.create(method.name, **method.options).slots.up:
             raise ValueError(
-                f"a trajectory follows the clients' v̂, and those of {method.name} have none; "
+                f"a trajectory records the clients' v̂, which {method.name} does not have; "
                 f"use fedlalr, or trajectory=null"
             )
         if max(wanted.rounds or [1]) > self.rounds:
-            raise ValueError(f"trajectory.rounds goes up to {max(wanted.rounds or [1])}, but rounds is {self.rounds}")
+            raise ValueError(f"trajectory.rounds contains {max(wanted.rounds or [1])}, but rounds is {self.rounds}")
         if self.clients_per_round is not None and len(set(wanted.clients)) > self.clients_per_round:
             raise ValueError(
-                f"trajectory.clients names {len(set(wanted.clients))} clients, but clients_per_round is "
-                f"{self.clients_per_round}, and all of them take part in the rounds that are recorded"
+                f"trajectory.clients has {len(set(wanted.clients))} clients, but clients_per_round is "
+                f"{self.clients_per_round}, and all of them must take part in the recorded rounds"
             )
         return self
 
     @field_serializer("local")
-    def _given_alone(self, local: LocalConfig) -> Settings:
+    def _only_given(self, local: LocalConfig) -> Settings:
         return {name: value for name, value in local if value is not None}
 
     def problem(self) -> Settings:
-        """What the outcome of the run depends on: everything but names and the tables of other methods."""
+        """The settings that affect the outcome: everything but names, targets and the tables of other methods."""
         return self.model_dump(exclude={"name", "description", "checkpoint_every", "target", "methods", "grid"})
 
 
 def check_method(method: str, settings: Settings) -> Settings:
-    """A method's settings completed by its defaults, or the reason why they cannot be used."""
+    """A method's settings completed by its defaults; raises an error if they are invalid."""
     registry.create(method, **settings)
     complete = {**registry.options(method), **settings}
     return {option: list(v) if isinstance(v, tuple) else v for option, v in complete.items()}
 
 
 def _check_axis(method: str, option: str, values: list[float]) -> None:
-    """Refuse a list of values to try of which one could not be run."""
+    """Reject a list of values to try if one of them is invalid."""
     key = f"grid.{method}.{option}"
     if not values:
         raise ValueError(f"{key} is empty; give the values to try, such as [0.01, 0.1]")
     for value in values:
         if values.count(value) > 1:
-            raise ValueError(f"{key} has {value:g} twice; give every value once")
+            raise ValueError(f"{key} contains {value:g} twice; give every value once")
         try:
             check_method(method, {option: value})
         except (ValueError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""YAML as people write it: `1e-3` is a number, `no` is a word, a key given twice is a mistake."""
+"""YAML as people expect it: `1e-3` is a number, `no` is a word, a duplicate key is an error."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import yaml
 
 
 class _Loader(yaml.SafeLoader):
-    """The core schema of YAML 1.2, which reads numbers as Python and JSON do."""
+    """The core schema of YAML 1.2, which reads numbers like Python and JSON."""
 
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - as the base class has it
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - as in the base class
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Hashable] = set()
@@ -46,5 +46,5 @@ def parse(text: str) -> Any:
 
 
 def dump(value: Any) -> str:
-    """A value as YAML, keys in their order, short lists and tables on one line."""
+    """A value as YAML: keys in order, short lists and tables on one line."""
     return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)

@@ -15,7 +15,7 @@ _HOMES = {"FederatedStrategy": "fedlalr.flower.server.strategy", "client_app": "
 
 
 def __getattr__(name: str) -> Any:
-    """Import Flower only when something that needs it is asked for."""
+    """Import Flower only when it is needed."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
@@ -23,4 +23,4 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "flwr":
             raise
-        raise ImportError("fedlalr on Flower needs Flower itself: pip install 'fedlalr[flower]'") from error
+        raise ImportError("fedlalr.flower needs Flower: pip install 'fedlalr[flower]'") from error

@@ -1,4 +1,4 @@
-"""The clients' data as either end of the exchange has it: the server none of it, a node its own."""
+"""The clients' data on both sides of the exchange: the server has none, a node has its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedlalr.data.population import Clients, DatasetClients, Population, is_data
 
 
 class RemoteClients:
-    """The clients as the server knows them: how many there are."""
+    """The clients as seen by the server: only their number."""
 
     def __init__(self, population: int) -> None:
         self._sizes = torch.zeros(population, dtype=torch.int64)
@@ -28,7 +28,7 @@ class RemoteClients:
         return len(self._sizes)
 
     def batch(self, client: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-        raise RuntimeError(f"the data of client {client} are on its own node; the server has none")
+        raise RuntimeError(f"the data of client {client} is on its node; the server has none")
 
     def training_batch(self, client: int, positions: Tensor, seed: int, round: int, step: int) -> tuple[Tensor, Tensor]:
         return self.batch(client, positions)
@@ -38,9 +38,9 @@ class RemoteClients:
 
 
 def own_data(data: object, client: int, population: int) -> Clients:
-    """A node's data under its client's id, so that batches and augmentation are those of that client in a simulation.
+    """A node's data under its client's id, so that batches and augmentation equal those of a simulation.
 
-    `data` is a pair of tensors (inputs, targets), a torch data set with a length, or a population of this client alone
+    `data` is a pair of tensors (inputs, targets), a torch data set with a length, or a population of only this client
     or of all clients.
     """
     data = plain_tensors(data)
@@ -53,9 +53,11 @@ def own_data(data: object, client: int, population: int) -> Clients:
     elif is_dataset(data):
         clients = _placed(DatasetClients([data]), client, population)
     else:
-        raise TypeError(f"{told_client(client, data)}. A node may also have what fl.data.load returns")
+        raise TypeError(
+            f"{told_client(client, data)}. The data function may also return a population, as fl.data.load does"
+        )
     if int(clients.sizes[client]) == 0:
-        raise ValueError(f"client {client} has no samples; its node has nothing to train on")
+        raise ValueError(f"client {client} has no samples to train on")
     return clients
 
 
@@ -64,7 +66,7 @@ def _placed(data: Population | DatasetClients, client: int, population: int) -> 
         return data
     if len(data) != 1:
         raise ValueError(
-            f"the data function gave {len(data)} clients; it must give this node's own or all {population} of them"
+            f"the data function returned {len(data)} clients; it must return this node's client or all {population}"
         )
     if isinstance(data, DatasetClients):
         nobody: Dataset[Any] = TensorDataset(torch.empty(0))

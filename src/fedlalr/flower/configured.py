@@ -1,4 +1,4 @@
-"""An app from a configuration: what the folders that `fedlalr flower export` writes are made of."""
+"""Parts of an app built from a configuration, for the folders written by `fedlalr flower export`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SERVER_OPTIONS: dict[str, type] = {"deadline": float, "join-deadline": float, "
 
 
 def config_of(file: str | Path, context: Context) -> Config:
-    """The configuration in a file, with the run's own `overrides` laid over it.
+    """The configuration in a file, with the `overrides` of the run applied.
 
     `flwr run . --run-config 'overrides="rounds=5 algorithm.lr=0.01"'` reaches the server and every client.
     """
@@ -29,24 +29,24 @@ def config_of(file: str | Path, context: Context) -> Config:
 
 
 def population_of(file: str | Path, context: Context) -> Population:
-    """All clients' data, dealt as the configuration says; loaded once in a process."""
+    """All clients' data, partitioned as configured; loaded once per process."""
     return _population(str(file), _overrides(context))
 
 
 def settings_of(config: Config, context: Context | None = None) -> dict[str, Any]:
-    """The options of `fl.run` that a configuration gives, for the server, the clients and the simulator alike.
+    """The options of `fl.run` in a configuration, for the server, the clients and the simulator.
 
-    A run directory of the run's (`run-dir`) is the server's: a run that broke off there goes on.
+    The run's `run-dir` is a directory on the server; an interrupted run there is resumed.
     """
     if config.trajectory is not None:
-        raise ConfigError("a trajectory is recorded in the simulator alone; leave `trajectory` out on Flower")
+        raise ConfigError("a trajectory can be recorded only in the simulator; remove `trajectory` to run on Flower")
     settings = {name: value for name, value in build_options(config).items() if name in settings_names()}
     folder = str(context.run_config.get(RUN_FOLDER, "")) if context is not None else ""
     return settings | ({"run_dir": folder, "resume": True} if folder else {})
 
 
 def server_options(context: Context) -> dict[str, Any]:
-    """The options of `FederatedStrategy` in the run's configuration: how long to wait, how often to try again."""
+    """The options of `FederatedStrategy` in the run's configuration: deadlines, retries and layout."""
     given = context.run_config
     return {name.replace("-", "_"): kind(given[name]) for name, kind in _SERVER_OPTIONS.items() if name in given}
 

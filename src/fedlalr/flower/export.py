@@ -1,4 +1,4 @@
-"""`fedlalr flower export`: a Flower app in a folder, made from a configuration."""
+"""`fedlalr flower export`: write a Flower app for a configuration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedlalr.config.overrides import parse_overrides
 from fedlalr.flower.preflight import check_data, check_settings, data_here
 
 NODES = 3
-"""Supernodes, where nobody says how many."""
+"""Default number of supernodes."""
 DEADLINE, JOIN_DEADLINE = 3600.0, 600.0
 
 _PYPROJECT = """\
@@ -37,23 +37,23 @@ publisher = "fedlalr"
 serverapp = "{package}.server_app:app"
 clientapp = "{package}.client_app:app"
 
-# What `flwr run . --run-config '…'` can change.
+# Settings that `flwr run . --run-config '…'` can change.
 [tool.flwr.app.config]
-# Settings of config.yaml: overrides="rounds=5 algorithm.lr=0.01"
+# Changes to config.yaml: overrides="rounds=5 algorithm.lr=0.01"
 overrides = ""
-# A folder on the server for metrics and checkpoints. A run that broke off there goes on.
+# A folder on the server for metrics and checkpoints. An interrupted run there is resumed.
 run-dir = ""
-# Seconds that a round waits for replies, and for nodes to connect.
+# Maximum seconds that a round waits for replies, and for nodes to connect.
 deadline = {deadline}
 join-deadline = {join_deadline}
-# How often a round with too few usable replies is played again.
+# How often a round with too few usable replies is repeated.
 retries = 0
-# Or "packed": one record for all slots, as Flower's modifiers expect it.
+# Or "packed": one record for all slots, as Flower's mods expect.
 layout = "records"
 """
 
 _TASK = '''\
-"""What is trained, on which data, by which method. Replace a function to make it your own."""
+"""Model, data, method and settings. Replace any of these functions with your own."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ FILE = Path(__file__).with_name("config.yaml")
 
 
 def data(context: Context) -> Population:
-    """All clients' data, dealt as config.yaml says: a node trains on the part of its `partition-id` alone.
+    """All clients' data, partitioned as in config.yaml: a node trains only on the part of its `partition-id`.
 
-    Where each owner has data of its own, return that: a pair of tensors (inputs, targets) or a torch data set.
+    If every node has its own data, return that: a pair of tensors (inputs, targets) or a torch data set.
     """
     return population_of(FILE, context)
 
@@ -96,7 +96,7 @@ def settings(context: Context) -> dict[str, Any]:
 '''
 
 _CLIENT = '''\
-"""What runs on every node."""
+"""The client app, which runs on every node."""
 
 from {package}.task import algorithm, data, model, settings
 
@@ -106,7 +106,7 @@ app = client_app(model, data, algorithm, settings)
 '''
 
 _SERVER = '''\
-"""What runs beside the superlink."""
+"""The server app, which runs beside the superlink."""
 
 from {package}.task import algorithm, data, model, settings
 from flwr.app import Context
@@ -120,7 +120,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run all rounds. The server uses the test set alone."""
+    """Run all rounds. The server uses only the test set."""
     population = data(context)
     strategy = FederatedStrategy(
         model(context),
@@ -138,33 +138,33 @@ _README = """\
 
 {description}
 
-{clients} clients: every supernode serves one, the one that its `partition-id` names. See the page on Flower in the
-documentation of fedlalr for certificates, node keys and what happens when something fails.
+{clients} clients: every supernode serves the client of its `partition-id`. See the page on Flower in the documentation
+of fedlalr for certificates, node keys and failures.
 
     pip install 'fedlalr[flower]'                                    # on every machine
     flower-superlink --insecure --disable-runtime-dependency-installation
-    flower-supernode --insecure --superlink 127.0.0.1:8000 --port 9094 --node-config 'partition-id=0'   # … and so on
+    flower-supernode --insecure --superlink 127.0.0.1:8000 --port 9094 --node-config 'partition-id=0'   # and so on
     flwr run . --stream
 
-The same run in the simulator, to the same bits on a CPU with one thread (with `clients_per_round`, other cohorts are
-drawn here, from a secret):
+The same run in the simulator, with the same bits on a CPU with one thread (with `clients_per_round`, this app samples
+other cohorts, from a secret):
 
     fedlalr run {package}/config.yaml engine=reference
 """
 
 
 def for_nodes(source: str, overrides: list[str], nodes: int | None = None) -> Config:
-    """A preset's configuration with one client a node, all of them in every round, on the CPU.
+    """A preset's configuration with one client per node, all clients in every round, on the CPU.
 
-    The number of nodes and `partition.clients` are the same number; either may be given.
+    The number of nodes equals `partition.clients`; either may be given.
     """
     given = parse_overrides(overrides)
     partition = given.get("partition", {})
     clients = partition.get("clients", nodes or NODES) if isinstance(partition, dict) else None
     if nodes is not None and clients != nodes:
         raise ConfigError(
-            f"--nodes {nodes} contradicts partition.clients={clients}: every node serves one client; leave out one of "
-            f"them, or give both the same number"
+            f"--nodes {nodes} contradicts partition.clients={clients}: every node serves one client; give only one of "
+            f"them, or the same number for both"
         )
     tree = load(source, overrides).model_dump()
     tree["partition"]["clients"] = clients
@@ -173,13 +173,13 @@ def for_nodes(source: str, overrides: list[str], nodes: int | None = None) -> Co
 
 
 def export(config: Config, folder: str | Path) -> Path:
-    """Write an app for a configuration into a new or empty folder, unless the app could not run.
+    """Write an app for a configuration into a new or empty folder, after checking that the app can run.
 
-    Whether the data can be dealt to its clients is looked at where they are on this machine.
+    The partition is checked if the data set is on this machine.
     """
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is there already and not empty; choose a new folder for the app")
+        raise ConfigError(f"{folder} already exists and is not empty; choose a new folder for the app")
     clients = check_settings(config)
     if data_here(config):
         check_data(config)
@@ -197,7 +197,7 @@ def export(config: Config, folder: str | Path) -> Path:
     try:
         inner.mkdir(parents=True)
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be made: {error.strerror}; choose another folder for the app") from error
+        raise ConfigError(f"{folder} cannot be created: {error.strerror}; choose another folder for the app") from error
     for path, text in (
         (folder / "pyproject.toml", _PYPROJECT),
         (folder / "README.md", _README),

@@ -1,4 +1,4 @@
-"""Whether a configuration can run on Flower: asked before an app is written, and before a process is started."""
+"""Check that a configuration can run on Flower, before writing an app or starting a process."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fedlalr.flower.settings import read_settings
 
 
 def check_settings(config: Config) -> int:
-    """Refuse settings that cannot run, whatever the data are; gives the number of clients."""
+    """Reject settings that cannot run with any data; returns the number of clients."""
     clients = config.partition.clients
     if clients is None:
-        raise ConfigError("say how many clients there are, one for each node: partition.clients=3")
+        raise ConfigError("the number of clients is missing, one per node: set partition.clients=3, for example")
     with _as_config_error():
         settings = read_settings(settings_of(config))
         settings.rules(build_algorithm(config))
@@ -29,17 +29,18 @@ def check_settings(config: Config) -> int:
 
 
 def check_data(config: Config) -> Population:
-    """Refuse data that cannot be dealt to the clients, or a network that cannot be trained on them; gives the data."""
+    """Reject data that cannot be partitioned, or a model that cannot be trained on it; returns the data."""
     clients = check_settings(config)
     with _as_config_error():
         population = build_population(config)
         if len(population) != clients:
             raise ConfigError(
-                f"the data make {len(population)} clients, not {clients}: partition.clients says how many"
+                f"the data set has {len(population)} clients, but partition.clients is {clients}; "
+                f"set it to {len(population)}"
             )
         empty = [client for client, size in enumerate(population.sizes.tolist()) if size == 0]
         if empty:
-            raise ConfigError(f"client {empty[0]} has no samples, so its node has nothing to train on; see partition")
+            raise ConfigError(f"client {empty[0]} has no samples to train on; change the settings of partition")
         model = build_model(config.model, population, config.seed)
         Problem.of(
             model, RemoteClients(clients), build_algorithm(config), read_settings(settings_of(config)), remote=True
@@ -48,7 +49,7 @@ def check_data(config: Config) -> Population:
 
 
 def data_here(config: Config) -> bool:
-    """Whether the data are on this machine, so that they can be looked at."""
+    """Whether the data set is on this machine, so that it can be checked."""
     if config.data.folder is not None:
         return Path(config.data.folder).exists()
     return any(data.name == config.data.name and data.where is not None for data in available())
@@ -56,7 +57,7 @@ def data_here(config: Config) -> bool:
 
 @contextmanager
 def _as_config_error() -> Iterator[None]:
-    """What the settings do to each other, as an error of the configuration."""
+    """Turn errors about incompatible settings into `ConfigError`."""
     try:
         yield
     except DataCorrupt:

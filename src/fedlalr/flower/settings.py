@@ -1,4 +1,4 @@
-"""The options of `fl.run` on Flower: one table serves the simulator, the server and the nodes."""
+"""The options of `fl.run` on Flower: the simulator, the server and the nodes share one table of settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from fedlalr.federation.options import Options
 
 OWN_ARGUMENTS = ("test", "metrics", "observers")
-"""Options that are arguments of the strategy, since they are objects of the server's."""
+"""Options that are arguments of the strategy instead, since they are objects on the server."""
 SIMULATOR_ONLY = ("engine", "debug")
 
 
@@ -19,15 +19,15 @@ def settings_names() -> list[str]:
 
 
 def read_settings(given: Mapping[str, Any] | None, **own: Any) -> Options:
-    """The options in a table of settings; a name or value that Flower cannot use is rejected.
+    """The options in a table of settings; names and values that Flower does not support are rejected.
 
-    A node takes from them how it trains, the server takes the rest. Both must be given the same table: the server
-    rejects replies of a node that trained with other settings.
+    A node uses the training options, the server uses the others. Both need the same table: the server rejects replies
+    of a node that trained with other settings.
     """
     options = replace(Options.named(given or {}, settings_names(), "Flower"), **own)
     if options.buffers == "recalibrate":
         raise ValueError(
-            "buffers='recalibrate' needs a second pass over the clients' data in every round, which the exchange "
-            "on Flower does not make; use buffers='average'"
+            "buffers='recalibrate' needs a second pass over the clients' data in every round, which is not "
+            "supported on Flower; use buffers='average'"
         )
     return options

@@ -1,1 +1,1 @@
-"""A node's end: the client app, its local round, and what it keeps."""
+"""The client side: the client app, local training, and the state kept on the node."""

@@ -23,7 +23,7 @@ from fedlalr.training.interfaces import Training
 from fedlalr.training.torch_state import get_buffers
 
 PARTITION, STATE_FOLDER = "partition-id", "state-dir"
-"""What a node's configuration says: which client it serves, and where that client keeps what it keeps."""
+"""Keys of the node configuration: the client that the node serves, and the folder for the client's state."""
 
 ModelFunction = Callable[[Context], nn.Module]
 DataFunction = Callable[[Context], object]
@@ -40,17 +40,18 @@ def client_app(
     mods: Sequence[Any] = (),
     state_dir: str | Path | None = None,
 ) -> ClientApp:
-    """A client app that trains as `fl.run` would train this node's client.
+    """A client app that trains this node's client like `fl.run` would.
 
-    model: gives the module; only its architecture matters (and parameters that are not trained).
-    data: gives this node's data: a pair of tensors (inputs, targets), a torch data set, or a population of all clients.
-    algorithm: the method, or a function of Flower's context that gives it.
-    settings: the options of `fl.run`, or a function of the context that gives them. The server needs the same.
-    mods: Flower's modifiers, applied to training messages.
-    state_dir: where this node stores what its client keeps between rounds; the node's `state-dir`, or a folder of the
-        user's own, unless given.
+    model: returns the module; only its architecture and its parameters that are not trained matter.
+    data: returns this node's data: a pair of tensors (inputs, targets), a torch data set, or a population of all
+        clients.
+    algorithm: the method, or a function of Flower's context that returns it.
+    settings: the options of `fl.run`, or a function of the context that returns them. The server needs the same.
+    mods: Flower's mods, applied to training messages.
+    state_dir: folder for the state that this node's client keeps between rounds; default: the node's `state-dir`, or
+        the user's state folder.
 
-    The node says which client it serves: `flower-supernode --node-config 'partition-id=0'`.
+    The node configuration sets the client: `flower-supernode --node-config 'partition-id=0'`.
     """
 
     def prepare(context: Context, clients: Any) -> Training:
@@ -73,13 +74,13 @@ def client_app(
         instruction = instruction_in(message.content)
         mine = client_id(context)
         if instruction.client != mine:
-            raise ValueError(f"the server asks for client {instruction.client}, but this node serves client {mine}")
+            raise ValueError(f"the server requested client {instruction.client}, but this node serves client {mine}")
         training = prepare(context, own_data(data(context), mine, instruction.population))
         training = replace(training, seed=instruction.seed)
         agreed = contract(training)
         if agreed != instruction.contract:
             raise ValueError(
-                "this node's method, settings or module are not the server's; give both sides the same ones"
+                "this node's method, settings or module differ from the server's; use the same on both sides"
             )
         layout, table = training.layout, training.algorithm.slots
         broadcast, buffers = broadcast_in(
@@ -101,12 +102,12 @@ def client_id(context: Context) -> int:
     given = context.node_config.get(PARTITION)
     if isinstance(given, bool) or not isinstance(given, int) or given < 0:
         raise ValueError(
-            f"this node's {PARTITION} is {given!r}; start it with --node-config '{PARTITION}=N', N the number of its "
-            f"client from 0"
+            f"this node's {PARTITION} is {given!r}; start it with --node-config '{PARTITION}=N', where N is its "
+            f"client's id, from 0"
         )
     return given
 
 
 def state_folder(context: Context, given: str | Path | None = None) -> Path:
-    """Where a node's client keeps what it keeps."""
+    """The folder for the state of a node's client."""
     return Path(given or str(context.node_config.get(STATE_FOLDER, "")) or platformdirs.user_state_path("fedlalr"))

@@ -1,10 +1,10 @@
-"""What a client keeps between its rounds (SCAFFOLD's c_i), on the disk of its own node.
+"""The state that a client keeps between rounds (SCAFFOLD's c_i), on the disk of its node.
 
-    folder/RUN/client-000002/round-000007.safetensors      what the client keeps if its reply of round 7 is accepted
+    folder/RUN/client-000002/round-000007.safetensors      the client's state if its reply of round 7 is accepted
 
-A client does not know at the end of a round whether its reply will be accepted, so it stores the new value beside the
-old ones. The next instruction says which round's value counts, and which are so old that the server, even if it falls
-back on its last checkpoint but one, can no longer ask for them.
+At the end of a round a client does not know whether its reply will be accepted, so it stores the new state next to the
+old ones. The next instruction says which round's state is valid, and which states are too old to be requested, even if
+the server falls back to its second-to-last checkpoint.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _RUN = re.compile(r"[0-9a-f]{1,64}")
 
 
 class KeptStore:
-    """The versions that one client has of what it keeps in one run."""
+    """The versions of one client's state in one run."""
 
     def __init__(self, folder: str | Path, run: str, client: int) -> None:
         if not _RUN.fullmatch(run):
-            raise ValueError(f"the run is called {run[:80]!r}, and up to 64 hexadecimal digits are expected")
+            raise ValueError(f"the run's name must be up to 64 hexadecimal digits, not {run[:80]!r}")
         self.folder = Path(folder) / run / f"client-{client:06d}"
         self.client = client
 
     def load(self, round: int, names: tuple[str, ...], like: Tensor) -> Slots:
-        """What the client kept after a round; zeros, like the given vector, after round 0."""
+        """The state after a round; zeros, like the given vector, after round 0."""
         if round == 0 or not names:
             return Slots(**{name: torch.zeros_like(like) for name in names})
         place = self._place(round)
@@ -41,19 +41,19 @@ class KeptStore:
             found = load_file(place)
         except FileNotFoundError:
             raise FileNotFoundError(
-                f"client {self.client} was told to go on from what it kept after round {round}, but {place} is not "
-                f"there (it has {', '.join(map(str, self.rounds())) or 'no rounds'}); bring the folder back, or begin "
+                f"client {self.client} should continue from its state after round {round}, but {place} does not "
+                f"exist (rounds found: {', '.join(map(str, self.rounds())) or 'none'}); restore the folder, or start "
                 f"a new run"
             ) from None
         except (SafetensorError, OSError) as error:
-            raise ValueError(f"{place}, which client {self.client} kept, cannot be read: {error}") from error
+            raise ValueError(f"{place}, the state of client {self.client}, cannot be read: {error}") from error
         for name in names:
             if name not in found or found[name].shape != like.shape or found[name].dtype != like.dtype:
-                raise ValueError(f"{place} does not hold {name} of {len(like):,} {like.dtype} numbers")
+                raise ValueError(f"{place} does not contain {name} with {len(like):,} {like.dtype} numbers")
         return Slots(**{name: found[name].to(like.device) for name in names})
 
     def save(self, round: int, kept: Slots) -> None:
-        """Store what the client will keep if its reply of a round is accepted: the whole file or none."""
+        """Store the state that is valid if the reply of a round is accepted. Writes the whole file or none."""
         self.folder.mkdir(parents=True, exist_ok=True)
         place = self._place(round)
         aside = place.with_name(f".{place.name}")
@@ -70,7 +70,7 @@ class KeptStore:
                 self._place(round).unlink(missing_ok=True)
 
     def rounds(self) -> list[int]:
-        """The rounds of which there is a version, ascending."""
+        """The rounds with a stored state, ascending."""
         return sorted(int(place.stem.removeprefix("round-")) for place in self.folder.glob("round-*.safetensors"))
 
     def _place(self, round: int) -> Path:

@@ -1,4 +1,4 @@
-"""A client's round: the same code that trains clients in the simulator, on this node's data alone."""
+"""Local training on a node: the simulator's code, on this node's data only."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fedlalr.training.interfaces import Buffers, Training, Work
 
 
 class Answer(NamedTuple):
-    """What a client has to say at the end of its round."""
+    """The result of a client's round."""
 
     upload: Slots
     buffers: Buffers
     kept: Slots
-    """What it keeps if the upload is accepted."""
+    """The client's state if the upload is accepted."""
     samples: int
     steps: int
     loss: float
@@ -29,7 +29,7 @@ class Answer(NamedTuple):
 def train_locally(
     instruction: Instruction, training: Training, broadcast: Slots, buffers: Buffers, kept: Slots
 ) -> Answer:
-    """Train one client as its instruction says, from what the server sent and what the client has kept."""
+    """Train one client by its instruction, from the server's broadcast and the client's state."""
     device, client = training.device, instruction.client
     ids = torch.tensor([client])
     work = Work(
@@ -43,7 +43,7 @@ def train_locally(
         population=instruction.population,
     )
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        # Dropout draws from here. Nodes must not all draw the same, so the client's id is in the key.
+        # For dropout. The key contains the client's id, so that nodes do not all draw the same numbers.
         torch.manual_seed(key(training.seed, MODULES, work.round, client))
         upload, new_buffers, new_kept, loss = ReferenceEngine(training).train_client(work, 0, client, [])
     return Answer(

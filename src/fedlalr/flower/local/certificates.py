@@ -1,6 +1,6 @@
 """Keys and certificates for a federation: an authority, the superlink's certificate, and a key pair for each node.
 
-The same files that openssl and ssh-keygen make; `cryptography` comes with Flower.
+The same files as from openssl and ssh-keygen; `cryptography` is installed with Flower.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VALID_DAYS = 365
 
 
 class ServerFiles(NamedTuple):
-    """What a superlink is started with, and what nodes verify it by."""
+    """The superlink's certificate and key, and the authority by which nodes verify it."""
 
     authority: Path
     certificate: Path
@@ -35,7 +35,7 @@ class NodeKeys(NamedTuple):
 
 
 def make_server_files(folder: Path, hosts: Sequence[str], days: int = VALID_DAYS) -> ServerFiles:
-    """An authority of one's own and a certificate for a superlink that is reached under these names or addresses."""
+    """Create an authority, and a certificate for a superlink with these names or addresses."""
     folder.mkdir(parents=True, exist_ok=True)
     authority_key, server_key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
     authority_name, server_name = _name("fedlalr authority"), _name(hosts[0])
@@ -64,7 +64,7 @@ def make_server_files(folder: Path, hosts: Sequence[str], days: int = VALID_DAYS
 
 
 def make_node_keys(folder: Path, name: str) -> NodeKeys:
-    """A key pair by which a node authenticates itself."""
+    """Create a key pair with which a node authenticates itself."""
     folder.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP384R1())
     keys = NodeKeys(folder / name, folder / f"{name}.pub")

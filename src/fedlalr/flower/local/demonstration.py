@@ -1,4 +1,4 @@
-"""`fedlalr flower local`: a configuration on real Flower processes on this machine, watched from outside."""
+"""`fedlalr flower local`: run a configuration with real Flower processes on this machine, and follow its records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedlalr.flower.local.launch import FederationError, LocalFederation
 from fedlalr.flower.preflight import check_settings
 
 PATIENCE = 600.0
-"""Seconds without a finished round after which a demonstration is given up, where nothing else is said."""
+"""Default timeout: seconds without a finished round."""
 
 
 def demonstrate(
@@ -27,10 +27,10 @@ def demonstrate(
     on_stage: Callable[[str], None] = lambda stage: None,
     on_record: Callable[[Record], None] = lambda record: None,
 ) -> list[Record]:
-    """Start a superlink, supernodes and the run; give the records of its rounds. Leaves nothing but the run directory.
+    """Start a superlink, supernodes and the run; returns the records of its rounds. Leaves only the run directory.
 
-    `on_stage` hears what is being started, `on_record` of every round as it ends. Also after an exception or Ctrl-C no
-    process and no temporary file is left.
+    `on_stage` is called with the name of each part before it starts, `on_record` after every round. No process and no
+    temporary file is left, even after an exception or Ctrl-C.
     """
     with tempfile.TemporaryDirectory(prefix="fedlalr-flower-") as name:
         folder = Path(name)
@@ -56,24 +56,24 @@ def demonstrate(
 
 
 def reason(log: str) -> str:
-    """Why a run failed: the library's own words where there are any, or else all that was said.
+    """Why a run failed: the library's last error message in the log, or else the whole log.
 
-    >>> reason("Traceback\\n  File …\\nfedlalr.federation.round.RoundFailed: round 2: nobody came\\nExit Code: 201")
-    'round 2: nobody came'
+    >>> reason("Traceback\\n  File …\\nfedlalr.federation.round.RoundFailed: round 2: no replies\\nExit Code: 201")
+    'round 2: no replies'
     """
-    said = re.findall(r"^fedlalr\.[\w.]+: (.*)$", log, flags=re.M)
-    return str(said[-1]) if said else f"its log ends with\n{log}"
+    messages = re.findall(r"^fedlalr\.[\w.]+: (.*)$", log, flags=re.M)
+    return str(messages[-1]) if messages else f"its log ends with\n{log}"
 
 
 class _Watched:
-    """The records of a run that another process writes; of one that goes on, `on_record` hears of new rounds alone."""
+    """The records of a run in another process; for a resumed run, `on_record` is called only for new rounds."""
 
     def __init__(self, directory: RunDirectory, on_record: Callable[[Record], None]) -> None:
         self.directory, self.on_record = directory, on_record
         self.records = directory.records()
 
     def look(self) -> int:
-        """Take note of new records; gives how many there are."""
+        """Read new records; returns the total number."""
         for record in self.directory.records()[len(self.records) :]:
             self.records.append(record)
             self.on_record(record)

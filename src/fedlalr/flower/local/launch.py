@@ -1,6 +1,6 @@
-"""A whole federation on this machine: a superlink, supernodes and a run, on the loopback interface alone.
+"""A complete federation on this machine: a superlink, supernodes and a run, only on the loopback interface.
 
-For demonstrations and tests. Everything lies in one folder, which the caller removes.
+For demonstrations and tests. All files are in one folder, which the caller removes.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from fedlalr.flower.local.processes import Processes
 HOST = "127.0.0.1"
 CONNECTION = "local"
 START_TIMEOUT = 180.0
-"""Seconds that a process may take to come up on a busy machine."""
+"""Maximum seconds for a process to start, on a busy machine."""
 
 
 class FederationError(RuntimeError):
-    """A process of the federation did not do what it should. The message ends with its last lines."""
+    """A process of the federation failed. The message ends with the last lines of its log."""
 
 
 class LocalFederation:
-    """Use as a context: nothing that it started is running afterwards."""
+    """A context manager: all processes that it started are stopped at the end."""
 
     def __init__(self, folder: Path, *, secure: bool = True, database: bool = False) -> None:
         self.folder, self.secure, self.database = folder, secure, database
@@ -45,7 +45,7 @@ class LocalFederation:
         self.processes = Processes(environment(self.home, self.scripts))
         self._server_files: ServerFiles | None = None
         self.keys: dict[int, NodeKeys] = {}
-        """Of the nodes that were registered."""
+        """Keys of the registered nodes."""
 
     def __enter__(self) -> LocalFederation:
         self.home.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ class LocalFederation:
         self._wait(self._answers, "superlink")
 
     def register(self, node: int) -> NodeKeys:
-        """Make a key pair for a node, once, and tell the superlink about it."""
+        """Create a key pair for a node, once, and register it with the superlink."""
         keys = self.keys.get(node)
         if keys is None:
             keys = self.keys[node] = make_node_keys(self.folder / "keys", f"node-{node}")
@@ -101,7 +101,7 @@ class LocalFederation:
         keys: NodeKeys | None = None,
         authority: Path | None = None,
     ) -> None:
-        """Start a supernode. A secure federation lets nobody in without registered keys, or with another authority."""
+        """Start a supernode. A secure federation rejects nodes without registered keys, or with another authority."""
         command: list[str | Path] = [self.scripts / "flower-supernode", "--superlink", f"{HOST}:{self.port}"]
         command += ["--host", HOST, "--port", str(free_port()), "--node-config", as_toml(config)]
         if self.secure:
@@ -112,26 +112,26 @@ class LocalFederation:
         self.processes.start(f"node-{node}", command, self.log(f"node-{node}"))
 
     def submit(self, app: Path, config: Mapping[str, int | float | str], name: str = "run") -> None:
-        """Start a run of an app. The process `name` shows its log and ends with it."""
+        """Start a run of an app. The process `name` streams the run's log and ends with the run."""
         command: list[str | Path] = [self.scripts / "flwr", "run", app, CONNECTION, "--stream"]
         command += ["--run-config", as_toml(config)] if config else []
         self.processes.start(name, command, self.log(name))
 
     def status(self) -> list[dict[str, Any]]:
-        """What the superlink says of its runs, the newest first."""
-        said = self.flwr("list", CONNECTION, "--format", "json")
-        answer = json.loads(said)
+        """The superlink's runs, newest first."""
+        output = self.flwr("list", CONNECTION, "--format", "json")
+        answer = json.loads(output)
         if "runs" not in answer:
-            raise FederationError(f"flwr list does not say which runs there are: {said}")
+            raise FederationError(f"flwr list did not return the runs: {output}")
         found: list[dict[str, Any]] = answer["runs"]
         return found
 
     def completed(self) -> bool:
-        """Whether the newest run got through. Its records cannot tell: they may be those of a run before it."""
+        """Whether the newest run completed. Its records do not show it: they may be from an earlier run."""
         return bool(self.status()[0]["status"] == "finished:completed")
 
     def wait_for(self, name: str, patience: float, progress: Callable[[], object] | None = None) -> int:
-        """Wait for a process to end, and give its exit code; not longer than some seconds without any progress."""
+        """Wait for a process to end, and return its exit code; fails after `patience` seconds without progress."""
         process = self.processes.started(name)
         since, seen = time.monotonic(), progress() if progress is not None else None
         while process.poll() is None:
@@ -144,7 +144,7 @@ class LocalFederation:
         return process.returncode
 
     def flwr(self, *arguments: str) -> str:
-        """Run Flower's command line, and give what it prints."""
+        """Run Flower's command line, and return its output."""
         done = subprocess.run(
             [str(self.scripts / "flwr"), *arguments],
             env=self.processes.environment,
@@ -159,11 +159,11 @@ class LocalFederation:
         return done.stdout
 
     def log(self, name: str) -> Path:
-        """Where a process writes what it has to say."""
+        """The log file of a process."""
         return self.folder / f"{name}.log"
 
     def tail(self, name: str, lines: int = 30) -> str:
-        """The last of that."""
+        """The last lines of the log of a process."""
         path = self.log(name)
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
 
@@ -183,12 +183,12 @@ class LocalFederation:
         deadline = time.monotonic() + START_TIMEOUT
         while not ready():
             if not self.processes.alive(name) or time.monotonic() > deadline:
-                raise FederationError(f"{name} did not come up:\n{self.tail(name)}")
+                raise FederationError(f"{name} did not start:\n{self.tail(name)}")
             time.sleep(0.2)
 
 
 def environment(home: Path, scripts: Path) -> dict[str, str]:
-    """The environment of Flower's processes: nothing is reported, updated, installed or asked for outside."""
+    """The environment of Flower's processes: no telemetry, update checks, installations or proxies."""
     ours = {
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -205,7 +205,7 @@ def environment(home: Path, scripts: Path) -> dict[str, str]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let a second Ctrl-C, pressed while things are being ended, change nothing."""
+    """Ignore a second Ctrl-C while processes are being stopped."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -217,7 +217,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on."""
+    """A free port on the loopback interface."""
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         port: int = listener.getsockname()[1]
@@ -225,7 +225,7 @@ def free_port() -> int:
 
 
 def as_toml(values: Mapping[str, int | float | str]) -> str:
-    """Settings as Flower's command line reads them.
+    """Settings in the format of Flower's command line.
 
     >>> as_toml({"partition-id": 0, "state-dir": "/var/lib/state"})
     "partition-id=0 state-dir='/var/lib/state'"
@@ -237,5 +237,7 @@ def _quoted(text: str) -> str:
     if "'" not in text:
         return f"'{text}'"
     if '"' in text or "\\" in text:
-        raise ValueError(f"Flower's command line cannot take {text!r}, which has an apostrophe and another mark in it")
+        raise ValueError(
+            f"Flower's command line does not support {text!r}: it contains an apostrophe and a quote or backslash"
+        )
     return f'"{text}"'

@@ -1,4 +1,4 @@
-"""Processes that are ours: started with a mark in their environment, found again by it, ended one by one."""
+"""Our own processes: started with a mark in their environment, found by it, stopped one by one."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PROC = Path("/proc")
 
 
 class Processes:
-    """A family of processes. Ending it ends their children too, also those that have left their parent's group.
+    """A family of processes. Stopping it also stops their children, even those that left their parent's group.
 
-    Children are found under /proc. Where there is none (macOS), Flower's own children notice that their parent is gone.
+    Children are found under /proc. Without it (macOS), Flower's child processes notice that their parent has ended.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -27,7 +27,7 @@ class Processes:
         self._started: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, command: Sequence[str | Path], log: Path) -> subprocess.Popen[bytes]:
-        """Start a process in a session of its own, so that Ctrl-C in a terminal does not reach it before us."""
+        """Start a process in a new session, so that Ctrl-C in a terminal does not reach it before us."""
         with log.open("ab") as output:
             process = subprocess.Popen(
                 [str(part) for part in command],
@@ -49,7 +49,7 @@ class Processes:
         return name in self._started and self._started[name].poll() is None
 
     def kill(self, name: str) -> None:
-        """End a process and its children at once, as a power cut would."""
+        """Kill a process and its children at once, as a power cut would."""
         process = self._started.pop(name)
         family = [process.pid, *descendants(process.pid)]
         for pid in family:
@@ -58,14 +58,14 @@ class Processes:
         process.wait()
 
     def stop(self, patience: float = 5.0) -> None:
-        """Ask everything to end, the last started first, and end what is left after some seconds."""
+        """Terminate all processes, the last started first, and kill those left after some seconds."""
         for process in reversed(self._started.values()):
             with suppress(ProcessLookupError):
                 process.terminate()
         deadline = time.monotonic() + patience
         while time.monotonic() < deadline and (self.members() or self._running()):
             time.sleep(0.1)
-        for _ in range(50):  # a process may start another while it is being looked for
+        for _ in range(50):  # a process may start another during the search
             left = self.members()
             for pid in [*left, *(process.pid for process in self._running())]:
                 with suppress(ProcessLookupError):
@@ -78,7 +78,7 @@ class Processes:
         self._started.clear()
 
     def members(self) -> list[int]:
-        """The ids of all running processes that carry the mark, other than this one."""
+        """The ids of all other running processes with the mark."""
         wanted = f"{MARK}={self.mark}".encode()
         found = []
         for pid in _pids():
@@ -92,7 +92,7 @@ class Processes:
 
 
 def descendants(pid: int) -> list[int]:
-    """The ids of a process's children and theirs."""
+    """The ids of a process's children, grandchildren and so on."""
     children: dict[int, list[int]] = {}
     for each in _pids():
         with suppress(OSError, ValueError, IndexError):

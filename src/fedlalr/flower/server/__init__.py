@@ -1,1 +1,1 @@
-"""The server's end: the strategy, its nodes, and the replies of a round."""
+"""The server side: the strategy, its nodes, and the replies of a round."""

@@ -1,9 +1,9 @@
-"""The secret that a deployment draws its cohorts from: known to the server alone, on its disk beside the checkpoints.
+"""The secret from which a deployment samples its cohorts: known only to the server, on disk next to the checkpoints.
 
-    run_dir/cohort-secret      64 hexadecimal digits; checkpoints have their SHA-256
+    run_dir/cohort-secret      64 hexadecimal digits; checkpoints contain the SHA-256
 
-It is no part of `checkpoint.json`: Flower packs the JSON files of an app's folder into what it sends to every node, and
-a run directory may be in that folder.
+It is not part of `checkpoint.json`: Flower sends the JSON files in an app's folder to every node, and a run directory
+may be in that folder.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ FILE = "cohort-secret"
 
 
 def new_secret() -> bytes:
-    """A secret that nobody can guess."""
+    """A random secret."""
     return secrets.token_bytes(32)
 
 
 def seal(secret: bytes) -> str:
-    """What a checkpoint knows of a secret. It gives nothing away: nobody can try all of 2²⁵⁶."""
+    """The hash of a secret, for checkpoints. It does not reveal the secret, which has 256 random bits."""
     return hashlib.sha256(secret).hexdigest()
 
 
@@ -36,15 +36,15 @@ def save_secret(folder: Path, secret: bytes) -> None:
 
 
 def load_secret(folder: Path, sealed: object) -> bytes:
-    """Read the secret of a run that resumes. With another one it would draw other cohorts than it began with."""
+    """Read the secret of a resumed run. With another secret, the run would sample other cohorts."""
     file = folder / FILE
     try:
         found = bytes.fromhex(file.read_text())
     except (OSError, ValueError) as error:
         raise RunDirectoryError(f"{file} cannot be read ({error}); {_REMEDY}") from error
     if seal(found) != sealed:
-        raise RunDirectoryError(f"{file} is not the secret that the run in {folder} began with; {_REMEDY}")
+        raise RunDirectoryError(f"{file} is not the secret with which the run in {folder} started; {_REMEDY}")
     return found
 
 
-_REMEDY = "cohorts are drawn from it, so put the file back, or start a new run in another directory"
+_REMEDY = "cohorts are sampled from it, so restore the file, or start a new run in another directory"

@@ -1,4 +1,4 @@
-"""The replies of one round: screened as they come, kept on disk, reduced when the round closes."""
+"""The replies of one round: screened on arrival, stored on disk, reduced when the round closes."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from fedlalr.flower.server.spool import Spool
 from fedlalr.training.interfaces import Buffers, Replies
 
 NUMBERS_AT_A_TIME = 1 << 24
-"""Numbers of a slot, over all replies, that are in memory while it is reduced."""
+"""Maximum number of values of a slot, over all replies, in memory during reduction."""
 
 _BY_COORDINATE = (Mean, Max, Median, Trimmed)
 
 
 @dataclass(frozen=True)
 class Closed:
-    """A round's replies when it closes: what may be reduced, ascending by client, and what may not."""
+    """A round's replies when it closes: the accepted ones, ascending by client, and the rejections."""
 
     clients: Tensor
-    """Ids of the accepted, int64 `[R]`."""
+    """Ids of the accepted clients, int64 `[R]`."""
     samples: Tensor
     steps: Tensor
     losses: Tensor
     buffers: Buffers
     """`[R, …]`."""
     rows: tuple[int, ...]
-    """Where their uploads lie in the spool."""
+    """The rows of their uploads in the spool."""
     factors: Mapping[str, Sequence[float]]
-    """By how much their changes are shortened, for the slots and buffers of which one is."""
+    """Clipping factors of their changes, for slots and buffers with a clipped change."""
     clipped: tuple[int, ...]
-    """The clients of which one is."""
+    """The clients with a clipped change."""
     rejected: tuple[Rejection, ...]
     replied: int
-    """Replies with an upload of the right form."""
+    """Number of replies with a well-formed upload."""
 
 
 class SpooledInbox:
-    """Takes replies in one by one, in any order. Holds one upload in memory at a time, the others on disk."""
+    """Receives replies one by one, in any order. Only one upload at a time is in memory, the others are on disk."""
 
     def __init__(self, expected: Expected, folder: str | Path | None = None) -> None:
         self.expected = expected
@@ -59,11 +59,11 @@ class SpooledInbox:
 
     @property
     def waiting(self) -> frozenset[int]:
-        """The clients that were asked and have not sent anything acceptable yet."""
+        """The clients of the cohort without an accepted reply."""
         return self.expected.clients - self.expected.answered
 
     def receive(self, reply: Reply) -> Rejection | None:
-        """Take one reply in, or say why not."""
+        """Accept one reply, or return the reason for rejecting it."""
         expected = self.expected
         outcome = measure_reply(reply, expected)
         if isinstance(outcome, Rejection):
@@ -76,13 +76,13 @@ class SpooledInbox:
         self.expected = replace(expected, answered=expected.answered | {int(replies.clients)})
         return None
 
-    def refuse(self, client: int, reason: str | Refused) -> Rejection:
-        """Note that a client raised, went away, was too late or sent something unreadable."""
+    def reject(self, client: int, reason: str | Refused) -> Rejection:
+        """Record that a client raised an error, disconnected, was too late or sent an unreadable reply."""
         self._rejected.append(Rejection.because(client, reason))
         return self._rejected[-1]
 
     def close(self, max_norm_ratio: float | None) -> Closed:
-        """Put the accepted replies in the order of their ids, and see which changes are too long for this cohort."""
+        """Sort the accepted replies by client id, and find the changes that are too long for this cohort."""
         ids = [int(part.clients[0]) for part in self._parts]
         rows = sorted(range(len(ids)), key=lambda row: ids[row])
         parts = [self._parts[row] for row in rows]
@@ -105,7 +105,7 @@ class SpooledInbox:
         )
 
     def reduce(self, closed: Closed, share: Tensor, how: Mapping[str, SlotReduction]) -> Slots:
-        """Every uploaded slot reduced over the accepted replies, as `reduce_slots` does it with all in memory."""
+        """Every uploaded slot reduced over the accepted replies, like `reduce_slots` with all replies in memory."""
         table, broadcast = self.expected.table, self.expected.broadcast
         reduced = {}
         for name in table.up:
@@ -122,19 +122,19 @@ class SpooledInbox:
         return Slots(**reduced)
 
     def dispose(self) -> None:
-        """Give the disk space back."""
+        """Free the disk space."""
         self._spool.close()
 
 
 def _pieces(size: int, count: int, how: SlotReduction | None) -> Sequence[tuple[int, int]]:
-    """The stretches of coordinates to reduce at a time. A reduction that looks at whole uploads gets them whole."""
+    """The ranges of coordinates to reduce at a time: everything at once for reductions over whole uploads."""
     if how is not None and not isinstance(how, _BY_COORDINATE):
         return [(0, size)]
     return pieces(size, NUMBERS_AT_A_TIME // count)
 
 
 def _together(parts: Sequence[Measured]) -> Measured:
-    """What was measured of the replies one by one, as of one stack."""
+    """The measurements of single replies, as of one stack."""
 
     def joined(which: str) -> dict[str, list[Any]]:
         tables: list[dict[str, list[Any]]] = [getattr(part, which) for part in parts]

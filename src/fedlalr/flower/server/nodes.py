@@ -1,4 +1,4 @@
-"""Which node serves which client, as the nodes themselves say. Node ids change when a node rejoins; clients' do not."""
+"""Which node serves which client, as announced by the nodes. A reconnecting node gets a new id; clients keep theirs."""
 
 from __future__ import annotations
 
@@ -16,57 +16,57 @@ from fedlalr.flower.wire.records import FACTS
 log = logging.getLogger("flwr.fedlalr")
 
 ASK_AGAIN = 15.0
-"""Seconds until a node that could not say which client it serves is asked once more."""
+"""Seconds until a node that could not announce its client is asked again."""
 QUESTION_LIFETIME = 600.0
 
 
 @dataclass(frozen=True)
 class Announcement:
-    """What a node said of itself."""
+    """A node's client and settings, as announced by the node."""
 
     client: int
     contract: str
 
 
-class Roster:
-    """Asks every node that connects, once, and knows who can be reached.
+class NodeRegistry:
+    """Asks every connecting node once for its client, and knows which clients can be reached.
 
-    Of two nodes that announce the same client the first is taken until it is gone. What a node says of itself is
-    believed: who may connect at all is for Flower's node authentication to settle.
+    If two nodes announce the same client, the first is used until it disconnects. Announcements are trusted: Flower's
+    node authentication decides who may connect.
     """
 
     def __init__(self, grid: Grid, contract: str, population: int, poll: float = 1.0) -> None:
         self.grid, self.contract, self.population, self.poll = grid, contract, population, poll
         self._post: Post[int] = Post(grid)
-        self._said: dict[int, Announcement] = {}
+        self._announced: dict[int, Announcement] = {}
         self._silent: dict[int, tuple[float, str]] = {}
-        """Nodes that could not answer: when to ask again, and why."""
+        """Nodes that could not answer: when to ask again, and the reason."""
         self._given_up: set[int] = set()
-        """Clients that a round has waited for in vain."""
+        """Clients that did not appear while a round waited for them."""
 
     def nodes(self) -> dict[int, int]:
-        """Client → node of those that are connected and may take part."""
+        """Client → node, for connected nodes that may take part."""
         found: dict[int, int] = {}
-        for node, said in self._said.items():
+        for node, said in self._announced.items():
             if self._usable(said):
                 found.setdefault(said.client, node)
         return found
 
     def reason(self, client: int) -> str:
         """Why a client cannot be reached."""
-        if any(said.client == client for said in self._said.values()):
-            return "its node trains with other settings, another method or another module than the server"
+        if any(said.client == client for said in self._announced.values()):
+            return "its node uses other settings, another method or another module than the server"
         silent = "; ".join(f"node {node}: {why}" for node, (_, why) in self._silent.items())
         return f"no connected node serves it{f' ({silent})' if silent else ''}"
 
     def wait_for(self, clients: Iterable[int], at_least: int, deadline: float) -> dict[int, int]:
         """Client → node, once all the clients can be reached or the monotonic clock reaches the deadline.
 
-        A client that was waited for in vain is not waited for again until it has been there, unless without it there
-        would be too few.
+        A client that did not appear is not waited for again until it has connected, unless there would be too few
+        clients without it.
         """
         wanted = set(clients)
-        told = False
+        logged = False
         while True:
             self.refresh()
             present = {client: node for client, node in self.nodes().items() if client in wanted}
@@ -77,16 +77,16 @@ class Roster:
             if (enough and missing <= self._given_up) or left <= 0:
                 self._given_up |= missing
                 return present
-            if not told:
+            if not logged:
                 log.info("waiting up to %.0f s for the nodes of clients %s", left, _listed(sorted(missing)))
-                told = True
+                logged = True
             time.sleep(min(self.poll, left))
 
     def refresh(self) -> None:
-        """See who is connected, ask the new ones, and take answers in."""
+        """Update the connected nodes, ask new ones for their client, and process answers."""
         connected = list(self.grid.get_node_ids())
-        for node in [node for node in self._said if node not in connected]:
-            log.info("node %d of client %d is gone", node, self._said.pop(node).client)
+        for node in [node for node in self._announced if node not in connected]:
+            log.info("node %d of client %d disconnected", node, self._announced.pop(node).client)
         for node in [node for node in self._silent if node not in connected]:
             del self._silent[node]
         asked = set(self._post.waiting.values())
@@ -94,10 +94,10 @@ class Roster:
         due = [
             node
             for node in connected
-            if node not in self._said and node not in asked and self._silent.get(node, (now, ""))[0] <= now
+            if node not in self._announced and node not in asked and self._silent.get(node, (now, ""))[0] <= now
         ]
         for node in self._post.send([(node, self._question(node)) for node in due]):
-            self._silent[node] = (now + ASK_AGAIN, "Flower did not take the message")
+            self._silent[node] = (now + ASK_AGAIN, "Flower did not accept the message")
         for node, reply in self._post.arrivals():
             self._take(node, reply)
 
@@ -108,23 +108,25 @@ class Roster:
     def _take(self, node: int, reply: Message) -> None:
         if reply.has_error():
             self._silent[node] = (time.monotonic() + ASK_AGAIN, failure(reply))
-            log.warning("node %d cannot say which client it serves: %s", node, failure(reply))
+            log.warning("node %d did not announce its client: %s", node, failure(reply))
             return
         client, contract = _announced(reply)
         if isinstance(client, bool) or not isinstance(client, int) or not isinstance(contract, str):
             self._silent[node] = (time.monotonic() + ASK_AGAIN, "its answer cannot be read")
-            log.warning("node %d cannot say which client it serves: its answer cannot be read", node)
+            log.warning("node %d did not announce its client: its answer cannot be read", node)
             return
         before = self.nodes().get(client)
         self._silent.pop(node, None)
-        self._said[node] = said = Announcement(client, contract)
+        self._announced[node] = said = Announcement(client, contract)
         if not 0 <= client < self.population:
-            log.warning("node %d serves client %d; there are clients 0 to %d", node, client, self.population - 1)
+            log.warning(
+                "node %d serves client %d, but clients are numbered from 0 to %d", node, client, self.population - 1
+            )
         elif contract != self.contract:
-            log.warning("node %d of client %d is left out: %s", node, client, self.reason(client))
+            log.warning("node %d of client %d is ignored: %s", node, client, self.reason(client))
         elif before is not None:
             log.warning(
-                "node %d serves client %d, as node %d does: it waits until that one is gone", node, client, before
+                "node %d serves client %d, like node %d: it is used once that node disconnects", node, client, before
             )
         else:
             log.info("node %d serves client %d", node, said.client)
@@ -134,11 +136,11 @@ class Roster:
 
 
 def _announced(reply: Message) -> tuple[object, object]:
-    """The client and the contract that a node's answer names; what there is no reading of names none."""
+    """The client and the contract in a node's answer; None for both if it is unreadable."""
     try:
         facts = reply.content.config_records.get(FACTS) or ConfigRecord()
         return facts.get("client"), facts.get("contract")
-    except Exception:  # the content may be anything, and so may be what reading it runs into
+    except Exception:  # arbitrary content may raise any error
         return None, None
 
 

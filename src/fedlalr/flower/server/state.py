@@ -1,6 +1,6 @@
-"""The server's half of a run, round by round: who is asked for what, and what becomes of the answers. No transport.
+"""The server's state of a run and its rounds: sampling, instructions, replies, update. Independent of the transport.
 
-Sampling, screening, reduction and the update are the simulator's own functions.
+Sampling, screening, reduction and the update are the simulator's functions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedlalr.federation.round import RoundFailed, RoundOutcome, ServerState, Sto
 from fedlalr.federation.sampling import sample
 from fedlalr.federation.session import Problem
 from fedlalr.federation.storage.fingerprint import contract
-from fedlalr.flower.server.accepted_rounds import Ledger
+from fedlalr.flower.server.accepted_rounds import AcceptedRounds
 from fedlalr.flower.server.inbox import SpooledInbox
 from fedlalr.flower.wire.instruction import Instruction
 from fedlalr.training.interfaces import Work
@@ -29,7 +29,7 @@ from fedlalr.training.intervals import checked
 
 @dataclass(frozen=True)
 class OpenRound:
-    """A round whose replies are being waited for."""
+    """A round that waits for replies."""
 
     work: Work
     inbox: SpooledInbox
@@ -43,7 +43,7 @@ class OpenRound:
 
 
 class FederatedServer:
-    """Keeps the state of a run and moves it on by one round at a time."""
+    """Holds the state of a run and advances it by one round at a time."""
 
     def __init__(
         self,
@@ -52,15 +52,15 @@ class FederatedServer:
         *,
         run: str,
         secret: bytes,
-        ledger: Ledger,
+        accepted_rounds: AcceptedRounds,
         layout: str = "records",
         spool_folder: str | Path | None = None,
     ) -> None:
         self.problem, self.training, self.rules = problem, problem.training, problem.rules
         self.state = state
-        self.run, self.ledger, self.layout, self.spool_folder = run, ledger, layout, spool_folder
+        self.run, self.accepted_rounds, self.layout, self.spool_folder = run, accepted_rounds, layout, spool_folder
         self.secret = secret
-        """Cohorts are drawn from it. No message carries it: a node that knew it could wait for a round to attack in."""
+        """Cohorts are sampled from it. No message contains it: a node that knew it could predict when it is sampled."""
         self.contract = contract(self.training)
 
     @property
@@ -68,7 +68,7 @@ class FederatedServer:
         return len(self.training.clients)
 
     def open(self, include: Callable[[Tensor, int], Tensor] | None = None) -> OpenRound:
-        """Begin the next round: draw its cohort. `include` may put other clients in the place of drawn ones."""
+        """Start the next round: sample its cohort. `include` may replace sampled clients by others."""
         t, training = self.state.round + 1, self.training
         cohort = sample(self.population, self.problem.cohort_size, self.secret, t)
         if include is not None:
@@ -98,7 +98,7 @@ class FederatedServer:
         return OpenRound(work, SpooledInbox(expected, self.spool_folder), Stopwatch())
 
     def instruction(self, opened: OpenRound, client: int) -> Instruction:
-        """What one client of the cohort is told."""
+        """The instruction for one client of the cohort."""
         work = opened.work
         return Instruction(
             run=self.run,
@@ -110,12 +110,12 @@ class FederatedServer:
             seed=self.training.seed,
             contract=self.contract,
             layout=self.layout,
-            kept=self.ledger.kept(client),
-            settled=self.ledger.settled(client),
+            kept=self.accepted_rounds.kept(client),
+            settled=self.accepted_rounds.settled(client),
         )
 
     def close(self, opened: OpenRound) -> RoundOutcome:
-        """End a round: reduce what was accepted and take the new state, or raise `RoundFailed` and keep the old one."""
+        """End a round: reduce the accepted replies and update the state, or raise `RoundFailed` and keep it."""
         work, inbox, clock = opened.work, opened.inbox, opened.clock
         training, rules = self.training, self.rules
         clock.lap("train")
@@ -135,7 +135,7 @@ class FederatedServer:
             inbox.dispose()
         self.state = ServerState(round=work.round, slots=slots, buffers=buffers)
         if training.algorithm.slots.kept:
-            self.ledger.note(work.round, closed.clients.tolist())
+            self.accepted_rounds.note(work.round, closed.clients.tolist())
         return RoundOutcome(
             state=self.state,
             replied=closed.replied,
@@ -149,7 +149,7 @@ class FederatedServer:
         )
 
     def _steps(self, round: int, samples: int) -> int:
-        """Local steps that so many samples make. Methods that scale by them may not take a client's word for it."""
+        """Local steps for a number of samples, computed here: methods that scale by them must not trust a client."""
         training = self.training
         batches = batches_per_pass(torch.tensor([samples]), training.batch_size, training.drop_last)
         return int(checked(training.local, training.local.steps(round, batches), 1))

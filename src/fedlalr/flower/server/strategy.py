@@ -1,4 +1,4 @@
-"""`FederatedStrategy`: any of the library's methods on Flower, from its slot table."""
+"""`FederatedStrategy`: any method of the library on Flower, driven by its slot table."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fedlalr.federation.round import RoundFailed, RoundOutcome, ServerState
 from fedlalr.federation.session import Problem, RepliesRejected, Session, initial_state, run_info
 from fedlalr.federation.trajectory import Trajectory
 from fedlalr.flower.client_data import RemoteClients
-from fedlalr.flower.server.accepted_rounds import Ledger
+from fedlalr.flower.server.accepted_rounds import AcceptedRounds
 from fedlalr.flower.server.cohort_secret import load_secret, new_secret, save_secret, seal
 from fedlalr.flower.server.rounds import Rounds, check_no_probes
 from fedlalr.flower.server.state import FederatedServer
@@ -39,30 +39,32 @@ from fedlalr.flower.wire.model_arrays import as_arrays, with_arrays
 from fedlalr.training.ranks import ALONE
 
 ENGINE = "flower"
-"""What a run directory calls the engine of a run on Flower."""
+"""The name of the engine in run directories of runs on Flower."""
 
 log = logging.getLogger("flwr.fedlalr")
 
 
 class FederatedStrategy(Strategy):
-    """Runs a method on Flower's nodes as `fl.run` does in the simulator: the same checks, reduction and files.
+    """Runs a method on Flower's nodes like `fl.run` in the simulator: the same checks, reductions and files.
 
-    Cohorts are drawn from a secret of the server's, not from the seed, which the nodes know.
+    Cohorts are sampled from a secret of the server, not from the seed, which the nodes know.
 
     model, algorithm: as in `fl.run`.
     settings: the options of `fl.run` by name. The client app needs the same.
-    population: how many clients there are; their ids, from 0, are the nodes' `partition-id`.
-    test: a test set (inputs, targets) on the server, or a population that has one; None: the clients' training loss.
-    metrics: as in `fl.run`, of that test set.
-    deadline: seconds that a round waits for replies once its clients were asked.
-    join_deadline: seconds that a round waits for nodes to connect. A client that did not come is not waited for again,
-        but takes part as soon as its node is there.
-    retries: how often a round with too few usable replies is played again before the run fails.
-    layout: "records", one record a slot, or "packed", one record for all, which Flower's modifiers expect.
-    poll: seconds between two looks for replies.
-    spool_dir: where uploads wait until a round closes; the run directory, or the system's temporary folder.
+    population: number of clients; their ids, from 0, are the nodes' `partition-id`.
+    test: a test set (inputs, targets) on the server, or a population that has one; None: report the clients' training
+        loss.
+    metrics: as in `fl.run`, computed on that test set.
+    deadline: maximum seconds that a round waits for replies after sending its messages.
+    join_deadline: maximum seconds that a round waits for nodes to connect. A client that did not connect is not waited
+        for again, but takes part as soon as its node connects.
+    retries: how often a round with too few usable replies is repeated before the run fails.
+    layout: "records", one record per slot, or "packed", one record for all slots, as Flower's mods expect.
+    poll: seconds between polls for replies.
+    spool_dir: folder for uploads until their round closes; default: the run directory, or the system's temporary
+        folder.
 
-    After `start`, `result` is what `fl.run` returns.
+    After `start`, `result` is the result that `fl.run` would return.
     """
 
     def __init__(
@@ -95,7 +97,9 @@ class FederatedStrategy(Strategy):
         self.deadline, self.join_deadline, self.retries, self.poll = deadline, join_deadline, retries, poll
         self.layout, self.spool_dir = layout, spool_dir or options.run_dir
         self.result: Result | None = None
-        self._rounds = self._new_rounds(initial_state(problem.training), secrets.token_hex(8), new_secret(), Ledger())
+        self._rounds = self._new_rounds(
+            initial_state(problem.training), secrets.token_hex(8), new_secret(), AcceptedRounds()
+        )
 
     def start(
         self,
@@ -109,13 +113,13 @@ class FederatedStrategy(Strategy):
     ) -> FlowerResult:
         """Run all rounds, from the start or from the last checkpoint.
 
-        initial_arrays: parameters and buffers to begin with instead of the model's own.
-        num_rounds, timeout: instead of the settings' `rounds` and of `deadline`.
-        train_config: further entries of the record that the clients get, for modifiers of the client app.
-        evaluate_fn: called with the round and the model's arrays before the first round and after every round.
+        initial_arrays: initial parameters and buffers instead of the model's.
+        num_rounds, timeout: override `rounds` of the settings, and `deadline`.
+        train_config: further entries of the clients' configuration record, for mods of the client app.
+        evaluate_fn: called with the round and the model's arrays, before the first round and after every round.
         """
         if evaluate_config is not None:
-            raise ValueError("there is no evaluation on the nodes, so leave evaluate_config out")
+            raise ValueError("nodes do not evaluate, so evaluate_config must be None")
         if num_rounds is not None:
             check_count("rounds", num_rounds)
             self.problem = replace(self.problem, options=replace(self.problem.options, rounds=num_rounds))
@@ -140,33 +144,33 @@ class FederatedStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Draw the cohort, wait for its nodes, and make the message for each."""
+        """Sample the cohort, wait for its nodes, and create a message for each."""
         return self._rounds.ask(grid, config)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Take the replies in one by one, close the round, and move the server's state on; or raise `RoundFailed`."""
+        """Process the replies one by one, close the round, and update the server's state; or raise `RoundFailed`."""
         outcome = self._rounds.close(replies)
         return self._arrays(), MetricRecord({"train_loss": outcome.train_loss, "clients": outcome.accepted})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Nothing: the model is evaluated on the server."""
+        """Unused: the model is evaluated on the server."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Nothing: the model is evaluated on the server."""
+        """Unused: the model is evaluated on the server."""
         return None
 
     def summary(self) -> None:
-        """Log what is about to run."""
+        """Log a description of the run."""
         server, problem = self.server, self.problem
         begins = f"resumes after round {server.state.round}" if server.state.round else "starts"
         log.info(
-            "%s: %d client%s, %d a round (at least %d), %d parameters; run %s %s; "
-            "a round waits %g s for nodes and %g s for replies",
+            "%s: %d client%s, %d per round (at least %d), %d parameters; run %s %s; "
+            "deadlines: %g s for nodes, %g s for replies",
             type(problem.training.algorithm).__name__,
             server.population,
             "" if server.population == 1 else "s",
@@ -191,13 +195,13 @@ class FederatedStrategy(Strategy):
             if metrics is not None:
                 found.evaluate_metrics_serverapp[t] = metrics
 
-    def _new_rounds(self, state: ServerState, run: str, secret: bytes, ledger: Ledger) -> Rounds:
+    def _new_rounds(self, state: ServerState, run: str, secret: bytes, accepted_rounds: AcceptedRounds) -> Rounds:
         server = FederatedServer(
             self.problem,
             state,
             run=run,
             secret=secret,
-            ledger=ledger,
+            accepted_rounds=accepted_rounds,
             layout=self.layout,
             spool_folder=self.spool_dir,
         )
@@ -206,35 +210,35 @@ class FederatedStrategy(Strategy):
 
     @property
     def server(self) -> FederatedServer:
-        """The server's half of the run."""
+        """The server's state of the run."""
         return self._rounds.server
 
 
 class NodesTransport:
-    """The transport of a session on Flower: its nodes train, over a grid."""
+    """The transport of a session on Flower: its nodes train, reached over a grid."""
 
-    ranks, kept, engine = ALONE, (), ENGINE  # what clients keep is on their nodes
+    ranks, kept, engine = ALONE, (), ENGINE  # the clients' state is on their nodes
 
     def __init__(self, strategy: FederatedStrategy, grid: Grid, config: ConfigRecord) -> None:
         self.strategy, self.grid, self.config = strategy, grid, config
         self.asked = range(0)
-        """The rounds left to run."""
+        """The remaining rounds."""
 
     def start(self, state: ServerState, choices: dict[str, Any]) -> RunInfo:
-        """Take up the run's name, its secret and what was accepted, or note the new run's."""
+        """Restore the run's name, secret and accepted rounds, or record those of a new run."""
         strategy, problem = self.strategy, self.strategy.problem
         self.asked = range(state.round + 1, problem.options.rounds + 1)
         check_no_probes([one for one in problem.options.observers if isinstance(one, Trajectory)], self.asked)
         secret = self._secret(choices)
-        ledger = Ledger(choices.get("accepted"))
+        accepted_rounds = AcceptedRounds(choices.get("accepted"))
         if state.round == 0:
-            ledger.saved()
-        strategy._rounds = strategy._new_rounds(state, choices["run"], secret, ledger)
+            accepted_rounds.saved()
+        strategy._rounds = strategy._new_rounds(state, choices["run"], secret, accepted_rounds)
         strategy.summary()
         return run_info(problem, state, ENGINE, "the clients are Flower's nodes")
 
     def run_round(self, state: ServerState, lr: float) -> RoundOutcome:
-        """Ask the cohort's nodes and close the round, tried again where that is allowed."""
+        """Message the cohort's nodes and close the round; repeat it up to `retries` times."""
         rounds = self.strategy._rounds
         for left in range(self.strategy.retries, -1, -1):
             try:
@@ -243,23 +247,23 @@ class NodesTransport:
             except RoundFailed as failed:
                 if left == 0:
                     raise
-                log.warning("%s. Trying the round again, %d times at most", failed, left)
+                log.warning("%s. Repeating the round; %d retries left", failed, left)
         raise AssertionError("the last try returns or raises")
 
     def recorded(self, choices: dict[str, Any]) -> None:
-        """Note whose kept state counts."""
+        """Record which kept states are valid."""
         if self.strategy.problem.training.algorithm.slots.kept:
-            choices["accepted"] = self.strategy.server.ledger.as_dict()
+            choices["accepted"] = self.strategy.server.accepted_rounds.as_dict()
 
     def saved(self) -> None:
-        """Nodes may drop what no checkpoint refers to any more."""
-        self.strategy.server.ledger.saved()
+        """Let nodes remove states that no checkpoint refers to any more."""
+        self.strategy.server.accepted_rounds.saved()
 
     def close(self) -> None:
-        """Nothing to do: the nodes are Flower's."""
+        """Nothing to do: Flower manages the nodes."""
 
     def _secret(self, choices: dict[str, Any]) -> bytes:
-        """The secret of the run, which is kept apart from its checkpoints."""
+        """The secret of the run, stored separately from its checkpoints."""
         folder = self.strategy.problem.options.run_dir
         if choices and folder is not None:
             return load_secret(Path(folder), choices.get("cohort_secret_sha256"))
@@ -276,7 +280,7 @@ class NodesTransport:
 
 
 def log_round(record: Record, rounds: int) -> None:
-    """One line a round, and one for every rejected reply."""
+    """Log one line per round, and one per rejected reply."""
     t, accuracy = record.round, "" if record.accuracy is None else f"accuracy {record.accuracy:.1%}, "
     for client, reason in record.rejected:
         log.warning("round %d: the reply of client %d was rejected: %s", t, client, reason)

@@ -1,1 +1,1 @@
-"""What travels between the two: arrays, instructions, messages."""
+"""The wire format between server and clients: arrays, instructions, messages."""

@@ -1,6 +1,6 @@
-"""Between flat slots and named arrays: what travels, in either layout. Knows tensors and npy bytes, no transport.
+"""Converts flat slots to named arrays and back, in either layout. Handles tensors and npy bytes, not the transport.
 
-records    one record a slot:      x: {0.weight: …, 0.bias: …}, m: {…}, v_hat: {…}, buffers: {…}
+records    one record per slot:    x: {0.weight: …, 0.bias: …}, m: {…}, v_hat: {…}, buffers: {…}
 packed     one record for all:     arrays: {x/0.weight: …, x/0.bias: …, m/0.weight: …, buffers/1.running_mean: …}
 """
 
@@ -28,7 +28,7 @@ Arrays = dict[str, NDArray[Any]]
 def encode(slots: Slots, buffers: Buffers, layout: Layout, how: str) -> dict[str, Arrays]:
     """Slots `[P]` and buffers as arrays under the names of the module's parameters, in records."""
     if BUFFERS in slots:
-        raise ValueError(f"a slot cannot be called {BUFFERS!r}: the module's own buffers travel under that name")
+        raise ValueError(f"a slot cannot be named {BUFFERS!r}: that name is used for the module's buffers")
     records = {name: {part: _array(view) for part, view in layout.views(flat).items()} for name, flat in slots.items()}
     if buffers:
         records[BUFFERS] = {name: _array(buffer) for name, buffer in buffers.items()}
@@ -42,7 +42,7 @@ def decode(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Named arrays of the expected slots, and of the buffers, from records of npy bytes; or `Refused`.
 
-    Names that are not expected keep their bytes, for the next check to refuse them by name. What is missing is missing.
+    Unexpected names keep their bytes: the next check rejects them by name. Missing names stay missing.
     """
     shapes = dict(zip(layout.names, layout.shapes, strict=True))
     slots: dict[str, dict[str, Any]] = {}
@@ -64,20 +64,20 @@ def decode(
 def broadcast_from(
     records: Mapping[str, Mapping[str, bytes]], names: Iterable[str], layout: Layout, buffers: Buffers, how: str
 ) -> tuple[Slots, Buffers]:
-    """What the server sent, as flat slots and buffers. `buffers` says what the client's own module has."""
+    """The server's broadcast as flat slots and buffers. `buffers` are those of the client's module."""
     names = tuple(names)
     slots, found = decode(records, names, layout, buffers, how)
     flat = {}
     for slot in names:
         if missing := [name for name in layout.names if name not in slots.get(slot, {})]:
-            raise Refused(f"the server sent no {slot} of {missing[0]}; does it train the same module?")
+            raise Refused(f"the server did not send {slot} of {missing[0]}; does it train the same module?")
         parts = [
             as_tensor(f"{slot}/{name}", slots[slot][name], shape, layout.dtype)
             for name, shape in zip(layout.names, layout.shapes, strict=True)
         ]
         flat[slot] = torch.cat([part.reshape(-1) for part in parts])
     if missing := [name for name in buffers if name not in found]:
-        raise Refused(f"the server sent no buffer {missing[0]}; does it train the same module?")
+        raise Refused(f"the server did not send the buffer {missing[0]}; does it train the same module?")
     return Slots(**flat), {name: as_tensor(name, found[name], like.shape, like.dtype) for name, like in buffers.items()}
 
 
@@ -97,9 +97,9 @@ def _unpacked(records: Mapping[str, Mapping[str, bytes]], how: str) -> dict[str,
     if how == "records":
         return {record: dict(arrays) for record, arrays in records.items()}
     if list(records) != [PACKED]:
-        raise Refused(f"the arrays come in records {', '.join(map(repr, records))}, and one, {PACKED!r}, is expected")
-    apart: dict[str, dict[str, bytes]] = {}
+        raise Refused(f"the arrays must be in one record {PACKED!r}, not in {', '.join(map(repr, records)) or 'none'}")
+    unpacked: dict[str, dict[str, bytes]] = {}
     for key, content in records[PACKED].items():
         record, _, name = key.partition("/")
-        apart.setdefault(record, {})[name] = content
-    return apart
+        unpacked.setdefault(record, {})[name] = content
+    return unpacked

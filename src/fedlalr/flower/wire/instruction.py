@@ -1,4 +1,4 @@
-"""What the server tells a client at the beginning of a round, beside the arrays."""
+"""The instruction that the server sends to a client at the start of a round, with the arrays."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Instruction:
-    """One client's part in one round."""
+    """One client's task in one round."""
 
     run: str
-    """The run's own name, the same after it was resumed."""
+    """The run's name, unchanged when resumed."""
     round: int
     """t, from 1."""
     lr: float
-    """The clients' rate in this round, decay applied."""
+    """The clients' learning rate in this round, after decay."""
     client: int
     cohort: int
     population: int
@@ -24,14 +24,14 @@ class Instruction:
     contract: str
     """The digest of the settings that the client must train with."""
     layout: str
-    """How the arrays travel, see `exchange.py`."""
+    """How the arrays are packed, see `arrays.py`."""
     kept: int = 0
-    """What the client keeps counts as it was after this round; 0: as at the start."""
+    """The client continues from its state after this round; 0: from the initial state."""
     settled: int = 0
-    """The server never goes back to what the client kept before this round."""
+    """The server will not request a client state from before this round."""
 
     def as_dict(self) -> dict[str, int | float | str]:
-        """Plain values, as a record of Flower's holds them."""
+        """Plain values for a Flower record."""
         return asdict(self)
 
     @classmethod
@@ -42,6 +42,6 @@ class Instruction:
         for field in fields(cls):
             value, kind = given.get(field.name), kinds[str(field.type)]
             if isinstance(value, bool) or not isinstance(value, kind):
-                raise ValueError(f"the instruction's {field.name} is {value!r}, and {kind.__name__} is expected")
+                raise ValueError(f"the instruction's {field.name} must be {kind.__name__}, not {value!r}")
             found[field.name] = value
         return cls(**found)

@@ -1,4 +1,4 @@
-"""Sending messages and taking replies in, one at a time, until a deadline."""
+"""Send messages and receive replies, one at a time, until a deadline."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 Key = TypeVar("Key")
 
 _UNREADABLE = -1
-"""Beside Flower's codes, that of a reply which Flower itself could not read."""
+"""An error code in addition to Flower's, for a reply that Flower could not read."""
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, AssertionError, RecursionError, DecodeError)
-"""What Flower runs into where the parts of a message do not make one. What a network or a disk does is not in it."""
+"""Errors that Flower raises for malformed messages. Network and disk errors are not among them."""
 
 _REASONS = {
     _UNREADABLE: "Flower cannot read its reply",
     ErrorCode.LOAD_CLIENT_APP_EXCEPTION: "its node cannot load the client app",
-    ErrorCode.CLIENT_APP_RAISED_EXCEPTION: "its client app raised",
+    ErrorCode.CLIENT_APP_RAISED_EXCEPTION: "its client app raised an error",
     ErrorCode.MESSAGE_UNAVAILABLE: "its message is no longer available",
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "its reply is no longer available",
-    ErrorCode.NODE_UNAVAILABLE: "its node is gone",
-    ErrorCode.MOD_FAILED_PRECONDITION: "a modifier of its client app refused the message",
+    ErrorCode.NODE_UNAVAILABLE: "its node is not available",
+    ErrorCode.MOD_FAILED_PRECONDITION: "a mod of its client app rejected the message",
     ErrorCode.INVALID_FAB: "its node does not trust the app",
     ErrorCode.CLIENT_APP_CRASHED: "its client app's process died",
 }
@@ -33,10 +33,10 @@ _LONGEST_REASON = 300
 
 
 class Post(Generic[Key]):
-    """Messages under way, each under a key of the caller's. A reply is found by the message it answers.
+    """Pending messages by a key of the caller. A reply is matched to the message it answers.
 
-    Replies are asked for one by one: Flower hands over whole messages, all that are ready, and a cohort of them would
-    have to fit in memory.
+    Replies are pulled one by one: pulling all at once would return all replies that are ready, and a whole cohort of
+    them would have to fit into memory.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -45,21 +45,21 @@ class Post(Generic[Key]):
         self._sent: dict[str, Message] = {}
 
     def send(self, messages: Sequence[tuple[Key, Message]]) -> list[Key]:
-        """Push messages; gives the keys of those that Flower did not take."""
+        """Push messages; returns the keys of those that Flower did not accept."""
         if not messages:
             return []
         ids = list(self.grid.push_messages([message for _, message in messages]))
         ids += [""] * (len(messages) - len(ids))
-        refused = []
+        rejected = []
         for (key, message), message_id in zip(messages, ids, strict=True):
             if message_id:
                 self.waiting[message_id], self._sent[message_id] = key, message
             else:
-                refused.append(key)
-        return refused
+                rejected.append(key)
+        return rejected
 
     def arrivals(self) -> Iterator[tuple[Key, Message]]:
-        """The replies that are in, each with its key. What answers another message than it was pulled for is not."""
+        """The replies that have arrived, with their keys. Replies to other messages than the pulled one are dropped."""
         for message_id, key in list(self.waiting.items()):
             for message in self._pull(message_id):
                 if message.metadata.reply_to_message_id == message_id:
@@ -68,7 +68,7 @@ class Post(Generic[Key]):
                     yield key, message
 
     def _pull(self, message_id: str) -> Iterable[Message]:
-        """The reply to a message, if it is in; an error in its place where a node sent what cannot be put together."""
+        """The reply to a message, if it has arrived; an error reply if the node sent a malformed message."""
         try:
             return list(self.grid.pull_messages([message_id]))
         except _MALFORMED as error:
@@ -76,7 +76,7 @@ class Post(Generic[Key]):
             return [Message(found, reply_to=self._sent[message_id])]
 
     def until(self, deadline: float, poll: float) -> Iterator[tuple[Key, Message]]:
-        """Replies as they come in, until all are there or the monotonic clock reaches the deadline."""
+        """Replies as they arrive, until all are there or the monotonic clock reaches the deadline."""
         while self.waiting:
             yield from self.arrivals()
             left = deadline - time.monotonic()
@@ -86,7 +86,7 @@ class Post(Generic[Key]):
 
 
 def failure(message: Message) -> str:
-    """Why a client did not answer, from an error reply: Flower's reason with the last line of what it reports."""
+    """Why a client failed, from an error reply: Flower's reason and the last line of its report."""
     error = message.error
     lines = [line.strip() for line in (error.reason or "").splitlines() if line.strip()]
     what = _REASONS.get(error.code, f"Flower reports error {error.code}")

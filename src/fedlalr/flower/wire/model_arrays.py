@@ -19,7 +19,7 @@ def as_arrays(state: ServerState, layout: Layout) -> ArrayRecord:
 
 
 def with_arrays(state: ServerState, arrays: ArrayRecord, layout: Layout) -> ServerState:
-    """A state at the start with parameters, and buffers where they are given, from a module's state dict."""
+    """An initial state with the parameters, and the buffers if given, of a module's state dict."""
     shapes = dict(zip(layout.names, layout.shapes, strict=True))
     if missing := [name for name in layout.names if name not in arrays]:
         raise ValueError(f"the initial arrays have no {missing[0]!r}; give the state dict of the same module")

@@ -1,6 +1,6 @@
-"""Between Flower's messages and what the exchange is about. The one place that knows the names in a message.
+"""Converts Flower's messages to instructions, broadcasts and replies, and back. Only here are record names known.
 
-to a client      arrays, `fedlalr`: the instruction, `config`: what the user's own server app adds
+to a client      arrays, `fedlalr`: the instruction and the entries of `train_config`
 from a client    arrays, `fedlalr`: run, round, client, contract, `metrics`: num-examples, steps, loss
 """
 
@@ -21,7 +21,7 @@ from fedlalr.training.layout import Layout
 
 FACTS, METRICS = "fedlalr", "metrics"
 NPY = "numpy.ndarray"
-"""What Flower calls an array that is serialised as npy."""
+"""Flower's name for arrays serialised as npy."""
 
 
 def array_records(slots: Slots, buffers: Buffers, layout: Layout, how: str) -> dict[str, ArrayRecord]:
@@ -35,10 +35,10 @@ def array_records(slots: Slots, buffers: Buffers, layout: Layout, how: str) -> d
 def instruct(
     arrays: Mapping[str, ArrayRecord], instruction: Instruction, config: ConfigRecord | None = None
 ) -> RecordDict:
-    """The content of a message to a client. The records of arrays are shared by all clients of a round."""
+    """The content of a message to a client. All clients of a round share the array records."""
     facts = instruction.as_dict()
     if taken := sorted(facts.keys() & (config or {}).keys()):
-        raise ValueError(f"train_config has {taken[0]!r}, which the round's own instruction has too; rename it")
+        raise ValueError(f"train_config contains {taken[0]!r}, a name that the instruction uses; rename it")
     return RecordDict({**arrays, FACTS: ConfigRecord({**(config or {}), **facts})})
 
 
@@ -63,7 +63,7 @@ def answer_content(answer: Answer, instruction: Instruction, contract: str, layo
 
 
 def reply_in(content: RecordDict, expected: Expected, how: str) -> Reply:
-    """A client's reply, nothing in it trusted, or `Refused` where not even its form is right."""
+    """A client's reply, unchecked except for its form; raises `Refused` if it is malformed."""
     facts = _facts(content)
     metrics = content.metric_records.get(METRICS)
     if metrics is None:
@@ -85,7 +85,7 @@ def reply_in(content: RecordDict, expected: Expected, how: str) -> Reply:
 def _fact(facts: Mapping[str, Any], name: str, kind: type) -> Any:
     value = facts.get(name)
     if type(value) is not kind:
-        raise Refused(f"the reply's {name} is a {type(value).__name__}, and {kind.__name__} is expected")
+        raise Refused(f"the reply's {name} must be {kind.__name__}, not {type(value).__name__}")
     return value
 
 
@@ -97,11 +97,11 @@ def _facts(content: RecordDict) -> dict[str, Any]:
 
 
 def _contents(content: RecordDict) -> dict[str, dict[str, bytes]]:
-    """The npy bytes of every array. Nothing is parsed here."""
+    """The npy bytes of every array, not parsed."""
     found: dict[str, dict[str, bytes]] = {}
     for record, arrays in content.array_records.items():
         for name, array in arrays.items():
             if array.stype != NPY:
-                raise Refused(f"{record}/{name} is serialised as {array.stype[:40]!r}, and {NPY!r} is expected")
+                raise Refused(f"{record}/{name} must be serialised as {NPY!r}, not {array.stype[:40]!r}")
             found.setdefault(record, {})[name] = array.data
     return found

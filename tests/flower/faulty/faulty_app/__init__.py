@@ -1,1 +1,1 @@
-"""An app whose client 1 misbehaves when told to."""
+"""An app whose client 1 fails on request."""
