@@ -1,4 +1,4 @@
-"""Types of options that say which values are allowed. Pydantic reads them too, so a configuration has the same limits.
+"""Types of options that say which values are allowed.
 
 >>> check_type("rounds", 0, Count)
 Traceback (most recent call last):
@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
-
-from pydantic import Field
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from fedlalr.common.checks import (
     MOST,
@@ -23,10 +21,20 @@ from fedlalr.common.checks import (
     check_seed,
 )
 
-Count = Annotated[int, Field(ge=1, le=MOST)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+class Bounds(NamedTuple):
+    """Limits of a number, under the names that Pydantic gives them: a configuration has the same."""
+
+    ge: int | None = None
+    gt: int | None = None
+    le: int | None = None
+    lt: int | None = None
+
+
+Count = Annotated[int, Bounds(ge=1, le=MOST)]
+Positive = Annotated[float, Bounds(gt=0)]
+NotNegative = Annotated[float, Bounds(ge=0)]
+Seed = Annotated[int, Bounds(ge=0, lt=2**63)]
 
 _CHECKS: dict[Any, Callable[[str, Any, str], None]] = {
     Count: check_count,

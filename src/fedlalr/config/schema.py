@@ -6,9 +6,12 @@ name (`algorithm`, `model`) take them from the class of that name, so that nothi
 
 from __future__ import annotations
 
+import functools
 import inspect
+import operator
 from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_serializer, field_validator, model_validator
 from torch import nn
@@ -33,6 +36,20 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 """Models by their names in configurations."""
 
+
+def _with_limits(kind: Any) -> Any:
+    """The type of an option as Pydantic reads it."""
+    if get_origin(kind) is Annotated:
+        base, bounds = get_args(kind)
+        limits = {name: value for name, value in bounds._asdict().items() if value is not None}
+        return Annotated[base, Field(**limits, **({"allow_inf_nan": False} if base is float else {}))]
+    if get_origin(kind) in (Union, UnionType):
+        return functools.reduce(operator.or_, map(_with_limits, get_args(kind)))
+    return kind
+
+
+if not TYPE_CHECKING:
+    Count, NotNegative, Positive, Seed = map(_with_limits, (Count, NotNegative, Positive, Seed))
 LocalCount = Annotated[int, Field(ge=1, le=MOST_STEPS)]
 Scheme = Literal["dirichlet", "dirichlet-classes", "iid", "shards", "lognormal", "natural"]
 Settings = dict[str, Any]
@@ -175,7 +192,7 @@ else:
         "OptionsConfig",
         __base__=ProblemConfig,
         **{
-            each.name: (_TEXTUAL.get(each.name, _KINDS[each.name]), each.default)
+            each.name: (_TEXTUAL.get(each.name, _with_limits(_KINDS[each.name])), each.default)
             for each in in_reading_order()
             if each.name in OPTIONS
         },
