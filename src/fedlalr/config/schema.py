@@ -41,8 +41,10 @@ def _with_limits(kind: Any) -> Any:
     """The type of an option as Pydantic reads it."""
     if get_origin(kind) is Annotated:
         base, bounds = get_args(kind)
-        limits = {name: value for name, value in bounds._asdict().items() if value is not None}
-        return Annotated[base, Field(**limits, **({"allow_inf_nan": False} if base is float else {}))]
+        limits: dict[str, Any] = {name: value for name, value in bounds._asdict().items() if value is not None}
+        if base is float:
+            limits["allow_inf_nan"] = False
+        return Annotated[base, Field(**limits)]
     if get_origin(kind) in (Union, UnionType):
         return functools.reduce(operator.or_, map(_with_limits, get_args(kind)))
     return kind
