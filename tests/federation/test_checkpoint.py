@@ -512,7 +512,9 @@ def test_two_good_checkpoints_stay_after_damaged_ones_were_passed_over(kind, tmp
 def test_a_newer_format_is_refused_by_its_number(tmp_path):
     run(run_dir=tmp_path, rounds=1)
     rewrite(tmp_path, format=99)
-    with pytest.raises(RunDirectoryError, match="has format 99, and this version of fedlalr reads format 1"):
+    with pytest.raises(
+        RunDirectoryError, match="has format 99, written by another version, and this version of fedlalr reads format 2"
+    ):
         run(run_dir=tmp_path, resume=True)
 
 

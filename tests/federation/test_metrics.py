@@ -85,10 +85,10 @@ def test_a_measure_that_is_no_number_survives_the_file():
     assert again["f1"] == 0.25
 
 
-def test_records_of_before_have_no_metrics():
+def test_records_of_version_0_1_are_rejected_by_name():
     plain = json.loads(Record(1, 0.5, None, 0.5, 0.1, 1.0, 1, 1, 2).to_json())
-    del plain["metrics"]
-    assert Record.from_json(json.dumps(plain)).metrics == {}
+    with pytest.raises(ValueError, match=r"written by fedlalr 0\.1"):
+        Record.from_json(json.dumps(plain | {"buffer_bytes_up": 0, "buffer_bytes_down": 0}))
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,11 @@ class LAFedOpt:
             return SlotTable(down=("x",), up={"delta": "mean", "inverse_A": "mean"})
         return SlotTable(down=("x",), up={"delta": "mean"})
 
+    @property
+    def rates(self) -> tuple[str, ...]:
+        """The rates worth tuning: a server that takes the mean has none."""
+        return ("lr",) if self.server == "average" else ("lr", "server_lr")
+
     def init(self, params: Tensor) -> Slots:
         return Slots(x=params) if self.server == "average" else init_moments(params, self.server_eps**2)
 

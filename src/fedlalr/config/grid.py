@@ -108,9 +108,9 @@ def _trial(config: Config, method: str, settings: Settings, seeds: int, folder: 
 
 def _around(config: Config, method: str) -> dict[str, list[float]]:
     own = with_method(config, method).algorithm.options
-    rates = [name for name in RATES if name in registry.options(method)]
-    if method == "lafedopt" and own.get("server") == "average":
-        rates = ["lr"]  # its server takes the mean, with rate 1
+    rates = getattr(registry.create(method, **own), "rates", None)
+    if rates is None:
+        rates = [name for name in RATES if name in own]
     factors = _HALF_DECADES if len(rates) == 1 else _THREE
     return {name: [_rounded(own[name] * factor) for factor in factors] for name in rates}
 

@@ -56,6 +56,8 @@ class Record:
     def from_json(cls, line: str) -> Record:
         """The inverse of `to_json`."""
         plain = json.loads(line)
+        if "buffer_bytes_up" in plain:
+            raise ValueError("it was written by fedlalr 0.1, whose records this version does not read; run it again")
         plain["rejected"] = tuple(Rejection(**rejection) for rejection in plain["rejected"])
         for name in ("clipped", "repeatedly"):
             plain[name] = tuple(plain.get(name, ()))

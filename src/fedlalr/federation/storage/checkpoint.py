@@ -31,7 +31,8 @@ from fedlalr.federation.storage.fingerprint import Facts
 from fedlalr.federation.storage.kept_files import KeptFiles
 from fedlalr.federation.storage.tensor_file import Seal, read_tensors, take, write_tensors
 
-FORMAT = 1
+FORMAT = 2
+WRITTEN_BY = {1: "fedlalr 0.1"}
 TENSORS, DESCRIPTION = "state.safetensors", "checkpoint.json"
 LARGEST_DESCRIPTION = 1 << 26
 """A description of more bytes than this is not read."""
@@ -134,7 +135,9 @@ def read_description(place: Path) -> dict[str, Any]:
         raise CheckpointError(f"the checkpoint {place} is damaged: {DESCRIPTION} does not match its own hash")
     if version != FORMAT:
         raise CheckpointError(
-            f"the checkpoint {place} has format {version}, and this version of fedlalr reads format {FORMAT}"
+            f"the checkpoint {place} has format {version}, written by {WRITTEN_BY.get(version, 'another version')}, "
+            f"and this version of fedlalr reads format {FORMAT}; resume the run with the version that started it, or start "
+            f"a new run in another directory"
         )
     result: dict[str, Any] = content
     for name, fits in _FITS.items():
