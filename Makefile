@@ -57,8 +57,9 @@ lint: $(VENV)/dev.stamp
 SETTINGS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 MKL_CBWR=COMPATIBLE \
 	ONEDNN_MAX_CPU_ISA=AVX2 LC_ALL=C OMP_NUM_THREADS=2
 NUMERIC := tests/algorithms tests/models tests/theory tests/test_contract.py tests/test_learning.py \
-	$(addprefix tests/federation/test_,run.py reducing.py robust.py evaluation.py gradient_norms.py) \
-	$(addprefix tests/training/test_,engines.py stacked.py linear_rounds.py other_gradients.py own_methods.py kernels.py clipping.py)
+	$(addprefix tests/federation/,test_run.py replies/test_reducing.py replies/test_reductions.py test_evaluation.py test_gradient_norms.py) \
+	$(addprefix tests/training/,engines/test_engines.py stacked kernels/test_kernels.py) \
+	$(addprefix tests/training/test_,other_gradients.py own_methods.py clipping.py)
 
 test-portable: $(VENV)/dev.stamp
 	@for setting in $(SETTINGS); do echo "$$setting, random order, a path with spaces and accents"; \

@@ -32,7 +32,7 @@ from fedlalr.federation.storage.kept_files import KeptFiles
 from fedlalr.federation.storage.tensor_file import Seal, read_tensors, take, write_tensors
 
 FORMAT = 2
-WRITTEN_BY = {1: "fedlalr 0.1"}
+WRITTEN_BY = {"1": "fedlalr 0.1"}
 TENSORS, DESCRIPTION = "state.safetensors", "checkpoint.json"
 LARGEST_DESCRIPTION = 1 << 26
 """A description of more bytes than this is not read."""
@@ -134,10 +134,10 @@ def read_description(place: Path) -> dict[str, Any]:
     if hashlib.sha256(canonical(content)).hexdigest() != stated:
         raise CheckpointError(f"the checkpoint {place} is damaged: {DESCRIPTION} does not match its own hash")
     if version != FORMAT:
+        writer = WRITTEN_BY.get(str(version), "another version")
         raise CheckpointError(
-            f"the checkpoint {place} has format {version}, written by {WRITTEN_BY.get(version, 'another version')}, "
-            f"and this version of fedlalr reads format {FORMAT}; resume the run with the version that started it, or start "
-            f"a new run in another directory"
+            f"the checkpoint {place} has format {version}, written by {writer}, and this version of fedlalr reads "
+            f"format {FORMAT}; resume the run with the version that started it, or start a new run in another directory"
         )
     result: dict[str, Any] = content
     for name, fits in _FITS.items():

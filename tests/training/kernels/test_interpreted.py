@@ -18,7 +18,7 @@ def test_the_kernels_agree_with_the_plain_operations_under_tritons_interpreter()
     here = Path(__file__).parent
     tests = [str(here / name) for name in ("test_triton_kernels.py", "test_triton_convmixer.py")]
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:cov", *tests]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=here.parents[1])
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=here.parents[2])
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
     assert "skipped" not in done.stdout

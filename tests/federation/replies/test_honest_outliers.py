@@ -22,7 +22,7 @@ from fedlalr.federation.replies.screening import MAX_NORM_RATIO
 from fedlalr.training import ENGINES
 from fedlalr.training.interfaces import Replies
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "attacks.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "attacks.py"
 
 
 @pytest.fixture(scope="module")
