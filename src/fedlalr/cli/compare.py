@@ -62,7 +62,7 @@ def compare(
         list[str] | None,
         typer.Option(
             metavar="KEY=A,B",
-            help="Repeat the comparison for every value; repeatable: all combinations.",
+            help="Repeat the comparison for every value; give it several times for all combinations.",
             show_default=False,
         ),
     ] = None,
@@ -84,7 +84,7 @@ def compare(
     runs of other settings is rejected, except for learning rates that an earlier [bold]--grid[/] chose: these runs are
     replaced. The directory also gets [bold]table.md[/], [bold]compare.json[/], [bold]accuracy.png[/] and
     [bold]accuracy.svg[/]. Change the settings of one method with `methods.NAME.KEY=VALUE`. With [bold]--vary[/] every
-    combination of values gets its own folder, and the [bold]table.md[/] and [bold]compare.json[/] above cover all.
+    combination of values gets its own folder, and [bold]DIR/table.md[/] and [bold]DIR/compare.json[/] cover all.
 
     [bold]Examples[/]
 

@@ -99,7 +99,7 @@ def local(
         Path | None,
         typer.Option(help="Directory for metrics and checkpoints.", show_default="none are kept", callback=at_home),
     ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="No certificates and node keys.")] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Use no certificates and no node keys.")] = False,
     patience: Annotated[float, typer.Option(help="Maximum seconds per round.")] = 600.0,
     quiet: Quiet = False,
     as_json: Json = False,

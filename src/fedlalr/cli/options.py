@@ -45,7 +45,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, on
 Debug = Annotated[
     bool, typer.Option("--debug", help="Retrain clients whose replies were rejected, one by one, and show their data.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the result, and nothing else, as JSON to standard output.")]
+Json = Annotated[bool, typer.Option("--json", help="Print only the result to standard output, as JSON.")]
 
 
 def split_arguments(arguments: list[str] | None) -> tuple[str, list[str]]:
