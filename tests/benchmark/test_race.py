@@ -121,6 +121,7 @@ def test_a_device_that_is_not_here_is_refused_before_anything_starts():
     assert "tpu" in done.output
 
 
+@pytest.mark.slow
 def test_the_command_times_a_job():
     options = ["--rounds", "1", "--engines", "reference", "--methods", "fedlalr", "--json", "--quiet"]
     done = CliRunner().invoke(app, ["bench", "logistic", *options])

@@ -61,6 +61,7 @@ def test_a_figure_has_data_and_verdicts_and_its_runs_are_reused_or_resumed() -> 
     assert (interrupted / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_a_figure_without_claims_prints_its_curves_as_numbers() -> None:
     result = reproduce("variants", *TINY)
     assert result.exit_code == 0, result.output
@@ -104,6 +105,7 @@ def test_draw_only_runs_nothing_and_draws_nothing_without_runs() -> None:
         assert not Path("here").exists()
 
 
+@pytest.mark.slow
 def test_draw_only_keeps_the_provenance_of_the_runs() -> None:
     reproduce("variants", *TINY)
     path = FOLDER / "variants.json"
@@ -129,6 +131,7 @@ def test_draw_only_keeps_the_provenance_of_the_runs() -> None:
     assert unknown["drawn"]["hardware"]
 
 
+@pytest.mark.slow
 def test_draw_only_draws_the_saved_speedup_without_measuring() -> None:
     folder = Path("here/smoke")
     scale = Scale(steps=(2**8, 2**10), clients=(1, 2, 4), repeats=2)
@@ -139,6 +142,7 @@ def test_draw_only_draws_the_saved_speedup_without_measuring() -> None:
     assert Speedup.read(folder) == measured
 
 
+@pytest.mark.slow
 def test_the_trajectory_follows_two_clients() -> None:
     result = reproduce("trajectory", *TINY)
     assert result.exit_code == 0, result.output

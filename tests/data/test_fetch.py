@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedlalr.common.files import written_aside
 from fedlalr.data import fetch
 from fedlalr.data.fetch import DataCorrupt, Fact, Progress, RouteFailed
 from fedlalr.data.sources import packages
@@ -172,12 +173,13 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
 
-    def write(temporary: Path) -> None:
-        temporary.write_bytes(b"half")
-        raise KeyboardInterrupt
+    def write_half() -> None:
+        with written_aside(path) as aside:
+            aside.write_bytes(b"half")
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fetch.write_atomically(path, write)
+        write_half()
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 

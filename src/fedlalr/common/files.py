@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text to a temporary file, flush it to disk and rename it; on `OSError` the old file is kept."""
+@contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """Yield a place beside `path` to write to, then flush it to the disk and rename it: `path` is old or new, never
+    half. After an error the old file is still there."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.writing")  # two processes may write the same file
     try:
-        write_bytes(aside, text.encode())
+        yield aside
+        with aside.open("rb+") as file:
+            os.fsync(file.fileno())
         aside.replace(path)
-    except BaseException:
+    finally:
         aside.unlink(missing_ok=True)
-        raise
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a whole file or, on `OSError`, nothing."""
+    with written_aside(path) as aside:
+        aside.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def write_bytes(path: Path, content: bytes) -> None:

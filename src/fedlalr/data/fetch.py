@@ -18,6 +18,7 @@ from typing import BinaryIO
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
+from fedlalr.common.files import sync_folder, written_aside
 from fedlalr.common.reading import at_home, open_file
 
 Progress = Callable[[str, int, int | None], None]
@@ -143,22 +144,6 @@ def workspace(folder: Path, name: str) -> Iterator[Path]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` create a file beside `path`, flush it to disk and rename it: `path` is old or new, never partial."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        write(temporary)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def download(url: str, path: Path, fact: Fact | None = None, progress: Progress | None = None) -> Path:
     """Fetch a URL to `path` and verify it. An interrupted download leaves nothing behind and is not resumed."""
     description = f"downloading {url.rsplit('/', 1)[-1]}"
@@ -176,7 +161,9 @@ def download(url: str, path: Path, fact: Fact | None = None, progress: Progress 
             fact.check_file(temporary)
 
     try:
-        write_atomically(path, write)
+        with written_aside(path) as temporary:
+            write(temporary)
+        sync_folder(path.parent)
     except DataCorrupt as error:
         raise RouteFailed(f"{url} gave a wrong file: {error}") from error
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
@@ -215,13 +202,3 @@ def _copy(source: BinaryIO, target: BinaryIO, description: str, total: int | Non
         if progress is not None:
             progress(description, done, total)
     return done
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a power failure, on platforms that can open folders."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -134,6 +134,7 @@ def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=240)
 
 
+@pytest.mark.slow
 def test_torchrun_runs_the_command_line_and_the_first_process_alone_shows(tmp_path: Path):
     folder = tmp_path / "run"
     done = torchrun("run", "quickstart", "rounds=2", "--run-dir", str(folder))

@@ -9,7 +9,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from fedlalr.data.fetch import DataCorrupt, write_atomically
+from fedlalr.common.files import sync_folder, written_aside
+from fedlalr.data.fetch import DataCorrupt
 from fedlalr.data.sources.rawdata import Arrays
 
 _FORMAT = "fedlalr-data-1"
@@ -27,7 +28,9 @@ def save(file: Path, name: str, arrays: Arrays, origin: str) -> None:
     contiguous = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
     header = {"format": _FORMAT, "name": name, "origin": origin, "sha256": _digest(contiguous)}
     try:
-        write_atomically(file, lambda temporary: save_file(contiguous, temporary, metadata=header))
+        with written_aside(file) as aside:
+            save_file(contiguous, aside, metadata=header)
+        sync_folder(file.parent)
     except SafetensorError as error:
         raise OSError(f"{file} cannot be written ({error})") from error
 

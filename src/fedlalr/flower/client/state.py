@@ -9,7 +9,6 @@ the server falls back to its second-to-last checkpoint.
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots
+from fedlalr.common.files import write_whole
 
 _RUN = re.compile(r"[0-9a-f]{1,64}")
 
@@ -55,13 +55,8 @@ class KeptStore:
     def save(self, round: int, kept: Slots) -> None:
         """Store the state that is valid if the reply of a round is accepted. Writes the whole file or none."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        place = self._place(round)
-        aside = place.with_name(f".{place.name}")
-        with aside.open("wb") as file:
-            file.write(save({name: tensor.detach().cpu().contiguous() for name, tensor in kept.items()}))
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(place)
+        content = save({name: tensor.detach().cpu().contiguous() for name, tensor in kept.items()})
+        write_whole(self._place(round), content)
 
     def forget(self, before: int) -> None:
         """Remove the versions older than a round."""
