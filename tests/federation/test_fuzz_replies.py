@@ -15,7 +15,7 @@ from conftest import make_clients
 from federation.fuzzing import damaged, fuzz, json_values
 from fedlalr.data.population import as_clients
 from fedlalr.federation import Expected, Rejection, Reply
-from fedlalr.federation.replies.payload import Refused, array_from_npy
+from fedlalr.federation.replies.payload import Rejected, array_from_npy
 from fedlalr.federation.session import initial_state
 from fedlalr.federation.storage.fingerprint import contract
 from fedlalr.training.interfaces import Training
@@ -110,6 +110,6 @@ def npy(array: np.ndarray) -> bytes:
 def test_any_bytes_are_the_expected_array_or_refused(content):
     try:
         assert array_from_npy("x", content, (6,), torch.float64).shape == (6,)
-    except Refused:
+    except Rejected:
         return False
     return True

@@ -18,7 +18,7 @@ from conftest import make_clients, make_model
 from fedlalr.algorithms.slots import Slots
 from fedlalr.data.population import as_clients
 from fedlalr.federation import Expected, Rejection, Reply, screen
-from fedlalr.federation.replies.payload import Refused, array_from_npy, clean_metrics
+from fedlalr.federation.replies.payload import Rejected, array_from_npy, clean_metrics
 from fedlalr.federation.replies.reducing import reduce_slots, weights
 from fedlalr.federation.replies.reductions import SHARE
 from fedlalr.federation.replies.screening import MAX_NORM_RATIO
@@ -315,7 +315,7 @@ BOMB = npy(np.zeros(3)).replace(b"(3,)", b"(9**9,)") + b"\0" * 8
     ],
 )
 def test_bytes_that_are_not_the_expected_array_are_refused_before_memory_is_taken(content, reason):
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(Rejected, match=reason):
         array_from_npy("x", content, (3,), torch.float64)
 
 
@@ -421,7 +421,7 @@ def test_a_change_that_is_too_long_keeps_its_direction_and_is_shortened_to_the_b
 def test_too_few_good_replies_keep_the_state_and_name_the_bad_one():
     before = {name: value.clone() for name, value in STATE.slots.items()}
     with pytest.raises(
-        RoundFailed, match=r"4 usable replies, 5 wanted \(min_clients\). Refused: client 2: m is not finite"
+        RoundFailed, match=r"4 usable replies, 5 wanted \(min_clients\). Rejected: client 2: m is not finite"
     ):
         tampered(setting("slots", "m", math.nan), min_clients=5)
     assert all(torch.equal(value, before[name]) for name, value in STATE.slots.items())

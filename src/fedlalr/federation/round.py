@@ -78,11 +78,11 @@ def run_round(
     training: Training,
     rules: Rules,
     probe: Probe | None = None,
-    on_refused: Callable[[Work, Sequence[Rejection]], None] | None = None,
+    on_rejected: Callable[[Work, Sequence[Rejection]], None] | None = None,
 ) -> RoundOutcome:
     """One round with the given cohort. The state passed in is never changed; on `RoundFailed` it still stands.
 
-    `on_refused` is told of refused replies before anything comes of them.
+    `on_rejected` is told of refused replies before anything comes of them.
     """
     algorithm, clock = training.algorithm, Stopwatch()
     broadcast = state.slots.only(*algorithm.slots.down)
@@ -108,11 +108,11 @@ def run_round(
         buffers=state.buffers,
         max_norm_ratio=rules.max_norm_ratio,
     )
-    if rejected and on_refused is not None:
-        on_refused(work, rejected)
+    if rejected and on_rejected is not None:
+        on_rejected(work, rejected)
     if len(accepted.clients) < rules.min_clients:
         told = too_few(work.round, len(accepted.clients), rules.min_clients, rejected)
-        raise RoundFailed(told if on_refused is not None else f"{told}. {LOOK_CLOSER}", rejected)
+        raise RoundFailed(told if on_rejected is not None else f"{told}. {LOOK_CLOSER}", rejected)
     clock.lap("screen")
 
     new = _reduce(state, work, accepted, training, rules)
@@ -204,7 +204,7 @@ def too_few(round: int, accepted: int, wanted: int, rejected: Sequence[Rejection
     more = f"; and {len(refused) - 10} more" if len(refused) > 10 else ""
     return (
         f"round {round}: {accepted} usable replies, {wanted} wanted (min_clients). "
-        f"Refused: {'; '.join(refused[:10])}{more}"
+        f"Rejected: {'; '.join(refused[:10])}{more}"
     )
 
 

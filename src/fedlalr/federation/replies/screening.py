@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots, SlotTable
 from fedlalr.common.printable import printable
-from fedlalr.federation.replies.payload import Expected, Refused, Reply, client_of, unpack
+from fedlalr.federation.replies.payload import Expected, Rejected, Reply, client_of, unpack
 from fedlalr.federation.replies.reductions import SHARE, change_norms, clip, norms_and_falls
 from fedlalr.training.interfaces import Buffers, Replies, real_numbers
 from fedlalr.training.ranks import Spread
@@ -123,8 +123,8 @@ def measure_reply(reply: Reply, expected: Expected) -> tuple[Replies, Measured] 
     """One remote reply as a stack of one with its measurements, or why it is rejected. Clipping needs the cohort."""
     try:
         replies = unpack(reply, expected)
-    except Refused as refusal:
-        return Rejection(client_of(reply), str(refusal))
+    except Rejected as reason:
+        return Rejection(client_of(reply), str(reason))
     measured = Measured.of(replies, expected.broadcast, expected.table, expected.buffers)
     reasons = measured.reasons()
     return Rejection(client_of(reply), reasons[0]) if reasons else (replies, measured)

@@ -145,14 +145,14 @@ def plain(value: object) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"kind": _name(type(value)), **fields}
-    if isinstance(value, FunctionType) and (taken := _taken_along(value)):
+    if isinstance(value, FunctionType) and (taken := _captured_constants(value)):
         return {**taken, "kind": _name(value)}
     if callable(value) and hasattr(value, "__qualname__"):
         return _name(value)
     return {"kind": _name(type(value)), **{k: plain(v) for k, v in getattr(value, "__dict__", {}).items()}}
 
 
-def _taken_along(function: FunctionType, depth: int = 3) -> Facts:
+def _captured_constants(function: FunctionType, depth: int = 3) -> Facts:
     """The constants around a function that was made in place, as by `pinball(0.9)`, and its defaults.
 
     They count as they are when a run starts or resumes. Lists, tables and other objects may change as a run goes, and
@@ -180,7 +180,7 @@ def _constant(value: object, depth: int) -> Any:
     """A value as JSON can hold it, if it is one that no run changes."""
     match value:
         case FunctionType():
-            return {**_taken_along(value, depth - 1), "kind": _name(value)}
+            return {**_captured_constants(value, depth - 1), "kind": _name(value)}
         case nn.Module():
             return _described(value)  # its weights may be those that are trained
         case tuple():

@@ -227,15 +227,15 @@ class WorkersEngine:
         try:
             process.channel.send(message, descriptor)
         except (BrokenPipeError, ConnectionError):
-            self._mourn(process)
+            self._raise_dead(process)
 
     def _receive(self, process: Process) -> object:
         try:
             return process.channel.receive()[0]
         except (EOFError, ConnectionError):
-            self._mourn(process)
+            self._raise_dead(process)
 
-    def _mourn(self, process: Process) -> NoReturn:
+    def _raise_dead(self, process: Process) -> NoReturn:
         code = process.popen.wait()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         what = f" while it trained client {int(self._cohort[process.in_hand[0]])}" if process.in_hand else ""
