@@ -165,7 +165,7 @@ def test_a_checkpoint_is_never_half_removed_under_its_name(tmp_path, monkeypatch
         remove(path, *arguments, **options)
 
     monkeypatch.setattr(shutil, "rmtree", watched)
-    with pytest.warns(RuntimeWarning, match="going on from round 3"):
+    with pytest.warns(RuntimeWarning, match="resuming from round 3"):
         resumed = run(run_dir=tmp_path, resume=True)
     assert removed
     assert min(removed) >= 2  # of good ones only what two newer ones stand for
@@ -219,7 +219,7 @@ def test_damage_to_what_clients_keep_is_passed_over_like_any_other(tmp_path):
     run(fl.SCAFFOLD(0.1), run_dir=tmp_path, rounds=4)
     newest = json.loads((tmp_path / "checkpoint/round-000004/checkpoint.json").read_text())["content"]["kept"]
     damage(tmp_path / "checkpoint" / newest[-1]["file"], "flipped")
-    with pytest.warns(RuntimeWarning, match=r"round-000004.*kept-000004.safetensors is damaged.*going on from round 3"):
+    with pytest.warns(RuntimeWarning, match=r"round-000004.*kept-000004.safetensors is damaged.*resuming from round 3"):
         assert same(run(fl.SCAFFOLD(0.1)), run(fl.SCAFFOLD(0.1), run_dir=tmp_path, resume=True))
 
 
@@ -283,7 +283,7 @@ def test_more_rounds_than_before_are_a_legal_change(tmp_path):
         ({"loss": nn.functional.nll_loss}, "loss was"),
         ({"dtype": torch.float32, "clients": [(x.float(), y) for x, y in make_clients()]}, r"model\.dtype was"),
         ({"model": nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()}, "model was"),
-        ({"engine": "stacked"}, "began with engine 'reference' and cannot go on with 'stacked'"),
+        ({"engine": "stacked"}, "was started with engine 'reference' and cannot be resumed with 'stacked'"),
     ],
 )
 def test_another_run_is_refused_and_says_what_differs(change, said, tmp_path):
@@ -435,7 +435,7 @@ def test_a_run_in_a_folder_whose_name_is_no_unicode_goes_on(tmp_path):
 def test_a_directory_that_holds_a_run_is_not_overwritten(tmp_path):
     run(run_dir=tmp_path, rounds=2)
     before = contents(tmp_path)
-    with pytest.raises(RunDirectoryError, match="already holds a run; pass resume=True"):
+    with pytest.raises(RunDirectoryError, match="already contains a run; pass resume=True"):
         run(run_dir=tmp_path)
     assert contents(tmp_path) == before
 
@@ -481,7 +481,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning_and_two_are_an_error
     damage(tmp_path / "checkpoint/round-000004" / file, kind)
     copy = tmp_path / "copy"
     shutil.copytree(tmp_path, copy, ignore=shutil.ignore_patterns("copy"))
-    with pytest.warns(RuntimeWarning, match=r"round-000004.*going on from round 3 instead"):
+    with pytest.warns(RuntimeWarning, match=r"round-000004.*resuming from round 3 instead"):
         resumed = run(run_dir=tmp_path, resume=True)
     assert same(run(), resumed)
     assert [record.round for record in resumed.history] == [1, 2, 3, 4, 5, 6]
@@ -503,7 +503,7 @@ def test_two_good_checkpoints_stay_after_damaged_ones_were_passed_over(kind, tmp
     else:
         shutil.rmtree(damaged)
         damaged.write_text("a file")
-    with pytest.warns(RuntimeWarning, match="going on from round 2"), pytest.raises(KeyboardInterrupt):
+    with pytest.warns(RuntimeWarning, match="resuming from round 2"), pytest.raises(KeyboardInterrupt):
         run(run_dir=tmp_path, resume=True, checkpoint_every=2, observers=[StopAt(3)])
     assert sorted(os.listdir(tmp_path / "checkpoint")) == ["round-000002", "round-000003"]
     assert same(run(), run(run_dir=tmp_path, resume=True))
@@ -512,14 +512,14 @@ def test_two_good_checkpoints_stay_after_damaged_ones_were_passed_over(kind, tmp
 def test_a_newer_format_is_refused_by_its_number(tmp_path):
     run(run_dir=tmp_path, rounds=1)
     rewrite(tmp_path, format=99)
-    with pytest.raises(RunDirectoryError, match="has format 99, and this version of fedlalr reads format 1"):
+    with pytest.raises(RunDirectoryError, match="has format 99, but this version of fedlalr reads format 1"):
         run(run_dir=tmp_path, resume=True)
 
 
 def test_a_metrics_file_that_lost_lines_is_an_error(tmp_path):
     run(run_dir=tmp_path, rounds=3)
     (tmp_path / "metrics.jsonl").write_text("")
-    with pytest.raises(RunDirectoryError, match=r"metrics.jsonl has 0 bytes, and at round 3 it had"):
+    with pytest.raises(RunDirectoryError, match=r"metrics.jsonl has 0 bytes, but at round 3 it had"):
         run(run_dir=tmp_path, resume=True)
 
 
@@ -592,7 +592,7 @@ def test_a_read_only_directory_is_a_clear_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(RunDirectoryError, match="cannot be written: Not a directory"):
         run(run_dir=tmp_path / "file" / "run")
-    with pytest.raises(RunDirectoryError, match="file is a file, and run_dir must be a directory"):
+    with pytest.raises(RunDirectoryError, match="file is a file, but run_dir must be a directory"):
         run(run_dir=tmp_path / "file")
 
 

@@ -64,7 +64,9 @@ def test_a_run_goes_on_to_the_same_bits_on_every_engine(engine, tmp_path):
 
 def test_a_run_does_not_go_on_with_another_engine(tmp_path):
     run("stacked", run_dir=tmp_path, rounds=1)
-    with pytest.raises(RunDirectoryError, match="began with engine 'stacked' and cannot go on with 'workers'"):
+    with pytest.raises(
+        RunDirectoryError, match="was started with engine 'stacked' and cannot be resumed with 'workers'"
+    ):
         run("workers", run_dir=tmp_path, resume=True)
 
 

@@ -103,7 +103,7 @@ def test_a_refused_reply_is_not_averaged_in_silence():
     model = make_model()
     clients = make_clients(EQUAL)
     clients[1][0][:] = float("nan")
-    with pytest.raises(ValueError, match="1 replies were refused"):
+    with pytest.raises(ValueError, match="1 replies were rejected"):
         fl.run(
             model,
             clients,

@@ -133,7 +133,7 @@ def test_an_older_checkpoint_serves_where_a_file_of_the_newest_is_none(
     replace: Any, name: str, library: Path, little_memory: None
 ) -> None:
     replace(library / name)
-    with pytest.warns(RuntimeWarning, match="going on from round 1 instead"):
+    with pytest.warns(RuntimeWarning, match="resuming from round 1 instead"):
         assert len(run(library, resume=True).history) == 2
 
 

@@ -106,6 +106,6 @@ def test_a_damaged_checkpoint_is_a_warning_for_people(tmp_path):
     (folder / "checkpoint/round-000003/state.safetensors").write_bytes(b"nothing")
     said = cli("resume", str(folder), "rounds=4", "-q").replace("\n", " ")
     assert "warning: the checkpoint" in said
-    assert "going on from round 2 instead" in said
+    assert "resuming from round 2 instead" in said
     assert "RuntimeWarning" not in said
     assert "after 4 rounds" in said

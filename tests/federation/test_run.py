@@ -309,7 +309,7 @@ def test_nan_in_the_data_refuses_that_client_and_no_other(model, clients):
     with pytest.warns(RepliesRejected) as told:
         result = fl.run(model, clients, fl.FedLALR(), **SETTINGS)
     assert [str(warning.message) for warning in told] == [
-        "round 1 left out the reply of client 2 (x is not finite); result.history[0].rejected lists all of that round",
+        "round 1 rejected the reply of client 2 (x is not finite); result.history[0].rejected lists all rejected replies of that round",
         "client 2 has been rejected in each of its last 3 rounds (x is not finite), so the model does not learn from "
         "its data; run with debug=True to see what is wrong with it",
     ]
@@ -326,7 +326,9 @@ def test_nan_in_the_data_refuses_that_client_and_no_other(model, clients):
 
 def test_too_few_usable_replies_fail_the_round_and_name_the_clients(model, clients):
     clients[2] = (torch.full_like(clients[2][0], math.nan), clients[2][1])
-    with pytest.raises(fl.RoundFailed, match=r"round 1: 4 usable replies, 5 wanted.*client 2: x is not finite"):
+    with pytest.raises(
+        fl.RoundFailed, match=r"round 1: 4 usable replies, but min_clients is 5.*client 2: x is not finite"
+    ):
         fl.run(model, clients, fl.FedLALR(), **SETTINGS, min_clients=5)
 
 

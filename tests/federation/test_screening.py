@@ -421,7 +421,7 @@ def test_a_change_that_is_too_long_keeps_its_direction_and_is_shortened_to_the_b
 def test_too_few_good_replies_keep_the_state_and_name_the_bad_one():
     before = {name: value.clone() for name, value in STATE.slots.items()}
     with pytest.raises(
-        RoundFailed, match=r"4 usable replies, 5 wanted \(min_clients\). Rejected: client 2: m is not finite"
+        RoundFailed, match=r"4 usable replies, but min_clients is 5. Rejected: client 2: m is not finite"
     ):
         tampered(setting("slots", "m", math.nan), min_clients=5)
     assert all(torch.equal(value, before[name]) for name, value in STATE.slots.items())

@@ -107,7 +107,7 @@ def test_a_trajectory_cut_off_within_a_character_goes_on_and_one_with_other_dama
     train(Trajectory([0, 1], path=path), rounds=3, run_dir=tmp_path, resume=True)
     assert read_trajectory(path) == [point for point in whole.points if point.round <= 3]
     path.write_bytes(b"\xff\n" + path.read_bytes())
-    with pytest.raises(RunDirectoryError, match=r"trajectory.jsonl is damaged: .*; put it back, or move it away"):
+    with pytest.raises(RunDirectoryError, match=r"trajectory.jsonl is damaged: .*; restore it, or move it away"):
         train(Trajectory([0, 1], path=path), run_dir=tmp_path, resume=True)
 
 
@@ -126,7 +126,7 @@ def test_a_new_run_forgets_the_trajectory_of_another(tmp_path):
 
 
 def test_a_method_without_second_moments_is_named():
-    with pytest.raises(TypeError, match="follows v̂, and the clients of FedAvg have only x"):
+    with pytest.raises(TypeError, match="records v̂, but the clients of FedAvg have only x"):
         fl.run(
             make_model(),
             make_clients(),
@@ -139,7 +139,7 @@ def test_a_method_without_second_moments_is_named():
 
 
 def test_a_round_that_never_comes_is_refused():
-    with pytest.raises(ValueError, match="asked for in round 5, but the run has 2 rounds"):
+    with pytest.raises(ValueError, match="requested for round 5, but the run has 2 rounds"):
         fl.run(make_model(), make_clients(), fl.FedLALR(), rounds=2, observers=[Trajectory([0], [5])])
 
 

@@ -77,7 +77,7 @@ def run(model=None, clients=None, algorithm=None, **options):
         ),
         (
             {"test": (PAIR[0], PAIR[1].float())},
-            r"cannot be computed of .* and the test set's targets, \(2,\) torch.float",
+            r"cannot be computed from .* and the test set's targets, \(2,\) torch.float",
         ),
         ({"device": "mps"}, "device 'mps' is not supported"),
         ({"test": (PAIR[0], PAIR[1][:2])}, "the test set has 3 inputs but 2 targets"),
@@ -92,7 +92,7 @@ def run(model=None, clients=None, algorithm=None, **options):
             {"model": nn.Linear(4, 1), "clients": [(PAIR[0], torch.zeros(3))], "loss": nn.functional.mse_loss},
             r"outputs, \(2, 1\) torch.float32, and client 0's targets, \(2,\).*broadcasting.*targets.unsqueeze\(1\)",
         ),
-        ({"loss": lambda outputs, targets: 1 / 0}, "the loss cannot be computed of .*: ZeroDivisionError"),
+        ({"loss": lambda outputs, targets: 1 / 0}, "the loss cannot be computed from .*: ZeroDivisionError"),
         ({"loss": lambda outputs, targets: outputs.sum(1)}, r"one number.*not \(2,\) torch.float32"),
         ({"device": "gpu"}, "there is no device 'gpu'; use 'auto', 'cpu'"),
         ({"clients": [(torch.zeros(3, 9), PAIR[1])]}, r"the model cannot run on client 0's inputs, \(3, 9\)|\(2, 9\)"),
@@ -199,7 +199,7 @@ def test_narrow_labels_are_told_to_be_long(dtype):
 
 def test_images_of_bytes_are_told_to_be_floats():
     clients = [(torch.zeros(3, 4, dtype=torch.uint8), torch.zeros(3).long())] * 2
-    with pytest.raises(ValueError, match=r"where they are values and no indices use inputs.to\(torch.float32\)"):
+    with pytest.raises(ValueError, match=r"if they are values, not indices, use inputs.to\(torch.float32\)"):
         run(nn.Linear(4, 2), clients)
 
 

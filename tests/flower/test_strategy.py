@@ -292,7 +292,9 @@ def test_too_few_usable_replies_fail_the_round_and_name_the_clients(tmp_path):
     for node in (900, 893):
         everyone[node].tamper = raising
     server = strategy(LALR, settings={"min_clients": 4})
-    with pytest.raises(fl.RoundFailed, match=r"3 usable replies, 4 wanted.*client 0: .*broken; client 1") as failed:
+    with pytest.raises(
+        fl.RoundFailed, match=r"3 usable replies, but min_clients is 4.*client 0: .*broken; client 1"
+    ) as failed:
         server.start(InProcessGrid(everyone))
     assert [rejection.client for rejection in failed.value.rejected] == [0, 1]
 
@@ -331,7 +333,7 @@ def test_no_client_trains_for_a_round_that_cannot_succeed(tmp_path):
     everyone = nodes(LALR, tmp_path)
     del everyone[900]
     grid = InProcessGrid(everyone)
-    with pytest.raises(fl.RoundFailed, match="0 usable replies, 5 wanted"):
+    with pytest.raises(fl.RoundFailed, match="0 usable replies, but min_clients is 5"):
         strategy(LALR, settings={"min_clients": 5}).start(grid)
     assert grid.trained == []
 

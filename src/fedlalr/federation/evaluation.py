@@ -32,7 +32,7 @@ class Evaluation(NamedTuple):
 SAMPLES_AT_ONCE = 1000
 """Batch size on a CPU."""
 NUMBERS_AT_ONCE = 1 << 24
-"""Of inputs on a GPU, which small batches would leave idle."""
+"""Numbers in a batch of inputs on a GPU, which small batches would leave idle."""
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
-"""A reply as it comes in from outside: its form is checked before anything is computed with it.
+"""Replies from remote clients: their form is checked before anything is computed from them.
 
-Names, shapes, dtypes, byte order, contiguity, counts, and whether the reply belongs to this run, this round and a
-client that was asked. Nothing is cast, broadcast, reordered or guessed: what does not fit is refused by name.
+Checked are names, shapes, dtypes, byte order, contiguity and counts, and that the reply belongs to this run, this round
+and a client of its cohort. Nothing is cast, broadcast, reordered or guessed: anything else is rejected by name.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from fedlalr.training.interfaces import Buffers, Replies
 from fedlalr.training.layout import Layout
 
 LARGEST_COUNT = 10**9
-"""A client that claims more samples or local steps than this is refused."""
+"""A client that claims more samples or local steps than this is rejected."""
 LONGEST_NAME, LONGEST_TEXT = 100, 200
 """Metrics with longer names or values are dropped."""
 LARGEST_METRIC = 1e300
 NOBODY = -1
-"""The client of a reply that names none."""
+"""The client of a reply that does not name one."""
 LONGEST_HEADER = 1024
-"""Bytes of an npy header that are parsed at most."""
+"""The largest npy header that is parsed, in bytes."""
 
 
 class Rejected(ValueError):
-    """Why a reply is not taken."""
+    """Why a reply was rejected."""
 
 
 @dataclass(frozen=True)
@@ -51,34 +51,34 @@ class Reply:
     """Slot → parameter → array."""
     buffers: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    """Numbers such as `loss`, for the records alone."""
+    """Numbers such as `loss`, used only in the records."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the replies of a round must be."""
+    """What the replies of a round must look like."""
 
     run: str
     round: int
     clients: frozenset[int]
-    """Those that were asked."""
+    """The cohort."""
     contract: str
     layout: Layout
     table: SlotTable
     broadcast: Slots
     buffers: Buffers = field(default_factory=dict)
     answered: frozenset[int] = frozenset()
-    """Those whose reply is in already."""
+    """Clients that have already replied."""
     steps: Callable[[int], int] | None = None
-    """Local steps that a client with so many samples makes in this round, where that is known."""
+    """Number of samples → local steps of a client in this round, if known."""
 
 
 def unpack(reply: Reply, expected: Expected) -> Replies:
-    """The reply as a stack of one, or `Rejected`."""
+    """The reply as a stack of one; raises `Rejected`."""
     client = _check_origin(reply, expected)
     samples, steps = check_count("samples", reply.samples), check_count("steps", reply.steps)
     if expected.steps is not None and steps != (due := expected.steps(samples)):
-        raise Rejected(f"steps is {steps:,}, and a client with {samples:,} samples makes {due:,} in this round")
+        raise Rejected(f"steps is {steps:,}, but a client with {samples:,} samples takes {due:,} in this round")
     layout, table = expected.layout, expected.table
     _check_names("slots", reply.slots, table.up)
     shapes = dict(zip(layout.names, layout.shapes, strict=True))
@@ -106,7 +106,7 @@ def unpack(reply: Reply, expected: Expected) -> Replies:
 
 
 def as_tensor(name: str, array: object, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
-    """An array or tensor of exactly this shape and dtype as a tensor on the CPU, or `Rejected`."""
+    """An array or tensor of exactly this shape and dtype as a tensor on the CPU; else raises `Rejected`."""
     shape = tuple(shape)
     if isinstance(array, np.ndarray):
         if not array.dtype.isnative:
@@ -132,7 +132,7 @@ def as_tensor(name: str, array: object, shape: Iterable[int], dtype: torch.dtype
 
 
 def check_count(name: str, value: object) -> int:
-    """A whole number from 1 to `LARGEST_COUNT`, or `Rejected`."""
+    """A whole number from 1 to `LARGEST_COUNT`; else raises `Rejected`."""
     number = value.item() if isinstance(value, np.integer | np.floating) else value
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
     if not is_number or not 1 <= number <= LARGEST_COUNT or number != int(number):  # type: ignore[operator,call-overload]
@@ -142,7 +142,7 @@ def check_count(name: str, value: object) -> int:
 
 
 def clean_metrics(metrics: object) -> dict[str, int | float | str]:
-    """The metrics that may be recorded: finite numbers and short texts under short names. The rest is dropped.
+    """The metrics to record: finite numbers and short texts with short names. The rest is dropped.
 
     >>> clean_metrics({"loss": 0.5, "accuracy": float("nan"), "note": "x" * 10_000})
     {'loss': 0.5}
@@ -161,7 +161,7 @@ def clean_metrics(metrics: object) -> dict[str, int | float | str]:
 
 
 def array_from_npy(name: str, content: bytes, shape: Iterable[int], dtype: torch.dtype) -> NDArray[Any]:
-    """The array in the bytes of an npy file, or `Rejected`. No pickle is read, no memory taken beyond the expected."""
+    """The array in the bytes of an npy file, or `Rejected`. Reads no pickles and allocates no more than expected."""
     shape, wanted = tuple(shape), numpy_dtype(dtype)
     if len(content) > LONGEST_HEADER + math.prod(shape) * wanted.itemsize:
         raise Rejected(f"{name} has {len(content):,} bytes, more than an array of shape {shape} has")
@@ -174,7 +174,7 @@ def array_from_npy(name: str, content: bytes, shape: Iterable[int], dtype: torch
         found_shape, fortran, found = read(stream, max_header_size=LONGEST_HEADER)
     except Rejected:
         raise
-    except Exception as error:  # the bytes may be anything, and so may be what parsing their header runs into
+    except Exception as error:  # parsing the header of arbitrary bytes may raise anything
         raise Rejected(f"{name} is not a readable npy array: {type(error).__name__}") from error
     if found.hasobject:
         raise Rejected(f"{name} holds Python objects, which are never read")
@@ -191,7 +191,7 @@ def array_from_npy(name: str, content: bytes, shape: Iterable[int], dtype: torch
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    """NumPy's name of a torch dtype, or `Rejected` where it has none (bfloat16)."""
+    """NumPy's equivalent of a torch dtype; `Rejected` if there is none (bfloat16)."""
     try:
         return torch.empty(0, dtype=dtype).numpy().dtype
     except TypeError:
@@ -199,14 +199,14 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
 
 
 def client_of(reply: Reply) -> int:
-    """The id of the client that a reply names, or `NOBODY` where it names none that could be."""
+    """The id of the client that a reply names, or `NOBODY` if it is not a valid id."""
     client: object = reply.client
     is_whole = isinstance(client, int | np.integer) and not isinstance(client, bool)
     return int(client) if is_whole and 0 <= client <= LARGEST_COUNT else NOBODY  # type: ignore[operator,call-overload]
 
 
 def _check_origin(reply: Reply, expected: Expected) -> int:
-    """The client that a reply comes from, if it was asked."""
+    """The client that a reply comes from; `Rejected` unless its reply is expected."""
     if not isinstance(reply.run, str) or reply.run != expected.run:
         raise Rejected(f"the reply belongs to run {_short(reply.run)}, and this is {expected.run!r}")
     if not isinstance(reply.round, int) or reply.round != expected.round:
@@ -215,18 +215,18 @@ def _check_origin(reply: Reply, expected: Expected) -> int:
     if client == NOBODY:
         raise Rejected(f"the reply names client {_short(reply.client)}, and a whole number from 0 on is expected")
     if client in expected.answered:
-        raise Rejected("the client has answered already")
+        raise Rejected("the client has already replied")
     if client not in expected.clients:
-        raise Rejected("the client was not asked in this round")
+        raise Rejected("the client is not in this round's cohort")
     if not isinstance(reply.contract, str) or reply.contract != expected.contract:
-        raise Rejected("the client trained with other hyper-parameters than the round's")
+        raise Rejected("the client trained with different hyper-parameters")
     return client
 
 
 def _check_names(what: str, given: object, expected: Iterable[str]) -> None:
     expected = list(expected)
     if not isinstance(given, Mapping):
-        raise Rejected(f"{what} must be a table of names, not a {type(given).__name__}")
+        raise Rejected(f"{what} must be a mapping of names, not a {type(given).__name__}")
     missing = [name for name in expected if name not in given]
     extra = [name for name in given if name not in expected]
     if missing:
@@ -244,6 +244,6 @@ def _listed(names: list[Any]) -> str:
 
 def _short(value: object) -> str:
     if isinstance(value, int) and abs(value) > LARGEST_COUNT**2:
-        return "a huge number"  # Python refuses to print integers of thousands of digits
+        return "a huge number"  # Python does not print integers of thousands of digits
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}…"
