@@ -67,7 +67,7 @@ def test_buffers_of_unusual_kinds_are_kept(dtype, tmp_path):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_algorithm_goes_on_to_the_same_bits(name, tmp_path):
+def test_every_algorithm_resumes_to_the_same_bits(name, tmp_path):
     whole = run(VARIANTS[name])
     with pytest.raises(KeyboardInterrupt):
         run(VARIANTS[name], run_dir=tmp_path, observers=[StopAt(3)])
@@ -229,7 +229,7 @@ def test_the_cost_of_checkpoints_is_in_the_records(tmp_path):
     assert "checkpoint" not in run().history[-1].timing
 
 
-def test_buffers_and_dropout_go_on_too(tmp_path):
+def test_buffers_and_dropout_are_resumed_too(tmp_path):
     def build():
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 3)).double()
@@ -267,7 +267,7 @@ def test_more_rounds_than_before_are_a_legal_change(tmp_path):
         ({"algorithm": fl.FedAvg(0.1)}, r"algorithm was FedLALR\(lr=0\.002, .*\) and is now FedAvg\(lr=0\.1"),
         ({"seed": 7}, "seed was 0 and is now 7"),
         ({"local": fl.Steps(3)}, r"local\.count was 2 and is now 3"),
-        ({"local": fl.Epochs(3)}, r"other settings: local was Steps\(count=2\) and is now Epochs\(count=3\)\. Use"),
+        ({"local": fl.Epochs(3)}, r"different settings: local was Steps\(count=2\) and is now Epochs\(count=3\)\. Use"),
         ({"batch_size": 5}, "batch_size was 4 and is now 5"),
         ({"lr_decay": 1.0}, "lr_decay was 0.9 and is now 1.0"),
         ({"weight_decay": 0.1}, "weight_decay was 0.0 and is now 0.1"),
@@ -286,7 +286,7 @@ def test_more_rounds_than_before_are_a_legal_change(tmp_path):
         ({"engine": "stacked"}, "was started with engine 'reference' and cannot be resumed with 'stacked'"),
     ],
 )
-def test_another_run_is_refused_and_says_what_differs(change, said, tmp_path):
+def test_another_run_is_rejected_and_says_what_differs(change, said, tmp_path):
     run(run_dir=tmp_path, rounds=2)
     before = contents(tmp_path)
     with pytest.raises(RunDirectoryError, match=said):
@@ -353,7 +353,7 @@ def test_a_loss_that_was_made_with_another_number_is_another_run(make, tmp_path)
     assert len(run(loss=make(0.125), run_dir=tmp_path, resume=True).history) > 2
 
 
-def test_a_loss_that_keeps_a_log_goes_on_with_it(tmp_path):
+def test_a_loss_that_keeps_a_log_can_be_resumed(tmp_path):
     log = [0.0]
     run(loss=around(0.125, log), run_dir=tmp_path, rounds=2)
     assert len(log) > 1
@@ -380,7 +380,7 @@ def unusual_losses():
 
 
 @pytest.mark.parametrize("which", range(3))
-def test_a_run_goes_on_with_whatever_is_around_its_loss(which, tmp_path):
+def test_a_run_resumes_with_whatever_its_loss_captures(which, tmp_path):
     loss = unusual_losses()[which]
     run(loss=loss, run_dir=tmp_path, rounds=2)
     assert len(run(loss=loss, run_dir=tmp_path, resume=True).history) > 2
@@ -426,7 +426,7 @@ def test_the_home_directory_is_known_by_its_short_name(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names of files are Unicode")
-def test_a_run_in_a_folder_whose_name_is_no_unicode_goes_on(tmp_path):
+def test_a_run_in_a_folder_whose_name_is_not_unicode_resumes(tmp_path):
     folder = os.fsencode(tmp_path) + b"/caf\xe9"
     run(run_dir=os.fsdecode(folder), rounds=3)
     assert same(run(), run(run_dir=os.fsdecode(folder), resume=True))
@@ -509,7 +509,7 @@ def test_two_good_checkpoints_stay_after_damaged_ones_were_passed_over(kind, tmp
     assert same(run(), run(run_dir=tmp_path, resume=True))
 
 
-def test_a_newer_format_is_refused_by_its_number(tmp_path):
+def test_a_newer_format_is_rejected_by_its_number(tmp_path):
     run(run_dir=tmp_path, rounds=1)
     rewrite(tmp_path, format=99)
     with pytest.raises(RunDirectoryError, match="has format 99, but this version of fedlalr reads format 1"):
@@ -523,7 +523,7 @@ def test_a_metrics_file_that_lost_lines_is_an_error(tmp_path):
         run(run_dir=tmp_path, resume=True)
 
 
-def test_two_processes_in_one_directory_are_refused(tmp_path):
+def test_two_processes_in_one_directory_are_rejected(tmp_path):
     class Again(fl.Observer):
         def on_round(self, record):
             with pytest.raises(RunDirectoryError, match="another process is working in"):

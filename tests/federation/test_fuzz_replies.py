@@ -1,4 +1,4 @@
-"""Whatever a client sends, it is taken or refused with a reason."""
+"""Whatever a client sends, it is taken or rejected with a reason."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ anything = json_values | numbers | odd_arrays | st.binary(max_size=8)
 
 
 @fuzz("replies", data=st.data())
-def test_any_reply_is_taken_or_refused(data):
+def test_any_reply_is_taken_or_rejected(data):
     reply = honest()
     for _ in range(data.draw(st.integers(1, 3))):
         match data.draw(st.sampled_from(["array", "slot", "field", "extra", "number", "client"])):
@@ -107,7 +107,7 @@ def npy(array: np.ndarray) -> bytes:
 
 
 @fuzz("arrays", content=st.binary(max_size=200) | damaged(npy(np.arange(6.0))))
-def test_any_bytes_are_the_expected_array_or_refused(content):
+def test_any_bytes_are_the_expected_array_or_rejected(content):
     try:
         assert array_from_npy("x", content, (6,), torch.float64).shape == (6,)
     except Rejected:

@@ -176,7 +176,7 @@ FAULTS = {
     "another run": (state_facts(run="ff"), "belongs to run"),
     "another client": (state_facts(client=1), "answered as client 1"),
     "a client that is not a number": (state_facts(client="2"), "client must be int, not str"),
-    "other hyper-parameters": (state_facts(contract="0"), "other hyper-parameters"),
+    "different hyper-parameters": (state_facts(contract="0"), "different hyper-parameters"),
     "no samples": (state_metrics(**{"num-examples": 0}), "samples is 0"),
     "1e30 samples": (state_metrics(**{"num-examples": 1e30}), "samples is 1e+30"),
     "steps it cannot have made": (state_metrics(steps=10**9), "steps is 1,000,000,000, and a client with"),
@@ -270,7 +270,7 @@ def test_a_second_reply_to_the_same_message_is_rejected(tmp_path):
     server.start(InProcessGrid(everyone))
     assert torch.equal(server.result.state["x"]["0.weight"], simulated(LALR).state["x"]["0.weight"])
     assert {r.clients for r in server.result.history} == {POPULATION}
-    assert [r.rejected for r in server.result.history] == [((0, "the client has answered already"),)] * 2
+    assert [r.rejected for r in server.result.history] == [((0, "the client has already replied"),)] * 2
 
 
 def test_a_reply_to_an_older_round_is_ignored(tmp_path):
