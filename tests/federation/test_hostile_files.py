@@ -150,7 +150,7 @@ def test_tensors_that_are_too_many_are_not_read_though_the_description_agrees(
             endless(place.parent / content["kept"][0]["file"])
             content["kept"][0]["bytes"] = ENDLESS
             seal(place, content)
-    with pytest.raises(RunDirectoryError, match=r"state\.safetensors.*no file of its kind has more.*kept-"):
+    with pytest.raises(RunDirectoryError, match=r"state\.safetensors.*such a file has at most.*kept-"):
         run(library, resume=True)
 
 
@@ -177,7 +177,7 @@ def test_commands_say_of_pipes_and_endless_files_what_they_are(runs: Path, tmp_p
     folder = Path(shutil.copytree(runs / "command", tmp_path / "run"))
     for name, replace, arguments, code, said in [
         ("other.yaml", pipe, ["run", tmp_path / "run/other.yaml"], 2, "it is a pipe, a device or a folder, not a file"),
-        ("other.yaml", endless, ["run", tmp_path / "run/other.yaml"], 2, "no file of its kind has more than"),
+        ("other.yaml", endless, ["run", tmp_path / "run/other.yaml"], 2, "such a file has at most"),
         ("summary.json", pipe, ["resume", folder, "rounds=3", "-q"], 0, "after 3 rounds"),
         ("summary.json", endless, ["report", folder], 2, "summary.json is larger than 67,108,864 bytes"),
         ("metrics.jsonl", pipe, ["resume", folder, "rounds=4", "-q"], 2, "metrics.jsonl cannot be read: it is a pipe"),

@@ -1,4 +1,4 @@
-"""Measures of the caller's own."""
+"""The caller's metrics."""
 
 from __future__ import annotations
 

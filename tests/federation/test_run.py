@@ -309,8 +309,8 @@ def test_nan_in_the_data_rejects_that_client_and_no_other(model, clients):
     with pytest.warns(RepliesRejected) as told:
         result = fl.run(model, clients, fl.FedLALR(), **SETTINGS)
     assert [str(warning.message) for warning in told] == [
-        "round 1 rejected the reply of client 2 (x is not finite); result.history[0].rejected lists all rejected replies "
-        "of that round",
+        "round 1 rejected the reply of client 2 (x is not finite); result.history[0].rejected lists all rejected "
+        "replies of that round",
         "client 2 has been rejected in each of its last 3 rounds (x is not finite), so the model does not learn from "
         "its data; run with debug=True to see what is wrong with it",
     ]

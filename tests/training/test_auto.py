@@ -31,7 +31,7 @@ def test_a_small_chain_of_linear_layers_is_stacked():
 
 def test_one_client_a_round_needs_no_stack():
     engine, reason = create_engine("auto", make_training("perceptron"), cohort=1)
-    assert (engine.name, reason) == ("reference", "one client a round")
+    assert (engine.name, reason) == ("reference", "one client per round")
 
 
 def test_a_small_round_of_another_network_is_left_to_the_reference(two_cores):
@@ -147,7 +147,7 @@ def test_what_cannot_be_given_to_workers_is_left_to_the_reference(two_cores, mon
     monkeypatch.setattr(auto, "WORTH_PROCESSES", 1e4)
     engine, reason = create_engine("auto", training, cohort=4)
     assert engine.name == "reference"
-    assert "cannot be given to worker processes" in reason
+    assert "cannot be sent to worker processes" in reason
 
 
 class Listed(Dataset):

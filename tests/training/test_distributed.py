@@ -100,7 +100,7 @@ def test_the_first_rank_alone_writes_and_a_run_resumes(two, three):
 def test_ranks_that_were_given_different_runs_are_rejected(two, three):
     for rank in (*two, *three):
         assert rank["other_settings"] == (
-            "ValueError: every rank must be given the same run, but seed is 0 on rank 0 and 1 on rank 1"
+            "ValueError: all ranks must be given the same run, but seed is 0 on rank 0 and 1 on rank 1"
         )
 
 
@@ -125,7 +125,7 @@ def test_a_failing_rank_fails_the_run_on_all_with_its_message(two, three):
 
 def test_a_rank_that_dies_ends_the_run(two):
     assert "last_rank_dies" not in two[1]
-    assert two[0]["last_rank_dies"].startswith("RankFailed: rank 0 lost the other ranks, of which one must have died")
+    assert two[0]["last_rank_dies"].startswith("RankFailed: rank 0 lost the other ranks; one of them must have died")
 
 
 def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -86,7 +86,7 @@ class Own:
 )
 def test_an_interval_that_gives_no_number_for_each_client_is_rejected_before_anything_runs(engine, give):
     clients = [(torch.randn(size, 3), torch.zeros(size, dtype=torch.int64)) for size in (4, 6, 5)]
-    with pytest.raises(ValueError, match=r"Own.steps must give a number of local steps for each of the 3 clients"):
+    with pytest.raises(ValueError, match=r"Own.steps must return the number of local steps of each of the 3 clients"):
         fl.run(torch.nn.Linear(3, 2), clients, fl.FedAvg(), rounds=1, local=Own(give), engine=engine, device="cpu")
 
 

@@ -178,5 +178,5 @@ def test_a_table_that_requests_gradients_at_a_slot_that_is_not_there_is_rejected
         def slots(self) -> fl.SlotTable:
             return fl.SlotTable(down=("x",), up={"x": "mean"}, gradients={"g": "y"})
 
-    with pytest.raises(ValueError, match=r"Nowhere wants the gradients \{'g': 'y'\}, but its start makes no 'g'"):
+    with pytest.raises(ValueError, match=r"requests the gradients \{'g': 'y'\}, but its start returns no 'g'"):
         trained(Nowhere(lr=0.1), "reference")

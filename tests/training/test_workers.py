@@ -269,7 +269,7 @@ def test_what_cannot_be_sent_is_rejected_with_the_reason(where):
                 raise TypeError("I stay where I am")
             return _fall_apart, ()
 
-    with pytest.raises(ValueError, match=r"cannot be given to worker processes \(TypeError: I stay where I am\)"):
+    with pytest.raises(ValueError, match=r"cannot be sent to worker processes \(TypeError: I stay where I am\)"):
         WorkersEngine(training(Stubborn(4, 3)), 1)
 
 
