@@ -423,7 +423,7 @@ def test_a_report_path_that_is_a_folder_is_a_one_line_error() -> None:
     ("setting", "message"),
     [
         ("data.validation=0.9999", "holds out all 1,"),
-        ("model.hidden=2000000000", "model: a mlp of this size does not fit into the memory here"),
+        ("model.hidden=2000000000", "model: a mlp of this size does not fit into memory"),
     ],
 )
 def test_settings_that_leave_nothing_to_train_are_a_one_line_error(setting: str, message: str) -> None:

@@ -179,7 +179,7 @@ FAULTS = {
     "different hyper-parameters": (state_facts(contract="0"), "different hyper-parameters"),
     "no samples": (state_metrics(**{"num-examples": 0}), "samples is 0"),
     "1e30 samples": (state_metrics(**{"num-examples": 1e30}), "samples is 1e+30"),
-    "steps it cannot have made": (state_metrics(steps=10**9), "steps is 1,000,000,000, and a client with"),
+    "steps it cannot have made": (state_metrics(steps=10**9), "steps is 1,000,000,000, but a client with"),
     "an app that raises": (raising, "its client app raised an error: ValueError: broken"),
     "no reply": (lambda message, reply: None, "no reply within the deadline of 0.05 s"),
 }
