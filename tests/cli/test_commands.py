@@ -39,7 +39,7 @@ def test_a_run_prints_plain_lines_without_a_terminal() -> None:
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0].startswith(
-        "FedLALR: 12 clients, 3 per round, 2,410 parameters; engine reference (asked for) on cpu"
+        "FedLALR: 12 clients, 3 per round, 2,410 parameters; engine reference (requested) on cpu"
     )
     assert lines[3].startswith("round 3/3  accuracy ")
     for word in ("loss ", "rate ", " MB sent", " left"):
@@ -360,7 +360,7 @@ def test_long_runs_print_about_a_hundred_plain_lines(capsys: pytest.CaptureFixtu
     from fedlalr.federation import Record, RunInfo
 
     progress = RunProgress(Console(width=130))
-    progress.on_start(RunInfo("FedAvg", "reference", "asked for", "cpu", 1000, 1, 10, 10, 5))
+    progress.on_start(RunInfo("FedAvg", "reference", "requested", "cpu", 1000, 1, 10, 10, 5))
     for round in range(1, 1001):
         progress.on_round(Record(round, 1.0, None, 1.0, 0.1, 0.1, 1, 1, 10))
     assert 100 <= len(capsys.readouterr().out.splitlines()) <= 103

@@ -1,4 +1,4 @@
-"""How much the fault suites did: deaths, fuzzed cases, refusals. The terminal summary shows it."""
+"""How much the fault suites did: deaths, fuzzed cases, rejections. The terminal summary shows it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 deaths: Counter[str] = Counter()
 """By what happened: kills, interrupts, half_written, resumed, ways of a disk to fail."""
 cases: Counter[str] = Counter()
-refused: Counter[str] = Counter()
+rejected: Counter[str] = Counter()
 """Cases of each kind of input, and those of them that ended in the documented error."""
 
 PAYLOADS = ("replies", "arrays", "messages")
@@ -25,8 +25,8 @@ def summary() -> Iterator[str]:
     if deaths["disk"]:
         yield f"disks that failed a run: {deaths['disk']:,}"
     for kind, count in cases.items():
-        yield f"fuzzed {kind}: {count:,} cases, {refused[kind]:,} refused"
-    if payloads := sum(refused[kind] for kind in PAYLOADS):
-        yield f"payloads refused: {payloads:,}"
+        yield f"fuzzed {kind}: {count:,} cases, {rejected[kind]:,} rejected"
+    if payloads := sum(rejected[kind] for kind in PAYLOADS):
+        yield f"payloads rejected: {payloads:,}"
     if cases:
         yield f"cases fuzzed in all: {sum(cases.values()):,}"

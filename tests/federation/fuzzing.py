@@ -25,7 +25,7 @@ def fuzz(
 ) -> Callable[[Callable[..., bool]], Callable[..., None]]:
     """Run a property in its short form by default and in its long form under the marker `faults`.
 
-    The property gives whether the input was taken; otherwise it was refused with the documented error.
+    The property gives whether the input was taken; otherwise it was rejected with the documented error.
     """
 
     def decorate(check: Callable[..., bool]) -> Callable[..., None]:
@@ -46,7 +46,7 @@ def fuzz(
                     taken = check(**drawn)
                 assert isinstance(taken, bool)
                 fault_counts.cases[kind] += 1
-                fault_counts.refused[kind] += not taken
+                fault_counts.rejected[kind] += not taken
 
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             body()

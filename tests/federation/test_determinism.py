@@ -57,14 +57,16 @@ def test_any_number_of_workers_gives_the_bits_of_the_reference(algorithm):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_run_goes_on_to_the_same_bits_on_every_engine(engine, tmp_path):
+def test_a_run_resumes_to_the_same_bits_on_every_engine(engine, tmp_path):
     run(engine, run_dir=tmp_path, rounds=1)
     assert same(run(engine), run("auto", run_dir=tmp_path, resume=True))
 
 
-def test_a_run_does_not_go_on_with_another_engine(tmp_path):
+def test_a_run_does_not_resume_with_another_engine(tmp_path):
     run("stacked", run_dir=tmp_path, rounds=1)
-    with pytest.raises(RunDirectoryError, match="began with engine 'stacked' and cannot go on with 'workers'"):
+    with pytest.raises(
+        RunDirectoryError, match="was started with engine 'stacked' and cannot be resumed with 'workers'"
+    ):
         run("workers", run_dir=tmp_path, resume=True)
 
 
@@ -79,7 +81,7 @@ fl.run(
 """
 
 
-def test_a_run_begun_in_a_process_with_another_hash_seed_goes_on_to_the_same_bits(tmp_path):
+def test_a_run_started_in_a_process_with_another_hash_seed_resumes_to_the_same_bits(tmp_path):
     """Sets of strings come in another order there: neither a result nor the facts of a run may follow it."""
     environment = os.environ | {"PYTHONHASHSEED": "12345", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", SCRIPT, "2", str(tmp_path)]

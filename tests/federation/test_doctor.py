@@ -80,7 +80,7 @@ def test_a_cpu_on_which_bfloat16_kills_is_found_and_runs_in_it_are_rejected(dead
 def test_a_setting_with_which_bfloat16_works_is_named(deadly_half_precision, monkeypatch):
     monkeypatch.setattr(machine, "FEWER_INSTRUCTIONS", ("OTHER=yes", "CURED=yes"))
     (finding,) = doctor._half_precision_test()
-    assert finding.advice == "set CURED=yes, with which it works, or compute in float32"
+    assert finding.advice == "set CURED=yes, which makes it work, or compute in float32"
 
 
 def test_an_exception_in_the_trial_is_left_to_the_run(monkeypatch):

@@ -64,14 +64,14 @@ FILED = ["fedlalr", "scaffold", "fedamsv2"]
 
 
 @posix
-def test_a_run_killed_at_some_operations_on_files_goes_on_to_the_same_bits(memory):
+def test_a_run_killed_at_some_operations_on_files_resumes_to_the_same_bits(memory):
     tally = crash("operations", memory, rounds=2, stride=5)
     assert tally["kills"] >= 6
     assert tally["half_written"] >= 1
 
 
 @posix
-def test_a_run_killed_while_it_merges_what_clients_keep_goes_on_to_the_same_bits(memory):
+def test_a_run_killed_while_it_merges_what_clients_keep_resumes_to_the_same_bits(memory):
     options = {"algorithm": "scaffold", "hyperparameters": {"lr": 0.1}, "rounds": 5, "cohort": 2, "kept_files": 2}
     tally = crash("operations", memory, stride=4, **options)
     assert tally["kills"] >= 15
@@ -79,7 +79,7 @@ def test_a_run_killed_while_it_merges_what_clients_keep_goes_on_to_the_same_bits
 
 
 @posix
-def test_a_run_killed_at_random_instants_goes_on_to_the_same_bits(memory):
+def test_a_run_killed_at_random_instants_resumes_to_the_same_bits(memory):
     tally = crash("times", memory, deaths=4, algorithm="scaffold", width=2000)
     assert tally["kills"] + tally["interrupts"] >= 4
 
@@ -90,7 +90,7 @@ def test_a_run_killed_at_random_instants_goes_on_to_the_same_bits(memory):
 @pytest.mark.parametrize("engine", ["reference", "stacked"])
 @pytest.mark.parametrize("algorithm", FILED)
 @pytest.mark.parametrize("every", [1, 2])
-def test_a_run_killed_at_every_operation_on_files_goes_on_to_the_same_bits(algorithm, engine, every, memory):
+def test_a_run_killed_at_every_operation_on_files_resumes_to_the_same_bits(algorithm, engine, every, memory):
     """On the stacked engine, which is slow to start, at every third one, each algorithm at another third."""
     first, stride = (1, 1) if engine == "reference" else (1 + FILED.index(algorithm), 3)
     options = {"algorithm": algorithm, "engine": engine, "every": every, "first": first, "stride": stride}
@@ -102,7 +102,7 @@ def test_a_run_killed_at_every_operation_on_files_goes_on_to_the_same_bits(algor
 @posix
 @pytest.mark.faults
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_killed_at_some_operations_goes_on_to_the_same_bits(name, memory):
+def test_every_algorithm_killed_at_some_operations_resumes_to_the_same_bits(name, memory):
     """Each at other operations than the one before it."""
     tally = crash("operations", memory, algorithm=name, stride=11, first=1 + 3 * list(ALGORITHMS).index(name) % 11)
     assert tally["kills"] >= 4
@@ -110,7 +110,7 @@ def test_every_algorithm_killed_at_some_operations_goes_on_to_the_same_bits(name
 
 @posix
 @pytest.mark.faults
-def test_a_run_on_workers_killed_at_some_operations_goes_on_to_the_same_bits(memory):
+def test_a_run_on_workers_killed_at_some_operations_resumes_to_the_same_bits(memory):
     tally = crash("operations", memory, engine="workers:2", stride=10, first=5)
     assert tally["kills"] >= 4
 
@@ -118,7 +118,7 @@ def test_a_run_on_workers_killed_at_some_operations_goes_on_to_the_same_bits(mem
 @posix
 @pytest.mark.faults
 @pytest.mark.parametrize("algorithm", ["fedlalr", "scaffold"])
-def test_a_run_killed_at_every_stage_of_a_round_goes_on_to_the_same_bits(algorithm, memory):
+def test_a_run_killed_at_every_stage_of_a_round_resumes_to_the_same_bits(algorithm, memory):
     """In mid-aggregation too: before replies are screened, slots and buffers reduced, the server's state updated."""
     tally = crash("stages", memory, algorithm=algorithm, rounds=3)
     assert tally["kills"] == 7 * 3
@@ -131,7 +131,7 @@ def test_a_run_killed_at_every_stage_of_a_round_goes_on_to_the_same_bits(algorit
     ("algorithm", "width", "every", "rounds"),
     [("fedlalr", 16, 1, 6), ("fedlalr", 100_000, 1, 3), ("scaffold", 30_000, 1, 4), ("sharedamsgrad", 1000, 3, 6)],
 )
-def test_a_run_killed_at_many_random_instants_goes_on_to_the_same_bits(algorithm, width, every, rounds, tmp_path):
+def test_a_run_killed_at_many_random_instants_resumes_to_the_same_bits(algorithm, width, every, rounds, tmp_path):
     """Wide models are written for long, so that many deaths fall into it."""
     options = {"algorithm": algorithm, "width": width, "every": every, "rounds": rounds}
     tally = crash("times", tmp_path, deaths=100, seed=width, **options)
@@ -148,7 +148,7 @@ def good(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in (folder / "checkpoint").rglob("*") if p.is_file()}
 
 
-def assert_goes_on(folder: Path, algorithm: fl.Algorithm | None = None) -> None:
+def assert_resumes(folder: Path, algorithm: fl.Algorithm | None = None) -> None:
     resumed, whole = run(algorithm, run_dir=folder, resume=True), run(algorithm)
     assert [record.round for record in resumed.history] == [1, 2, 3, 4]
     for slot, values in whole.state.items():
@@ -171,18 +171,18 @@ def test_a_file_that_cannot_grow_stops_the_run_and_leaves_the_last_checkpoint(tm
     """Writing fails in the middle of the tensors."""
     run(run_dir=tmp_path, rounds=2)
     before = good(tmp_path)
-    said = r"round 3 cannot be saved in .*round-000002; mend.*File too large"
+    said = r"round 3 cannot be saved in .*round-000002; fix.*File too large"
     with largest_file(1500), pytest.raises(RunDirectoryError, match=said):
         run(run_dir=tmp_path, resume=True)
     fault_counts.deaths["disk"] += 1
     assert good(tmp_path) == before
-    assert_goes_on(tmp_path)
+    assert_resumes(tmp_path)
 
 
 @posix
 @pytest.mark.faults
 @pytest.mark.parametrize("algorithm", [fl.FedLALR(), fl.SCAFFOLD(0.1)], ids=lambda a: type(a).__name__)
-def test_a_run_stopped_by_any_limit_on_the_size_of_files_goes_on_to_the_same_bits(algorithm, tmp_path):
+def test_a_run_stopped_by_any_limit_on_the_size_of_files_resumes_to_the_same_bits(algorithm, tmp_path):
     """The limit falls into the metrics, what clients keep, the tensors or the description, and at last into nothing."""
     stopped = 0
     for limit in range(0, 3_000, 60):
@@ -198,7 +198,7 @@ def test_a_run_stopped_by_any_limit_on_the_size_of_files_goes_on_to_the_same_bit
             after = good(folder)
             last = {name: content for name, content in before.items() if "round-000002" in name}
             assert last == {name: after[name] for name in last}
-        assert_goes_on(folder, algorithm)
+        assert_resumes(folder, algorithm)
     fault_counts.deaths["disk"] += stopped
     assert stopped >= 20
 
@@ -215,13 +215,13 @@ def test_a_full_disk_stops_the_run_and_leaves_the_last_checkpoint(tmp_path):
         fault_counts.deaths["disk"] += 1
         assert good(folder) == before
         (disk / "ballast").unlink()
-        assert_goes_on(folder)
+        assert_resumes(folder)
 
 
 @posix
 @pytest.mark.faults
 @pytest.mark.parametrize("algorithm", [fl.FedLALR(), fl.SCAFFOLD(0.1)], ids=lambda a: type(a).__name__)
-def test_a_run_on_a_disk_with_any_room_left_stops_and_goes_on_to_the_same_bits(algorithm, tmp_path):
+def test_a_run_on_a_disk_with_any_room_left_stops_and_resumes_to_the_same_bits(algorithm, tmp_path):
     stopped = 0
     with small_disk(tmp_path / "disk", "-o", "size=256k") as disk:
         for pages in range(8):
@@ -234,7 +234,7 @@ def test_a_run_on_a_disk_with_any_room_left_stops_and_goes_on_to_the_same_bits(a
                 stopped += 1
                 assert "No space left on device" in str(error)  # noqa: PT017 - with enough room the run gets through
             (disk / "ballast").unlink()
-            assert_goes_on(folder, algorithm)
+            assert_resumes(folder, algorithm)
             shutil.rmtree(folder)
     fault_counts.deaths["disk"] += stopped
     assert stopped >= 2
@@ -252,4 +252,4 @@ def test_a_disk_that_turns_read_only_stops_the_run_and_leaves_the_last_checkpoin
         fault_counts.deaths["disk"] += 1
         subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
         assert good(folder) == before
-        assert_goes_on(folder)
+        assert_resumes(folder)

@@ -74,13 +74,13 @@ def test_the_observed_run_is_not_changed():
     assert all(torch.equal(plain.state["x"][name], seen.state["x"][name]) for name in plain.state["x"])
 
 
-def test_other_engines_are_refused():
+def test_other_engines_are_rejected():
     model, clients = make_model(), make_clients(EQUAL)
-    with pytest.raises(ValueError, match="pass engine='reference'"):
+    with pytest.raises(ValueError, match="start a new run with engine='reference'"):
         fl.run(model, clients, fl.FedLALR(), rounds=1, engine="stacked", observers=[GradientNorms(model, clients)])
 
 
-def test_clients_with_different_numbers_of_steps_are_refused():
+def test_clients_with_different_numbers_of_steps_are_rejected():
     model, clients = make_model(), make_clients((4, 12))
     with pytest.raises(ValueError, match="different numbers of local steps"):
         fl.run(
@@ -94,16 +94,16 @@ def test_clients_with_different_numbers_of_steps_are_refused():
         )
 
 
-def test_a_model_with_statistics_is_refused():
+def test_a_model_with_statistics_is_rejected():
     with pytest.raises(ValueError, match="normalisation statistics"):
         GradientNorms(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), make_clients(EQUAL))
 
 
-def test_a_refused_reply_is_not_averaged_in_silence():
+def test_a_rejected_reply_is_not_averaged_in_silence():
     model = make_model()
     clients = make_clients(EQUAL)
     clients[1][0][:] = float("nan")
-    with pytest.raises(ValueError, match="1 replies were refused"):
+    with pytest.raises(ValueError, match="1 replies were rejected"):
         fl.run(
             model,
             clients,

@@ -1,4 +1,4 @@
-"""Measures of the caller's own."""
+"""The caller's metrics."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_measure_is_taken_of_the_whole_test_set_after_every_round(tmp_path):
     assert "f1 " in repr(result)
 
 
-def test_a_run_goes_on_with_what_it_measured_before(tmp_path):
+def test_a_run_resumes_with_what_it_measured_before(tmp_path):
     clients, test = with_test()
     options = {**SETTINGS, "test": test, "metrics": {"f1": f1}}
     whole = fl.run(make_model(), clients, fl.FedLALR(), **options)
@@ -110,7 +110,7 @@ def test_what_is_no_metric_is_rejected(metrics, error, message):
         fl.run(make_model(), clients, fl.FedAvg(), **SETTINGS, test=test, metrics=metrics)
 
 
-def test_metrics_of_nothing_are_refused():
+def test_metrics_of_nothing_are_rejected():
     with pytest.raises(ValueError, match=r"metrics are computed on the test set; pass test="):
         fl.run(make_model(), make_clients(), fl.FedAvg(), **SETTINGS, metrics={"f1": f1})
 

@@ -48,7 +48,7 @@ def cli(*arguments: str, code: int = 0) -> str:
 @pytest.mark.parametrize(
     "stop", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.faults)]
 )
-def test_a_run_that_was_stopped_goes_on_to_the_bits_of_one_that_was_not(stop, tmp_path):
+def test_a_run_that_was_stopped_resumes_to_the_bits_of_one_that_was_not(stop, tmp_path):
     folder = tmp_path / "stopped"
     code, output = start_and_stop(folder, stop)
     done = (folder / "metrics.jsonl").read_bytes().count(b"\n")
@@ -71,7 +71,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_bits_of_one_that_was_not(stop, tm
     assert all(value.equal(whole[name]) for name, value in stopped.items())
 
 
-def test_a_full_disk_is_a_message_and_the_run_goes_on_when_there_is_room(tmp_path):
+def test_a_full_disk_is_a_message_and_the_run_resumes_when_there_is_room(tmp_path):
     """Whatever file it hits: the configuration at the start, a checkpoint, or the summary of the failure itself."""
     with small_disk(tmp_path / "disk", "-o", "size=1200k") as disk:
         folder, ballast = disk / "run", disk / "ballast"
@@ -106,6 +106,6 @@ def test_a_damaged_checkpoint_is_a_warning_for_people(tmp_path):
     (folder / "checkpoint/round-000003/state.safetensors").write_bytes(b"nothing")
     said = cli("resume", str(folder), "rounds=4", "-q").replace("\n", " ")
     assert "warning: the checkpoint" in said
-    assert "going on from round 2 instead" in said
+    assert "resuming from round 2 instead" in said
     assert "RuntimeWarning" not in said
     assert "after 4 rounds" in said

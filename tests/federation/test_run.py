@@ -304,12 +304,13 @@ def test_what_a_data_set_makes_of_its_tensors_is_what_is_trained_on(model, clien
     assert_close(flat(given.state["x"]), flat(wanted.state["x"]))
 
 
-def test_nan_in_the_data_refuses_that_client_and_no_other(model, clients):
+def test_nan_in_the_data_rejects_that_client_and_no_other(model, clients):
     clients[2] = (torch.full_like(clients[2][0], math.nan), clients[2][1])
     with pytest.warns(RepliesRejected) as told:
         result = fl.run(model, clients, fl.FedLALR(), **SETTINGS)
     assert [str(warning.message) for warning in told] == [
-        "round 1 left out the reply of client 2 (x is not finite); result.history[0].rejected lists all of that round",
+        "round 1 rejected the reply of client 2 (x is not finite); result.history[0].rejected lists all rejected "
+        "replies of that round",
         "client 2 has been rejected in each of its last 3 rounds (x is not finite), so the model does not learn from "
         "its data; run with debug=True to see what is wrong with it",
     ]
@@ -326,7 +327,9 @@ def test_nan_in_the_data_refuses_that_client_and_no_other(model, clients):
 
 def test_too_few_usable_replies_fail_the_round_and_name_the_clients(model, clients):
     clients[2] = (torch.full_like(clients[2][0], math.nan), clients[2][1])
-    with pytest.raises(fl.RoundFailed, match=r"round 1: 4 usable replies, 5 wanted.*client 2: x is not finite"):
+    with pytest.raises(
+        fl.RoundFailed, match=r"round 1: 4 usable replies, but min_clients is 5.*client 2: x is not finite"
+    ):
         fl.run(model, clients, fl.FedLALR(), **SETTINGS, min_clients=5)
 
 
@@ -357,7 +360,7 @@ def test_a_reason_that_many_clients_share_is_given_once(model, clients):
     [("photo-\udce9.png", r"photo-\udce9.png"), ("x" * (1 << 20), "x" * 900)],
     ids=["word", "size"],
 )
-def test_whatever_a_client_raises_is_recorded_and_the_run_goes_on(error, recorded, model, clients, tmp_path):
+def test_whatever_a_client_raises_is_recorded_and_the_run_continues(error, recorded, model, clients, tmp_path):
     class Broken(torch.utils.data.Dataset):
         def __len__(self):
             return 4
@@ -490,7 +493,7 @@ class StopAt(fl.Observer):
 
 
 @pytest.mark.parametrize("every", [1, 10])
-def test_an_observer_ends_a_run_which_goes_on_later(tmp_path, every):
+def test_an_observer_ends_a_run_which_resumes_later(tmp_path, every):
     def run(rounds, observers, **options):
         return fl.run(make_model(), make_clients(), fl.FedLALR(), rounds=rounds, observers=observers, **options)
 
@@ -579,7 +582,7 @@ class Counting(fl.FedAvg):
     ("lacking", "message"),
     [(False, r"slot 'count' of Counting.init is \(\), .*each of the 51"), (True, "its init returns no count")],
 )
-def test_a_server_state_of_another_shape_is_refused_before_any_training(model, clients, lacking, message):
+def test_a_server_state_of_another_shape_is_rejected_before_any_training(model, clients, lacking, message):
     with pytest.raises(ValueError, match=message):
         fl.run(model, clients, Counting(lacking=lacking), **SETTINGS)
 
@@ -597,7 +600,7 @@ def test_a_result_shows_itself_in_one_line():
 @pytest.mark.parametrize(
     ("name", "meant"), [("on_rounds", "on_round"), ("on_round_end", "on_round"), ("on_stat", "on_start")]
 )
-def test_a_method_that_nobody_would_call_is_refused_where_an_observer_is_defined(name, meant):
+def test_a_method_that_nobody_would_call_is_rejected_where_an_observer_is_defined(name, meant):
     with pytest.raises(TypeError, match=f"Mine.{name} would never be called; did you mean {meant}"):
         type("Mine", (fl.Observer,), {name: lambda self, record: None})
     type("Mine", (fl.Observer,), {"on_paper": lambda self: None, "on_round": lambda self, record: None})

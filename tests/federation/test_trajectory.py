@@ -67,7 +67,7 @@ def test_other_rounds_are_not_probed_and_their_cohorts_are_as_sampled():
     assert observer.include(2) == [0]
 
 
-def test_a_resumed_run_goes_on_with_its_trajectory(tmp_path):
+def test_a_resumed_run_continues_its_trajectory(tmp_path):
     whole = Trajectory([0, 1])
     train(whole)
     path = tmp_path / "trajectory.jsonl"
@@ -89,7 +89,7 @@ class Dies(Trajectory):
         super().on_traces(round, lr, traces)
 
 
-def test_no_round_is_missing_from_the_trajectory_wherever_a_run_broke_off(tmp_path):
+def test_no_round_is_missing_from_the_trajectory_wherever_a_run_was_interrupted(tmp_path):
     whole, path = Trajectory([0, 1]), tmp_path / "trajectory.jsonl"
     train(whole)
     with pytest.raises(KeyboardInterrupt):
@@ -98,7 +98,7 @@ def test_no_round_is_missing_from_the_trajectory_wherever_a_run_broke_off(tmp_pa
     assert read_trajectory(path) == whole.points
 
 
-def test_a_trajectory_cut_off_within_a_character_goes_on_and_one_with_other_damage_is_named(tmp_path):
+def test_a_trajectory_cut_off_within_a_character_resumes_and_one_with_other_damage_is_named(tmp_path):
     whole, path = Trajectory([0, 1]), tmp_path / "trajectory.jsonl"
     train(whole)
     train(Trajectory([0, 1], path=path), rounds=2, run_dir=tmp_path)
@@ -107,7 +107,7 @@ def test_a_trajectory_cut_off_within_a_character_goes_on_and_one_with_other_dama
     train(Trajectory([0, 1], path=path), rounds=3, run_dir=tmp_path, resume=True)
     assert read_trajectory(path) == [point for point in whole.points if point.round <= 3]
     path.write_bytes(b"\xff\n" + path.read_bytes())
-    with pytest.raises(RunDirectoryError, match=r"trajectory.jsonl is damaged: .*; put it back, or move it away"):
+    with pytest.raises(RunDirectoryError, match=r"trajectory.jsonl is damaged: .*; restore it, or move it away"):
         train(Trajectory([0, 1], path=path), run_dir=tmp_path, resume=True)
 
 
@@ -126,7 +126,7 @@ def test_a_new_run_forgets_the_trajectory_of_another(tmp_path):
 
 
 def test_a_method_without_second_moments_is_named():
-    with pytest.raises(TypeError, match="follows v̂, and the clients of FedAvg have only x"):
+    with pytest.raises(TypeError, match="records v̂, but the clients of FedAvg have only x"):
         fl.run(
             make_model(),
             make_clients(),
@@ -138,13 +138,13 @@ def test_a_method_without_second_moments_is_named():
         )
 
 
-def test_a_round_that_never_comes_is_refused():
-    with pytest.raises(ValueError, match="asked for in round 5, but the run has 2 rounds"):
+def test_a_round_that_never_comes_is_rejected():
+    with pytest.raises(ValueError, match="requested for round 5, but the run has 2 rounds"):
         fl.run(make_model(), make_clients(), fl.FedLALR(), rounds=2, observers=[Trajectory([0], [5])])
 
 
 @pytest.mark.parametrize(("clients", "rounds"), [([], None), ([-1], None), ([0], []), ([0], [0])])
-def test_impossible_clients_and_rounds_are_refused(clients, rounds):
+def test_impossible_clients_and_rounds_are_rejected(clients, rounds):
     with pytest.raises(ValueError, match="numbered from"):
         Trajectory(clients, rounds)
 

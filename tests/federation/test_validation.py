@@ -77,7 +77,7 @@ def run(model=None, clients=None, algorithm=None, **options):
         ),
         (
             {"test": (PAIR[0], PAIR[1].float())},
-            r"cannot be computed of .* and the test set's targets, \(2,\) torch.float",
+            r"cannot be computed from .* and the test set's targets, \(2,\) torch.float",
         ),
         ({"device": "mps"}, "device 'mps' is not supported"),
         ({"test": (PAIR[0], PAIR[1][:2])}, "the test set has 3 inputs but 2 targets"),
@@ -85,20 +85,20 @@ def run(model=None, clients=None, algorithm=None, **options):
         ({"clients": [(PAIR[0], torch.zeros(3))]}, r"targets are \(2,\) torch.float32.*use targets.long\(\)"),
         (
             {"clients": [(PAIR[0], PAIR[1].unsqueeze(1))]},
-            r"targets, \(2, 1\) torch.int64: .*; a label is one number a sample, so use targets.squeeze\(1\)",
+            r"targets, \(2, 1\) torch.int64: .*; a label is one number per sample, so use targets.squeeze\(1\)",
         ),
         ({"model": nn.Linear(4, 1)}, r"the model has one output, \(2, 1\).*for each class"),
         (
             {"model": nn.Linear(4, 1), "clients": [(PAIR[0], torch.zeros(3))], "loss": nn.functional.mse_loss},
-            r"outputs, \(2, 1\) torch.float32, and client 0's targets, \(2,\).*broadcasting.*targets.unsqueeze\(1\)",
+            r"outputs, \(2, 1\) torch.float32, and client 0's targets, \(2,\).*instead of pairing.*unsqueeze\(1\)",
         ),
-        ({"loss": lambda outputs, targets: 1 / 0}, "the loss cannot be computed of .*: ZeroDivisionError"),
+        ({"loss": lambda outputs, targets: 1 / 0}, "the loss cannot be computed from .*: ZeroDivisionError"),
         ({"loss": lambda outputs, targets: outputs.sum(1)}, r"one number.*not \(2,\) torch.float32"),
         ({"device": "gpu"}, "there is no device 'gpu'; use 'auto', 'cpu'"),
         ({"clients": [(torch.zeros(3, 9), PAIR[1])]}, r"the model cannot run on client 0's inputs, \(3, 9\)|\(2, 9\)"),
     ],
 )
-def test_bad_values_are_refused_with_a_sentence(options, message):
+def test_bad_values_are_rejected_with_a_message(options, message):
     with pytest.raises(ValueError, match=message):
         run(**options)
 
@@ -112,7 +112,7 @@ def test_bad_values_are_refused_with_a_sentence(options, message):
         ({"seed": 1.5}, "seed must be a whole number from 0 to 2.63 - 1, not 1.5"),
         ({"test": PAIR[0]}, r"test must be a pair \(inputs, targets\), not Tensor"),
         ({"local": 5}, "local must be fl.Steps"),
-        ({"test": TensorDataset(*PAIR)}, r"not TensorDataset; read it into one by next\(iter\(.*DataLoader\(test"),
+        ({"test": TensorDataset(*PAIR)}, r"not TensorDataset; load it with next\(iter\(.*DataLoader\(test"),
         ({"test": DataLoader(TensorDataset(*PAIR))}, r"DataLoader\(test.dataset, batch_size=len\(test.dataset\)\)"),
         ({"test": (PAIR[0].to_sparse(), PAIR[1])}, r"the test set's inputs are a sparse tensor; .*to_dense\(\)"),
         ({"clients": {1: PAIR}}, "clients must be a sequence"),
@@ -133,7 +133,7 @@ def test_bad_values_are_refused_with_a_sentence(options, message):
         ({"clients": [PAIR, Endless()]}, "client 1 is a Endless; .* a torch Dataset with a length"),
     ],
 )
-def test_wrong_kinds_are_refused_with_a_sentence(options, message):
+def test_wrong_kinds_are_rejected_with_a_message(options, message):
     with pytest.raises(TypeError, match=message):
         run(**options)
 
@@ -158,25 +158,25 @@ def test_wrong_kinds_are_refused_with_a_sentence(options, message):
         ),
     ],
 )
-def test_what_cannot_be_computed_is_refused_before_the_first_round(options, message, tmp_path):
+def test_what_cannot_be_computed_is_rejected_before_the_first_round(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         run(run_dir=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_data_set_is_read_into_a_test_set_as_the_refusal_says():
+def test_a_data_set_is_read_into_a_test_set_as_the_error_says():
     test = TensorDataset(*PAIR)
     inputs, targets = next(iter(DataLoader(test, batch_size=len(test))))
     assert torch.equal(inputs, PAIR[0])
     assert run(test=(inputs, targets), rounds=1).history[-1].accuracy is not None
 
 
-def test_the_class_of_a_loss_is_refused():
+def test_the_class_of_a_loss_is_rejected():
     with pytest.raises(ValueError, match=r"loss is the class CrossEntropyLoss; pass an instance, CrossEntropyLoss\(\)"):
         run(loss=nn.CrossEntropyLoss)
 
 
-def test_a_loss_with_parameters_is_refused_until_they_are_fixed():
+def test_a_loss_with_parameters_is_rejected_until_they_are_fixed():
     class Shifted(nn.Module):
         def __init__(self):
             super().__init__()
@@ -185,7 +185,7 @@ def test_a_loss_with_parameters_is_refused_until_they_are_fixed():
         def forward(self, outputs, targets):
             return nn.functional.cross_entropy(outputs + self.shift, targets)
 
-    with pytest.raises(ValueError, match=r"parameters of its own, such as shift, .* loss.requires_grad_\(False\)"):
+    with pytest.raises(ValueError, match=r"parameters, such as shift, .* loss.requires_grad_\(False\)"):
         run(loss=Shifted())
     run(loss=Shifted().requires_grad_(False), rounds=1)
 
@@ -199,7 +199,7 @@ def test_narrow_labels_are_told_to_be_long(dtype):
 
 def test_images_of_bytes_are_told_to_be_floats():
     clients = [(torch.zeros(3, 4, dtype=torch.uint8), torch.zeros(3).long())] * 2
-    with pytest.raises(ValueError, match=r"where they are values and no indices use inputs.to\(torch.float32\)"):
+    with pytest.raises(ValueError, match=r"if they are values, not indices, use inputs.to\(torch.float32\)"):
         run(nn.Linear(4, 2), clients)
 
 
@@ -211,7 +211,7 @@ def test_labels_that_count_from_one_are_not_told_to_be_passed_over():
 
 def test_targets_with_a_dimension_too_many_are_told_to_lose_it():
     clients = [(torch.zeros(3, 4), torch.zeros(3, 2, 1))] * 2
-    with pytest.raises(ValueError, match=r"would pair .* such as by targets.squeeze\(-1\)"):
+    with pytest.raises(ValueError, match=r"would broadcast .* for example with targets.squeeze\(-1\)"):
         run(nn.Linear(4, 2), clients, loss=nn.functional.l1_loss)
 
 
@@ -227,9 +227,9 @@ def test_the_label_of_a_pixel_that_is_no_class_is_named_with_the_way_to_pass_it_
     run(model, clients, test=test, rounds=1, loss=nn.CrossEntropyLoss(ignore_index=255))
 
 
-def test_test_targets_that_would_be_paired_with_every_output_are_refused():
+def test_test_targets_that_would_be_paired_with_every_output_are_rejected():
     clients = [(torch.zeros(3, 4), torch.zeros(3, 1))] * 2
-    with pytest.raises(ValueError, match=r"would pair .* the test set's targets, \(2,\)"):
+    with pytest.raises(ValueError, match=r"would broadcast .* the test set's targets, \(2,\)"):
         run(nn.Linear(4, 1), clients, loss=nn.functional.mse_loss, test=(torch.zeros(5, 4), torch.zeros(5)))
 
 
@@ -254,7 +254,7 @@ def test_numbers_of_no_dimension_are_trained_and_what_a_module_remembers_is_of_i
     assert float(result.model.divisor) == 2.0
 
 
-def test_a_population_refuses_what_does_not_fit():
+def test_a_population_rejects_what_does_not_fit():
     inputs, targets = torch.zeros(50, 4), torch.zeros(50).long()
     sixty = fl.data.partition(np.arange(60) % 3, clients=6, scheme="iid")
     with pytest.raises(ValueError, match="indices from 0 to 59, but there are 50 samples, 0 to 49"):
@@ -268,13 +268,13 @@ def test_a_population_refuses_what_does_not_fit():
         fl.data.Population(inputs, targets, fifty, transform=lambda batch: batch)
 
 
-def test_a_model_with_nothing_to_train_is_refused():
+def test_a_model_with_nothing_to_train_is_rejected():
     model = nn.Linear(4, 3).requires_grad_(False)
     with pytest.raises(ValueError, match="no parameter with requires_grad=True"):
         run(model=model)
 
 
-def test_a_lazy_module_is_refused_until_it_has_seen_a_batch():
+def test_a_lazy_module_is_rejected_until_it_has_seen_a_batch():
     model = nn.Sequential(nn.LazyLinear(5), nn.ReLU(), nn.Linear(5, 3))
     with pytest.raises(ValueError, match=r"the model's 0.weight has no shape .* pass a batch through the model first"):
         run(model=model)
@@ -285,24 +285,24 @@ def test_a_lazy_module_is_refused_until_it_has_seen_a_batch():
 @pytest.mark.parametrize(
     "loss", [nn.CrossEntropyLoss(reduction="sum"), partial(nn.functional.cross_entropy, reduction="sum")]
 )
-def test_a_loss_that_sums_is_refused(loss):
+def test_a_loss_that_sums_is_rejected(loss):
     with pytest.raises(ValueError, match="the loss sums over a batch"):
         run(loss=loss)
 
 
-def test_mixed_devices_are_refused():
+def test_mixed_devices_are_rejected():
     elsewhere = (torch.zeros(3, 4, device="meta"), torch.zeros(3, dtype=torch.int64, device="meta"))
     with pytest.raises(ValueError, match="client 1's inputs are on meta but client 0's on cpu"):
         run(clients=[PAIR, elsewhere])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-def test_a_device_that_is_not_there_is_refused():
+def test_a_device_that_is_not_there_is_rejected():
     with pytest.raises(ValueError, match="no usable CUDA device"):
         run(device="cuda")
 
 
-def test_a_client_that_raises_is_named_and_the_others_go_on():
+def test_a_client_that_raises_is_named_and_the_others_continue():
     class Picky(nn.Module):
         def __init__(self):
             super().__init__()

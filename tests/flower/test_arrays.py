@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedlalr.algorithms.slots import Slots
-from fedlalr.federation.replies.payload import Refused
+from fedlalr.federation.replies.payload import Rejected
 from fedlalr.flower.wire.arrays import LAYOUTS, broadcast_from, decode, encode, to_npy
 from fedlalr.training.layout import Layout
 from fedlalr.training.torch_state import get_buffers
@@ -76,30 +76,30 @@ def changed(name, content):
     ],
 )
 def test_unexpected_arrays_are_rejected(content, reason):
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(Rejected, match=reason):
         decode(changed("0.bias", content), ("x", "m", "v_hat"), LAYOUT, get_buffers(MODEL), "records")
 
 
 def test_an_array_of_objects_is_never_read():
     stream = io.BytesIO()
     np.save(stream, np.array([{"a": 1}, None], dtype=object), allow_pickle=True)
-    with pytest.raises(Refused):
+    with pytest.raises(Rejected):
         decode(changed("0.bias", stream.getvalue()), ("x", "m", "v_hat"), LAYOUT, get_buffers(MODEL), "records")
 
 
 def test_a_broadcast_without_a_parameter_is_rejected_by_name():
     records = as_bytes(encode(some_slots(), get_buffers(MODEL), LAYOUT, "records"))
     del records["m"]["3.bias"]
-    with pytest.raises(Refused, match=r"did not send m of 3\.bias"):
+    with pytest.raises(Rejected, match=r"did not send m of 3\.bias"):
         broadcast_from(records, ("x", "m", "v_hat"), LAYOUT, get_buffers(MODEL), "records")
     del records["m"]
-    with pytest.raises(Refused, match=r"did not send m of 0\.weight"):
+    with pytest.raises(Rejected, match=r"did not send m of 0\.weight"):
         broadcast_from(records, ("x", "m", "v_hat"), LAYOUT, get_buffers(MODEL), "records")
-    with pytest.raises(Refused, match="must be in one record 'arrays'"):
+    with pytest.raises(Rejected, match="must be in one record 'arrays'"):
         broadcast_from(records, ("x",), LAYOUT, {}, "packed")
 
 
 def test_a_broadcast_without_a_buffer_is_rejected_by_name():
     records = as_bytes(encode(some_slots(), {}, LAYOUT, "records"))
-    with pytest.raises(Refused, match=r"did not send the buffer 1\.running_mean"):
+    with pytest.raises(Rejected, match=r"did not send the buffer 1\.running_mean"):
         broadcast_from(records, ("x",), LAYOUT, get_buffers(MODEL), "records")

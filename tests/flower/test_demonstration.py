@@ -54,7 +54,7 @@ def test_a_demonstration_runs_and_cleans_up(tmp_path):
     other = command(tmp_path, "--json", "--run-dir", str(tmp_path / "run"), "algorithm=fedavg")
     output, _ = other.communicate(timeout=1400)
     assert other.returncode == 1, "the results of another run are not those of this one"
-    assert "cannot go on with other settings" in output
+    assert "cannot be resumed with different settings" in output
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -16,7 +16,7 @@ from conftest import make_clients
 from federation.fuzzing import damaged, fuzz
 from fedlalr.data.population import as_clients
 from fedlalr.federation import Expected, Rejection
-from fedlalr.federation.replies.payload import Refused
+from fedlalr.federation.replies.payload import Rejected
 from fedlalr.federation.session import initial_state
 from fedlalr.federation.storage.fingerprint import contract
 from fedlalr.flower.wire.arrays import LAYOUTS, encode, to_npy
@@ -70,8 +70,8 @@ def message(arrays: Parts, facts: dict[str, object] | None, metrics: dict[str, o
 def take(content: RecordDict, how: str) -> bool:
     try:
         outcome = screen_reply(reply_in(content, EXPECTED, how), EXPECTED)
-    except Refused as refused:
-        outcome = Rejection(0, str(refused))
+    except Rejected as rejected:
+        outcome = Rejection(0, str(rejected))
     if isinstance(outcome, Rejection):
         assert 0 < len(outcome.reason) < 1000
         return False

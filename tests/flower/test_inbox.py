@@ -116,7 +116,7 @@ def test_rejections_are_recorded_with_client_and_reason():
     inbox = SpooledInbox(expected)
     assert inbox.waiting == {0, 1, 2, 3}
     inbox.receive(make_reply(expected, 0))
-    assert inbox.receive(make_reply(expected, 0)).reason == "the client has answered already"
+    assert inbox.receive(make_reply(expected, 0)).reason == "the client has already replied"
     assert inbox.receive(replace(make_reply(expected, 1), round=2)).client == 1
     inbox.reject(3, "its node is gone")
     closed = inbox.close(None)

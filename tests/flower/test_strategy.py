@@ -176,10 +176,10 @@ FAULTS = {
     "another run": (state_facts(run="ff"), "belongs to run"),
     "another client": (state_facts(client=1), "answered as client 1"),
     "a client that is not a number": (state_facts(client="2"), "client must be int, not str"),
-    "other hyper-parameters": (state_facts(contract="0"), "other hyper-parameters"),
+    "different hyper-parameters": (state_facts(contract="0"), "different hyper-parameters"),
     "no samples": (state_metrics(**{"num-examples": 0}), "samples is 0"),
     "1e30 samples": (state_metrics(**{"num-examples": 1e30}), "samples is 1e+30"),
-    "steps it cannot have made": (state_metrics(steps=10**9), "steps is 1,000,000,000, and a client with"),
+    "steps it cannot have made": (state_metrics(steps=10**9), "steps is 1,000,000,000, but a client with"),
     "an app that raises": (raising, "its client app raised an error: ValueError: broken"),
     "no reply": (lambda message, reply: None, "no reply within the deadline of 0.05 s"),
 }
@@ -270,7 +270,7 @@ def test_a_second_reply_to_the_same_message_is_rejected(tmp_path):
     server.start(InProcessGrid(everyone))
     assert torch.equal(server.result.state["x"]["0.weight"], simulated(LALR).state["x"]["0.weight"])
     assert {r.clients for r in server.result.history} == {POPULATION}
-    assert [r.rejected for r in server.result.history] == [((0, "the client has answered already"),)] * 2
+    assert [r.rejected for r in server.result.history] == [((0, "the client has already replied"),)] * 2
 
 
 def test_a_reply_to_an_older_round_is_ignored(tmp_path):
@@ -292,7 +292,9 @@ def test_too_few_usable_replies_fail_the_round_and_name_the_clients(tmp_path):
     for node in (900, 893):
         everyone[node].tamper = raising
     server = strategy(LALR, settings={"min_clients": 4})
-    with pytest.raises(fl.RoundFailed, match=r"3 usable replies, 4 wanted.*client 0: .*broken; client 1") as failed:
+    with pytest.raises(
+        fl.RoundFailed, match=r"3 usable replies, but min_clients is 4.*client 0: .*broken; client 1"
+    ) as failed:
         server.start(InProcessGrid(everyone))
     assert [rejection.client for rejection in failed.value.rejected] == [0, 1]
 
@@ -331,7 +333,7 @@ def test_no_client_trains_for_a_round_that_cannot_succeed(tmp_path):
     everyone = nodes(LALR, tmp_path)
     del everyone[900]
     grid = InProcessGrid(everyone)
-    with pytest.raises(fl.RoundFailed, match="0 usable replies, 5 wanted"):
+    with pytest.raises(fl.RoundFailed, match="0 usable replies, but min_clients is 5"):
         strategy(LALR, settings={"min_clients": 5}).start(grid)
     assert grid.trained == []
 

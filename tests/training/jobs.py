@@ -52,7 +52,7 @@ MODELS = {
 def make_training(model: str = "batchnorm", algorithm: str = "fedlalr", **options: object) -> Training:
     torch.manual_seed(1)
     module = MODELS[model]().double()
-    sizes = options.pop("sizes", (7, 12, 6, 10, 11, 23))  # no batch of a single sample, which BatchNorm refuses
+    sizes = options.pop("sizes", (7, 12, 6, 10, 11, 23))  # no batch of a single sample, which BatchNorm rejects
     generator = torch.Generator().manual_seed(2)
     clients = [
         (

@@ -51,7 +51,7 @@ def test_log_interval_is_the_floor_of_the_logarithm(start, base, exponent, t):
         (lambda: fl.LogInterval(3, 2.0, unit="rounds"), "LogInterval's unit must be 'steps' or 'epochs', not 'rounds'"),
     ],
 )
-def test_bad_intervals_are_refused(make, message):
+def test_bad_intervals_are_rejected(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -84,9 +84,9 @@ class Own:
     ],
     ids=["halves", "negative", "too few", "a column", "a list", "a number"],
 )
-def test_an_interval_that_gives_no_number_for_each_client_is_refused_before_anything_runs(engine, give):
+def test_an_interval_that_gives_no_number_for_each_client_is_rejected_before_anything_runs(engine, give):
     clients = [(torch.randn(size, 3), torch.zeros(size, dtype=torch.int64)) for size in (4, 6, 5)]
-    with pytest.raises(ValueError, match=r"Own.steps must give a number of local steps for each of the 3 clients"):
+    with pytest.raises(ValueError, match=r"Own.steps must return the number of local steps of each of the 3 clients"):
         fl.run(torch.nn.Linear(3, 2), clients, fl.FedAvg(), rounds=1, local=Own(give), engine=engine, device="cpu")
 
 

@@ -68,7 +68,7 @@ def flat(named: dict[str, Tensor]) -> Tensor:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("clip_norm", [None, 0.05])
-def test_a_gradient_asked_for_at_x_is_the_gradient_and_leaves_the_run_alone(
+def test_a_gradient_requested_at_x_is_the_gradient_and_leaves_the_run_alone(
     engine: str, clip_norm: float | None
 ) -> None:
     mine = trained(Watched(lr=0.1), engine, clip_norm=clip_norm)
@@ -111,7 +111,7 @@ def test_every_gradient_of_a_batch_begins_with_the_same_buffers(engine: str) -> 
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_gradient_asked_for_at_the_broadcast_is_the_whole_gradient_over_whole_passes(engine: str) -> None:
+def test_a_gradient_requested_at_the_broadcast_is_the_whole_gradient_over_whole_passes(engine: str) -> None:
     model = nn.Sequential(nn.Linear(5, 3)).double()
     settings = {"rounds": 1, "batch_size": 4, "local": fl.Epochs(2), "device": "cpu"}
     mine = fl.run(model, CLIENTS, Watched(lr=0.1), engine=engine, **settings).state["start"]
@@ -172,11 +172,11 @@ def test_a_module_that_draws_in_training_is_known(layer: nn.Module, whether: boo
     assert all(torch.equal(buffer, buffers[name]) for name, buffer in training.model.named_buffers())
 
 
-def test_a_table_that_asks_for_gradients_at_a_slot_that_is_not_there_is_refused() -> None:
+def test_a_table_that_requests_gradients_at_a_slot_that_is_not_there_is_rejected() -> None:
     class Nowhere(fl.FedAvg):
         @property
         def slots(self) -> fl.SlotTable:
             return fl.SlotTable(down=("x",), up={"x": "mean"}, gradients={"g": "y"})
 
-    with pytest.raises(ValueError, match=r"Nowhere wants the gradients \{'g': 'y'\}, but its start makes no 'g'"):
+    with pytest.raises(ValueError, match=r"requests the gradients \{'g': 'y'\}, but its start returns no 'g'"):
         trained(Nowhere(lr=0.1), "reference")

@@ -60,7 +60,7 @@ def test_a_module_that_keeps_what_it_computed_is_trained_and_given_back(name, en
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 @pytest.mark.parametrize("make", [Sliced, lambda: torch.nn.utils.weight_norm(nn.Linear(4, 3))])
-def test_a_module_with_a_part_that_training_would_not_reach_is_refused(make):
+def test_a_module_with_a_part_that_training_would_not_reach_is_rejected(make):
     with pytest.raises(ValueError, match=r"keeps a tensor computed from its parameters.* compute it in forward"):
         fl.run(make(), make_clients(), fl.FedAvg())
 

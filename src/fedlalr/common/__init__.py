@@ -1,1 +1,1 @@
-"""Small things every package uses: checks, suggestions, whole-file writes, colours. Imports nothing of ours."""
+"""Helpers for every package: checks, suggestions, atomic file writes, colours. Imports no other package of fedlalr."""

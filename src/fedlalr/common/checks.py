@@ -1,4 +1,4 @@
-"""Checks of numbers and choices; messages say what was given and what is allowed."""
+"""Checks of numbers and choices; their messages say what was given and what is allowed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_count(name: str, value: object, also: str = "") -> None:
 
 
 def check_seed(name: str, value: object, also: str = "") -> None:
-    """Reject anything but a whole number that a generator takes."""
+    """Reject anything but a whole number that a random generator accepts as a seed."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
         raise TypeError(f"{name} must be a whole number from 0 to 2^63 - 1{also}, not {value!r}")
 
@@ -95,10 +95,10 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
 def _is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return abs(value) <= sys.float_info.max  # also of whole numbers that no float can hold
+    return abs(value) <= sys.float_info.max  # some integers are larger than any float
 
 
 def _shown(value: object) -> str:
-    """The value and, for a number of NumPy or torch, how to convert it to one of Python."""
+    """The value and, for a NumPy or torch number, how to convert it to a Python number."""
     foreign = hasattr(value, "__float__") and not isinstance(value, int | float)
     return f"{value!r}; convert it with float(value)" if foreign else repr(value)

@@ -6,4 +6,4 @@ COLOURS = ("#d55e00", "#0072b2", "#009e73", "#c0679a", "#c98500", "#3a9ad9", "#1
 """Close to Okabe and Ito's palette, distinguishable with any colour vision, with enough contrast to white for thin
 lines. `report/assets/page.css` has the same colours."""
 GREY = "#bbbbbb"
-"""For everything that is only shown for comparison."""
+"""For everything that is shown only for comparison."""

@@ -48,7 +48,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def as_file_name(text: str) -> str:
-    """A text as one part of a path, whatever is in it.
+    """Turn any text into one component of a path.
 
     >>> as_file_name("paper,lr=0.1"), as_file_name("../../away")
     ('paper-lr-0.1', '.._.._away')

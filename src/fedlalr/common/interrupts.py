@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, as the command and the processes it starts treat them. Imported before torch, so it is small."""
+"""Handling of Ctrl-C and SIGTERM in the command and its processes. Imported before torch, so kept small."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 from types import FrameType
 
 _BOTH = (signal.SIGINT, signal.SIGTERM)
-"""SIGTERM is what `docker stop`, Slurm and Kubernetes send before they kill."""
+"""`docker stop`, Slurm and Kubernetes send SIGTERM before they kill."""
 
 
 def exit_quietly_during_imports() -> None:
-    """Where this process is the command, end it without a traceback when a signal comes before the command runs."""
+    """If this process is the command, exit without a traceback on a signal that arrives before the command runs."""
     if sys.orig_argv[1:3] == ["-m", "fedlalr"] or Path(sys.argv[0]).stem == "fedlalr":
         for number in _BOTH:
             if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
@@ -26,19 +26,19 @@ def exit_quietly_during_imports() -> None:
 
 @contextmanager
 def terminable() -> Iterator[list[int]]:
-    """Let Ctrl-C and SIGTERM raise `KeyboardInterrupt`. Gives the signals that came, for the exit code."""
+    """Let Ctrl-C and SIGTERM raise `KeyboardInterrupt`. Yields the received signals, for the exit code."""
     received: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         received.append(number)
         raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():  # where no handler can be set
+    if threading.current_thread() is not threading.main_thread():  # handlers can only be set in the main thread
         yield received
         return
     before = {number: signal.getsignal(number) for number in _BOTH}
     for number, handler in before.items():
-        if handler != signal.SIG_IGN:  # as a shell has it for jobs in the background
+        if handler != signal.SIG_IGN:  # set by shells for background jobs
             signal.signal(number, interrupt)
     try:
         yield received
@@ -49,9 +49,9 @@ def terminable() -> Iterator[list[int]]:
 
 @contextmanager
 def blocked() -> Iterator[None]:
-    """Start processes that neither Ctrl-C nor SIGTERM reaches, which may go to a whole group but are for the parent.
+    """Block Ctrl-C and SIGTERM in processes started here: both may be sent to a whole group, but only the parent acts.
 
-    The parent receives afterwards what arrives meanwhile.
+    The parent receives signals that arrive in the meantime afterwards.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -64,11 +64,11 @@ def blocked() -> Iterator[None]:
 
 
 def end_with_parent(descriptor: int) -> None:
-    """End this process at once when the other end of a socket is closed, whatever it is doing."""
+    """Exit immediately when the other end of a socket is closed, whatever this process is doing."""
 
     def watch() -> None:
         hung_up = select.poll()
-        hung_up.register(descriptor, 0)  # nothing is waited for but the end
+        hung_up.register(descriptor, 0)  # only hang-ups are reported
         hung_up.poll()
         os._exit(1)
 

@@ -1,4 +1,4 @@
-"""Types of options that say which values are allowed.
+"""Types of options that define the allowed values.
 
 >>> check_type("rounds", 0, Count)
 Traceback (most recent call last):
@@ -46,8 +46,8 @@ _CHECKS: dict[Any, Callable[[str, Any, str], None]] = {
 
 
 def check_type(name: str, value: object, kind: Any) -> None:
-    """Reject a value outside a type of this module, a `Literal`, or either of them or None; other types are not
-    checked."""
+    """Reject a value that does not match a type of this module or a `Literal`, each also `| None`; other types are
+    not checked."""
     kinds = [kind] if kind in _CHECKS else [each for each in (get_args(kind) or [kind]) if each is not NoneType]
     if get_origin(kind) is Literal:
         check_choice(name, value, get_args(kind))

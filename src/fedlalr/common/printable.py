@@ -1,4 +1,4 @@
-"""Texts of others, fit for a terminal."""
+"""Makes text from outside safe to print in a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if
 
 
 def printable(text: str) -> str:
-    r"""A text with its control characters written out: names and clients' errors may hold escape codes.
+    r"""A text with its control characters escaped: names and clients' errors may contain terminal codes.
 
     >>> print(printable("\x1b[2J"))
     \x1b[2J

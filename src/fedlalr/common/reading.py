@@ -1,4 +1,4 @@
-"""Reading files that may be anything: never waits at a pipe, and never takes more memory than a real one needs."""
+"""Reads untrusted files: never blocks on a pipe, and never uses more memory than a valid file needs."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import BinaryIO
 
 LONGEST_LINE = 1 << 26
-"""Bytes; a record with a reason for each of 100,000 clients has less."""
+"""Bytes; a record with a reason for each of 100,000 clients is shorter."""
 
 
 def at_home(path: str | Path) -> Path:
-    """A path with ~ as the home folder. There may be none, as in a container with a user id of its own."""
+    """A path with ~ expanded to the home folder, which may not exist, as in a container with an arbitrary user id."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        reason = "there is no home folder to put in the place of ~; write the path in full"
+        reason = "~ cannot be expanded, as there is no home folder; write the full path"
         raise FileNotFoundError(errno.ENOENT, reason, str(path)) from error
 
 
 def open_file(path: Path) -> BufferedReader:
-    """Open a regular file to read; `OSError` for a pipe or a device, which might never say anything."""
+    """Open a regular file for reading; raises `OSError` for a pipe or a device, which might block forever."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     file = os.fdopen(descriptor, "rb")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -34,16 +34,16 @@ def open_file(path: Path) -> BufferedReader:
 
 
 def read_file(path: Path, largest: int) -> bytes:
-    """The content of a regular file; `OSError` where it is larger than any real one."""
+    """The content of a regular file; raises `OSError` if it has more than `largest` bytes."""
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > largest:
-            reason = f"it has {size:,} bytes, and no file of its kind has more than {largest:,}"
+            reason = f"it has {size:,} bytes, but such a file has at most {largest:,}"
             raise OSError(errno.EINVAL, reason, str(path))
         return file.read(size)
 
 
 def whole_lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a file without their ends, up to one that does not end or is longer than any real one."""
+    """The lines of a file without line breaks, up to the first incomplete line or one longer than `LONGEST_LINE`."""
     while (line := file.readline(LONGEST_LINE)).endswith(b"\n"):
         yield line[:-1]

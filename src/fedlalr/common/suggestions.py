@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def nearest(given: object, choices: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The choice most similar to a name, compared by the whole name or by the part after its last dot.
+    """The choice most similar to a name, comparing whole names or the parts after the last dot.
 
     >>> nearest("alpha", ["partition.alpha", "rounds"])
     'partition.alpha'

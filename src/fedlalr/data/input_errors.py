@@ -31,7 +31,7 @@ def check_rows(whose: str, inputs: object, targets: object) -> None:
         raise TypeError(f"{whose} {what} are {form}")
 
 
-def told_clients(clients: object) -> str:
+def explain_clients(clients: object) -> str:
     """The error for clients that are not a sequence."""
     if isinstance(clients, Mapping):
         fix = "; pass its values: list(clients.values())"
@@ -51,7 +51,7 @@ def told_clients(clients: object) -> str:
     )
 
 
-def told_client(number: int, client: object) -> str:
+def explain_client(number: int, client: object) -> str:
     """The error for a client that is neither a pair of tensors nor a data set."""
     parts = list(client) if isinstance(client, tuple | list) else [client]
     if any(isinstance(part, np.ndarray) for part in parts):
@@ -90,7 +90,7 @@ def _conversion(client: object) -> str:
     return ""
 
 
-def told_sample(client: int, sample: object) -> str:
+def explain_sample(client: int, sample: object) -> str:
     """The error for a data set whose samples are not (input, target)."""
     start = f"client {client}'s data set must return (input, target) for a sample, not "
     if isinstance(sample, Mapping):
@@ -109,7 +109,7 @@ def told_sample(client: int, sample: object) -> str:
     return f"{start}a {type(sample).__name__}"
 
 
-def told_part(client: int, what: str, part: object) -> str:
+def explain_part(client: int, what: str, part: object) -> str:
     """The error for an input or target of a sample that is not a tensor, array or number."""
     if isinstance(part, str):
         fix = "convert words to numbers, such as indices in a vocabulary"
@@ -123,7 +123,7 @@ def told_part(client: int, what: str, part: object) -> str:
     )
 
 
-def told_shapes(client: int, samples: Sequence[Sequence[object]]) -> str | None:
+def explain_shapes(client: int, samples: Sequence[Sequence[object]]) -> str | None:
     """The error for samples that do not fit into one batch; None if their shapes are not the reason."""
     for what, parts in zip(("input", "target"), zip(*samples, strict=True), strict=True):
         shapes = {tuple(shape) for part in parts if (shape := getattr(part, "shape", None)) is not None}

@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
-from fedlalr.data.input_errors import check_rows, told_client, told_clients, told_part, told_sample, told_shapes
+from fedlalr.data.input_errors import (
+    check_rows,
+    explain_client,
+    explain_clients,
+    explain_part,
+    explain_sample,
+    explain_shapes,
+)
 from fedlalr.data.partition import Partition
 from fedlalr.data.random import AUGMENTATION, bits, key
 from fedlalr.data.transforms import Transform
@@ -185,14 +192,14 @@ class DatasetClients:
         samples = [dataset[int(position)] for position in positions]
         for sample in samples:
             if not isinstance(sample, tuple | list) or len(sample) != 2:
-                raise ValueError(told_sample(client, sample))
+                raise ValueError(explain_sample(client, sample))
         try:
             inputs, targets = default_collate(samples)
         except (RuntimeError, TypeError) as error:
-            raise ValueError(told_shapes(client, samples) or f"client {client}'s samples: {error}") from error
+            raise ValueError(explain_shapes(client, samples) or f"client {client}'s samples: {error}") from error
         for what, part, one in zip(("input", "target"), (inputs, targets), samples[0], strict=True):
             if not isinstance(part, Tensor):
-                raise ValueError(told_part(client, what, one))
+                raise ValueError(explain_part(client, what, one))
         return inputs.to(self.device), targets.to(self.device)
 
     def training_batch(self, client: int, positions: Tensor, seed: int, round: int, step: int) -> tuple[Tensor, Tensor]:
@@ -208,7 +215,7 @@ def as_clients(clients: object) -> Clients:
         _check_not_empty(clients.sizes)
         return clients
     if not isinstance(clients, Sequence) or isinstance(clients, str | Partition) or _is_pair(clients):
-        raise TypeError(told_clients(clients))
+        raise TypeError(explain_clients(clients))
     if not clients:
         raise ValueError("there are no clients; pass at least one (inputs, targets) pair")
     pairs: list[Any] = [plain_tensors(client) for client in clients]
@@ -224,7 +231,7 @@ def as_clients(clients: object) -> Clients:
             "some clients are pairs of tensors and others torch Datasets; convert each pair with "
             "torch.utils.data.TensorDataset(inputs, targets)"
         )
-    raise TypeError(told_client(odd, clients[odd]))
+    raise TypeError(explain_client(odd, clients[odd]))
 
 
 def plain_tensors(data: Any) -> Any:

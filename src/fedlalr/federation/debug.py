@@ -1,4 +1,4 @@
-"""Why a reply was refused: its client trained again, alone, on the reference engine, with a look at its data."""
+"""Why a reply was rejected: trains its client again, alone on the reference engine, and describes its data."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.interfaces import Trace, Training, Work
 
 SHOWN_STEPS = 5
-"""Local steps that a diagnosis shows, from the first one on and around the first that is not finite."""
+"""How many local steps a diagnosis shows at the start and around the first one that is not finite."""
 SHOWN_LABELS = 20
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A client of a round, looked at on its own."""
+    """What was found by training one client of a round alone."""
 
     client: int
     round: int
     reason: str
-    """Why its reply was refused."""
+    """Why its reply was rejected."""
     data: tuple[str, ...]
-    """Its inputs and targets in words."""
+    """A description of its inputs and targets."""
     steps: tuple[Trace, ...] = ()
-    """The norm of every slot after every local step that it got through."""
+    """The norm of every slot after every local step that it completed."""
     error: str | None = None
-    """The traceback of what it raised."""
+    """The traceback of the exception it raised."""
 
     @property
     def first_bad_step(self) -> int | None:
@@ -49,7 +49,7 @@ class Diagnosis:
             lines.append(f"  norms of its slots after its {len(self.steps)} local steps, trained alone:")
             lines += [f"    {line}" for line in self._step_lines()]
         if self.first_bad_step is not None:
-            lines.append(f"  from step {self.first_bad_step} on its numbers are not finite")
+            lines.append(f"  its numbers are not finite from step {self.first_bad_step} on")
         if self.error is not None:
             lines += ["  it raised:", *(f"    {line}" for line in self.error.splitlines())]
         return "\n".join(lines)
@@ -66,7 +66,7 @@ class Diagnosis:
 
 @dataclass
 class SlotNorms:
-    """A probe that notes the norm of every slot."""
+    """A probe that records the norm of every slot."""
 
     clients: frozenset[int]
 
@@ -75,21 +75,21 @@ class SlotNorms:
 
 
 def diagnose(training: Training, work: Work, rejection: Rejection) -> Diagnosis:
-    """Train one client of a round again, alone on the reference engine, and look at its data."""
+    """Train one client of a round again, alone on the reference engine, and describe its data."""
     client = rejection.client
     alone = replace(work.part(torch.nonzero(work.clients == client)[0]), probe=SlotNorms(frozenset({client})))
     traces: list[Trace] = []
     error = None
     try:
         ReferenceEngine(training).train_client(alone, 0, client, traces)
-    except Exception:  # whatever the client's data or the module raises is what is looked for
+    except Exception:  # whatever the client's data or the module raises is the diagnosis
         error = traceback.format_exc()
     return Diagnosis(client, work.round, rejection.reason, _describe_data(training, client), tuple(traces), error)
 
 
 @dataclass
 class Debugger:
-    """Writes a diagnosis of every refused client, each client once."""
+    """Writes a diagnosis of every rejected client, once per client."""
 
     training: Training
     stream: TextIO = field(default_factory=lambda: sys.stderr)
@@ -103,7 +103,7 @@ class Debugger:
 
 
 def describe(name: str, values: Tensor) -> str:
-    """A tensor in words: shape, dtype, range, and what is not finite in it.
+    """Describe a tensor: shape, dtype, range and non-finite values.
 
     >>> describe("inputs", torch.tensor([[0.0, 2.0], [float("nan"), 1.0]]))
     'inputs: 2 × 2 float32, from 0 to 2, mean 1; 1 NaN'
@@ -135,7 +135,7 @@ def _describe_data(training: Training, client: int) -> tuple[str, ...]:
             more = f", and {len(each) - SHOWN_LABELS} more" if len(each) > SHOWN_LABELS else ""
             lines.append(f"samples of each label: {', '.join(each[:SHOWN_LABELS])}{more}")
         return tuple(lines)
-    except Exception as error:  # a data set that cannot be read may be the very fault that is looked for
+    except Exception as error:  # an unreadable data set may be why the client was rejected
         return (f"{size} samples, which cannot be read: {type(error).__name__}: {error}",)
 
 

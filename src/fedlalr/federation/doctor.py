@@ -1,4 +1,4 @@
-"""What this machine has, and what of it would make a run slow or fail."""
+"""Checks this machine for anything that would make a run slow or fail."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Grade = Literal["slow", "limited", "fails"]
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that would make a run slow or fail, or only some runs (limited), and what to do about it."""
+    """A problem that makes runs slow, makes them fail, or affects only some of them (limited), and what to do."""
 
     grade: Grade
     what: str
@@ -55,34 +55,34 @@ class Health:
     """None: not installed."""
     machine: str
     cores: int
-    """That this process may use."""
+    """Cores that this process may use."""
     memory: int
-    """Bytes that can be taken."""
+    """Free bytes."""
     load: float | None
-    """Processes that want to run, over the last minute."""
+    """Load average over the last minute."""
     threads: int
-    """That torch computes with."""
+    """Threads that torch uses."""
     devices: tuple[str, ...]
     data_folder: str
     data: dict[str, str | None]
-    """Where each data set is; None: to be fetched."""
+    """Where each data set is; None: not downloaded yet."""
     run_folder: str
     disk: dict[str, int]
-    """Bytes free at the folders that are written to."""
+    """Free bytes in the folders that are written to."""
     checkpoint_seconds: float | None
-    """To write a checkpoint of a million parameters with three slots; None where that failed."""
+    """Time to write a checkpoint of a million parameters with three slots; None if that failed."""
     findings: tuple[Finding, ...]
 
 
 def examine(run_folder: str | Path = "runs") -> Health:
-    """Look at the environment, write one checkpoint aside and do two tiny runs."""
+    """Inspect the environment, write a temporary checkpoint and do two tiny runs."""
     runs = Path(run_folder)
     folders = {"data": data_folder(), "runs": runs}
     seconds, failure = _time_checkpoint(runs)
     found = {data.name: data.where for data in available()}
     health = Health(
         versions={"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
-        | {"torch": str(torch.__version__)},  # which also says for what device it was built
+        | {"torch": str(torch.__version__)},  # also names the device it was built for
         machine=f"{platform.system()} {platform.release()}, {platform.machine()}",
         cores=usable_cores(),
         memory=free_memory(torch.device("cpu")),
@@ -111,7 +111,7 @@ def _find(health: Health, failure: str | None) -> Iterator[Finding]:
         yield Finding(
             "slow",
             f"{health.load:.1f} processes want {health.cores} cores",
-            "other work slows this machine down, and threads wait for each other: export OMP_NUM_THREADS=1",
+            "other programs slow this machine down, and threads wait for each other: export OMP_NUM_THREADS=1",
         )
     if not any(device.startswith("cuda") for device in health.devices):
         yield Finding(
@@ -154,18 +154,18 @@ def _find(health: Health, failure: str | None) -> Iterator[Finding]:
 
 def _another_folder(name: str) -> str:
     command = "export FEDLALR_DATA=DIR" if name == "data" else "fedlalr run … --run-dir DIR"
-    return f"make room, or use a folder elsewhere that you may write to: {command}"
+    return f"free some space, or use another writable folder: {command}"
 
 
 def _self_test() -> Iterator[Finding]:
-    """A tiny run twice: the same bits must come out, and they must be finite."""
+    """Do a tiny run twice: both must give the same finite bits."""
     try:
         first, second = _tiny_run(), _tiny_run()
-    except Exception as error:  # whatever a broken installation raises is the finding
+    except Exception as error:  # a broken installation may raise anything
         yield Finding(
             "fails",
             f"a tiny run raises {type(error).__name__}: {error}",
-            "install both again: pip install --force-reinstall fedlalr torch",
+            "reinstall both: pip install --force-reinstall fedlalr torch",
         )
         return
     if any(not torch.equal(value, second.state["x"][name]) for name, value in first.state["x"].items()):
@@ -191,12 +191,12 @@ def _tiny_run() -> Result:
         clients = [(torch.randn(8, 4), torch.randint(0, 3, (8,))) for _ in range(3)]
         model = nn.Linear(4, 3)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "this machine is busy")  # which is a finding of its own
+        warnings.filterwarnings("ignore", "this machine is busy")  # reported as a separate finding
         return run(model, clients, FedLALR(), rounds=2, local=Steps(2), batch_size=4, device="cpu")
 
 
 def _time_checkpoint(folder: Path) -> tuple[float | None, str | None]:
-    """How long a checkpoint takes where runs go, or why none can be written."""
+    """How long it takes to write a checkpoint to the folder of runs, or why it cannot be written."""
     x = torch.zeros(PROBED_PARAMETERS)
     state = ServerState(0, FedLALR().init(x), {})
     reason = _unwritable(folder)
@@ -219,13 +219,13 @@ def _devices() -> Iterator[str]:
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
+    """The folder, or its nearest parent that exists."""
     folder = at_home(folder).absolute()
     return next(place for place in (folder, *folder.parents) if place.is_dir())
 
 
 def _unwritable(folder: Path) -> str | None:
-    """Why nothing can be written to a folder, be it still to be made; None where it can."""
+    """Why a folder, even if it does not exist yet, cannot be written to; None if it can."""
     folder = at_home(folder).absolute()
     nearest = next(place for place in (folder, *folder.parents) if place.exists())
     if not nearest.is_dir():

@@ -1,4 +1,4 @@
-"""How good the server's model is."""
+"""Evaluates the server's model on the test set."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedlalr.training.torch_state import in_mode
 
 
 class Evaluation(NamedTuple):
-    """Mean loss, for class targets accuracy, and the caller's own metrics."""
+    """Mean loss, accuracy for class targets, and the caller's metrics."""
 
     loss: float
     accuracy: float | None
@@ -30,9 +30,9 @@ class Evaluation(NamedTuple):
 
 
 SAMPLES_AT_ONCE = 1000
-"""On a CPU."""
+"""Batch size on a CPU."""
 NUMBERS_AT_ONCE = 1 << 24
-"""Of inputs on a GPU, which small batches would leave idle."""
+"""Numbers in a batch of inputs on a GPU, which small batches would leave idle."""
 
 
 @torch.no_grad()
@@ -49,7 +49,7 @@ def evaluate(
 ) -> Evaluation:
     """Run a module over a test set in evaluation mode, on the device of its parameters; each rank over its share.
 
-    A batch that is too large for the memory is parted until it is not. For metrics every rank sees the whole set.
+    A batch that does not fit into memory is split until it does. With metrics, every rank sees the whole set.
     """
     ranks = ALONE if metrics else ranks
     seen: tuple[list[Tensor], list[Tensor]] = ([], [])
@@ -59,8 +59,8 @@ def evaluate(
     forward: Callable[[Tensor], Tensor] | None = None
 
     def measure(index: Tensor) -> Tensor:
-        """The sum of the losses, the right answers, how many targets count, whether they are classes, and what the
-        losses are to be divided by: the number of targets, or the weights of their classes."""
+        """The sum of the losses, the correct predictions, how many targets count, whether they are classes, and the
+        divisor of the losses: the number of targets, or the weights of their classes."""
         nonlocal forward
         batch = inputs[index].to(device)
         batch = transform.test(batch) if transform is not None else batch
@@ -73,7 +73,7 @@ def evaluate(
             mean = loss(outputs, wanted).double()
         tally[2] = len(wanted)
         if is_class_target(outputs, wanted):
-            # the argmax of NaN is class 0: what is no answer is no right one
+            # the argmax of NaN is class 0, which must not count as correct
             hits = (outputs.argmax(1) == wanted) & outputs.amax(1).isfinite()
             counted = torch.ones_like(wanted, dtype=torch.bool) if ignored is None else wanted != ignored
             tally[1], tally[2], tally[3] = (hits & counted).sum(), counted.sum(), 1
@@ -81,7 +81,7 @@ def evaluate(
             tally[4] = each.double().sum()
         else:
             tally[4] = tally[2]
-        tally[0] = torch.where(tally[4] > 0, mean * tally[4], 0.0)  # the mean of no target is not a number
+        tally[0] = torch.where(tally[4] > 0, mean * tally[4], 0.0)  # the mean over no targets is NaN
         if metrics:
             seen[0].append(readable(outputs))
             seen[1].append(readable(wanted))
@@ -101,7 +101,7 @@ def evaluate(
 
 
 def _class_weights(loss: object) -> Tensor | None:
-    """By which torch's losses over classes weigh a target, and divide their sum."""
+    """The class weights of one of torch's losses, by which it weighs each target and divides the sum."""
     if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
         return loss.weight
     if isinstance(loss, partial) and loss.func in (nn.functional.cross_entropy, nn.functional.nll_loss):
@@ -111,7 +111,7 @@ def _class_weights(loss: object) -> Tensor | None:
 
 
 def _in_parts(measure: Callable[[Tensor], Tensor], index: Tensor) -> Tensor:
-    """What is measured of some samples, by halves where all at once are too much for the memory."""
+    """Measure some samples, split in halves if all at once do not fit into memory."""
     try:
         return measure(index)
     except (RuntimeError, MemoryError) as error:
@@ -122,13 +122,13 @@ def _in_parts(measure: Callable[[Tensor], Tensor], index: Tensor) -> Tensor:
 
 
 def _at_once(numbers: int, device: torch.device) -> int:
-    """How many samples of so many numbers make a batch."""
+    """The batch size for samples of this many numbers."""
     return SAMPLES_AT_ONCE if device.type == "cpu" else min(max(NUMBERS_AT_ONCE // max(numbers, 1), 1), 1 << 13)
 
 
 def _run_module(model: nn.Module, batch: Tensor) -> Tensor:
     if batch.is_cuda and batch.dim() == 4:
-        batch = batch.contiguous(memory_format=torch.channels_last)  # where most convolutions are faster
+        batch = batch.contiguous(memory_format=torch.channels_last)  # most convolutions are faster in this format
     outputs: Tensor = model(batch)
     return outputs
 

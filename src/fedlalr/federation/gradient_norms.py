@@ -1,8 +1,8 @@
 """The left side of the theorems, observed: ‖∇f(x̄)‖² at the average x̄ of the clients' iterates before every local step.
 
-f is the plain mean of the clients' losses, each over all of the client's own samples. Its gradient is computed anew for
-every local step, so this is for small problems; and the clients' iterates are only at hand where they train in this
-process, so it works on the reference engine alone.
+f is the unweighted mean of the clients' losses, each over all of the client's samples. Its gradient is recomputed for
+every local step, so use this for small problems only. It needs the clients' iterates in this process, so it works only
+on the reference engine.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class IterateSums:
 
 
 class GradientNorms(Observer):
-    """Records ‖∇f(x̄)‖² before every local step. Give it the module and the clients that the run gets.
+    """Records ‖∇f(x̄)‖² before every local step. Pass it the same module and clients as the run.
 
-    `values[t][k]` is that of round t + 1 before step k + 1; `mean` is the left side of Theorems 1 and 2.
+    `values[t][k]` belongs to round t + 1 before step k + 1; `mean` is the left side of Theorems 1 and 2.
     """
 
     def __init__(self, model: nn.Module, clients: Clients | Sequence[object], loss: Loss = nn.functional.cross_entropy):
         if any(True for _ in model.buffers()):
             raise ValueError(
-                "the model has buffers, such as normalisation statistics, so that its loss is not a function of its "
-                "parameters alone; use a model without them"
+                "the model has buffers, such as normalisation statistics, so its loss does not depend on its "
+                "parameters alone; use a model without buffers"
             )
         self.model, self.loss = copied(model).eval(), loss
         self.clients = as_clients(clients)
@@ -62,15 +62,15 @@ class GradientNorms(Observer):
 
     @property
     def mean(self) -> float:
-        """Over all local steps of all rounds."""
+        """The mean over all local steps of all rounds."""
         every = [value for steps in self.values for value in steps]
         return sum(every) / len(every)
 
     def on_start(self, info: RunInfo) -> None:
         if info.engine != "reference" or info.first_round != 1:
             raise ValueError(
-                f"gradient norms are observed on the reference engine from the first round on, "
-                f"not on {info.engine!r} from round {info.first_round}; pass engine='reference' and a new run"
+                f"gradient norms need the reference engine from the first round on, "
+                f"not {info.engine!r} from round {info.first_round}; start a new run with engine='reference'"
             )
         device = torch.device(info.device)
         self.model.to(device)
@@ -84,8 +84,8 @@ class GradientNorms(Observer):
         counts = set(self._sums.counts.values())
         if len(counts) != 1:
             raise ValueError(
-                f"round {round}: the clients made different numbers of local steps, so that there is no average "
-                f"iterate of every step; use fl.Steps, or clients of equal size"
+                f"round {round}: the clients took different numbers of local steps, so their iterates cannot be "
+                f"averaged step by step; use fl.Steps, or clients of equal size"
             )
         averages = self._sums.averages()
         self.values.append([self.squared_norm(x) for x in [self._start, *averages[:-1]]])
@@ -94,7 +94,7 @@ class GradientNorms(Observer):
     def on_round(self, record: Record) -> None:
         if record.rejected:
             raise ValueError(
-                f"round {record.round}: {len(record.rejected)} replies were refused, so that the server's model is not "
+                f"round {record.round}: {len(record.rejected)} replies were rejected, so the server's model is not "
                 f"the average of the clients' iterates"
             )
         if record.clipped:

@@ -1,4 +1,4 @@
-"""The caller's own metrics: functions of all outputs and targets of the test set."""
+"""The caller's metrics: functions of all outputs and targets of the test set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 Metric = Callable[[Tensor, Tensor], SupportsFloat]
-"""Of all outputs and all targets, on the CPU and in float32 at least, to one number."""
+"""A function from all outputs and all targets, on the CPU and at least in float32, to one number."""
 Metrics = Mapping[str, Metric]
 
 
@@ -36,7 +36,7 @@ def metrics_of(metrics: Metrics | None, outputs: Sequence[Tensor], targets: Sequ
     found = {}
     for name, metric in metrics.items():
         try:
-            found[name] = float(metric(*(part.clone() for part in whole)))  # a copy each: a metric may write into them
+            found[name] = float(metric(*(part.clone() for part in whole)))  # cloned, as a metric may write into them
         except Exception as error:
             shapes = " and ".join(f"{tuple(part.shape)} {part.dtype}" for part in whole)
             raise ValueError(
@@ -48,7 +48,7 @@ def metrics_of(metrics: Metrics | None, outputs: Sequence[Tensor], targets: Sequ
 
 
 def readable(batch: object) -> Tensor:
-    """On the CPU, where other libraries can read it, in a precision that NumPy has."""
+    """A batch on the CPU, in a precision that NumPy supports, so that other libraries can read it."""
     if not isinstance(batch, Tensor):
         raise ValueError(f"metrics need a model that returns one tensor, not a {type(batch).__name__}")
     batch = batch.detach().cpu()

@@ -1,4 +1,4 @@
-"""How others look on while a run goes: progress displays, trackers, recorders."""
+"""Callbacks of a run: progress displays, trackers, recorders."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ class RunInfo:
     device: str
     rounds: int
     first_round: int
-    """1, or where a resumed run goes on."""
+    """1, or the round from which a run resumes."""
     population: int
     clients_per_round: int
     parameters: int
     slots: tuple[str, ...] = ()
-    """What a client has in its local steps; nothing where that happens elsewhere."""
+    """The slots of a client in its local steps; empty if clients train elsewhere."""
     seconds: float | None = None
-    """About how long all rounds take, by one local step; known for large networks on a CPU that `auto` chose for."""
+    """Estimated duration of all rounds, from one local step; only for large networks on a CPU with `engine="auto"`."""
 
 
 class Stop(Exception):
-    """Raised by an observer after a round: the run ends there, with everything written and its result given."""
+    """Raise this in an observer to end the run after the current round; files are written and `run` returns."""
 
 
 _CALLED = ("on_start", "on_traces", "on_model", "on_round", "on_end")
 
 
 class Observer:
-    """Does nothing; override what you want to see."""
+    """Does nothing by default; override the events you need."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Refuse a method that is almost one of these, for nobody would ever call it."""
+        """Reject a method with a misspelt name, which would never be called."""
         super().__init_subclass__(**options)
         for name in vars(cls):
             near = nearest(name, _CALLED, cutoff=0.8) if name.startswith("on_") else None
@@ -59,7 +59,7 @@ class Observer:
         """Before the first round."""
 
     def probe(self, round: int) -> Probe | None:
-        """A probe of this round's local steps, if any is wanted. At most one observer may want one in a round."""
+        """A probe of this round's local steps, or None. At most one observer may return one in a round."""
         return None
 
     def include(self, round: int) -> Sequence[int]:
@@ -70,7 +70,7 @@ class Observer:
         """What the probe of a round measured."""
 
     def on_model(self, round: int, model: Callable[[], nn.Module]) -> None:
-        """After every round: `model()` gives a copy of the module as it is now, made when it is asked for."""
+        """After every round: call `model()` for a copy of the current module."""
 
     def on_round(self, record: Record) -> None:
         """After every round. Raise `Stop` to end the run there."""
@@ -80,7 +80,7 @@ class Observer:
 
 
 def show_round(observers: Sequence[Observer], record: Record, model: Callable[[], nn.Module]) -> bool:
-    """Show a round to all observers, and say whether one of them wants the run to end there."""
+    """Pass a round to all observers; returns whether one of them raised `Stop`."""
     stopped = False
     for observer in observers:
         try:

@@ -1,4 +1,4 @@
-"""The options of a run: those of `LocalOptions` and the server's own. See `training/options.py` for what is derived."""
+"""The options of a run: `LocalOptions` and those of the server. See `training/options.py` for what is derived."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fedlalr.training.ranks import own_gpu
 from fedlalr.training.torch_state import undisturbed
 
 LEAST_DECAY = 1e-30
-"""The least that a decay leaves of the rate: too little to move a parameter, but some methods divide by their rate."""
+"""Lower bound of the decay factor: too small to move a parameter, but not 0, as some methods divide by their rate."""
 _DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 
 
@@ -120,18 +120,18 @@ class Options(LocalOptions):
     )
 
     def __post_init__(self) -> None:
-        """Convert NumPy's integers, as `np.arange` gives them, names of dtypes, and ~ in the run directory."""
+        """Convert NumPy integers, such as those of `np.arange`, names of dtypes, and ~ in the run directory."""
         for each in fields(self):
             if isinstance(value := getattr(self, each.name), np.integer):
                 object.__setattr__(self, each.name, int(value))
         if isinstance(self.dtype, str):
             object.__setattr__(self, "dtype", _DTYPES.get(self.dtype, self.dtype))
-        if str(self.run_dir).startswith("~"):  # without a shell, a folder of that name would be made
+        if str(self.run_dir).startswith("~"):  # otherwise a folder named ~ would be created
             object.__setattr__(self, "run_dir", str(at_home(str(self.run_dir))))
 
     @classmethod
     def named(cls, given: Mapping[str, Any], allowed: Sequence[str] | None = None, where: str = "fl.run") -> Options:
-        """The options in a dict; a name that is not one of them is rejected with the nearest."""
+        """The options in a dict; an unknown name is rejected with a suggestion."""
         names = allowed or [each.name for each in in_reading_order()]
         for name in given:
             if name not in names:
@@ -172,13 +172,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def in_reading_order() -> list[Field[Any]]:
-    """All options; first the two that almost every call gives."""
+    """All options, starting with the two that almost every call sets."""
     first = ("rounds", "clients_per_round")
     return sorted(fields(Options), key=lambda each: first.index(each.name) if each.name in first else len(first))
 
 
 def documented(function: Function) -> Function:
-    """Give a function of `**options` their signature and their documentation."""
+    """Add the options to the signature and documentation of a function of `**options`."""
     own = inspect.signature(function)
     given = [
         inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
@@ -202,7 +202,7 @@ def _shown(default: object) -> str:
 
 
 def check_model(model: object) -> None:
-    """Reject anything but a module whose parameters have their shapes."""
+    """Reject anything but a module whose parameters are initialised."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {model!r}")
     lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
@@ -227,7 +227,7 @@ def check_algorithm(algorithm: object) -> None:
 
 
 def choose_device(device: str | torch.device) -> torch.device:
-    """`"auto"` is the current CUDA device where there is one, under torchrun each process's own, else the CPU."""
+    """`"auto"` is the current CUDA device if there is one (under torchrun, each process's own), else the CPU."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -246,7 +246,7 @@ def choose_device(device: str | torch.device) -> torch.device:
 def private_copy(
     model: nn.Module, device: torch.device, dtype: torch.dtype | None
 ) -> tuple[nn.Module, torch.dtype | None]:
-    """A copy of the module to train in, and the dtype to compute in where it differs from the parameters'."""
+    """A copy of the module to train, and the dtype to compute in if it differs from that of the parameters."""
     try:
         private = copy.deepcopy(model).to(device)
     except RuntimeError as error:
@@ -258,6 +258,6 @@ def private_copy(
             "of torch.nn.utils.weight_norm and spectral_norm use those of torch.nn.utils.parametrizations"
         ) from error
     if dtype in (torch.float32, torch.float64):
-        # `to` would take the imaginary part away from complex buffers
+        # `to` would drop the imaginary part of complex buffers
         return private.double() if dtype == torch.float64 else private.float(), None
     return private, dtype

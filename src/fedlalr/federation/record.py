@@ -13,14 +13,14 @@ from fedlalr.federation.replies.screening import Rejection
 
 @dataclass(frozen=True)
 class Record:
-    """One round, as it happened."""
+    """The results of one round."""
 
     round: int
     """From 1."""
     loss: float
-    """Of the server's model on the test set after the round; the training loss without a test set."""
+    """Loss of the server's model on the test set after the round; the training loss without a test set."""
     accuracy: float | None
-    """On the test set; None without one, or if targets are not classes."""
+    """Accuracy on the test set; None without one, or if targets are not classes."""
     train_loss: float
     """Mean over the accepted clients of the loss over their local steps."""
     lr: float
@@ -30,19 +30,19 @@ class Record:
     bytes_down: int
     """Everything the server sent."""
     clients: int
-    """Whose replies were reduced."""
+    """Clients whose replies were reduced."""
     rejected: tuple[Rejection, ...] = ()
     clipped: tuple[int, ...] = ()
     """Clients whose change was too long and was shortened."""
     repeatedly: tuple[int, ...] = ()
-    """Clients that were rejected in this round and in several of their rounds before, without a break."""
+    """Clients that were rejected in this round and in each of their last few rounds."""
     timing: Mapping[str, float] = field(default_factory=dict)
     """Seconds spent in each part of the round."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """The caller's own metrics, on the test set."""
+    """The caller's metrics, on the test set."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values; non-finite numbers become None, as JSON has none."""
+        """Plain values; non-finite numbers become None, as JSON cannot represent them."""
         plain = asdict(self)
         plain["rejected"] = [rejection._asdict() for rejection in self.rejected]
         plain["metrics"] = _finite(self.metrics)
@@ -70,7 +70,7 @@ class Record:
         return record
 
     def _check_numbers(self) -> None:
-        """Reject a record whose numbers are something else, as in a file that was edited."""
+        """Reject a record in which a number is something else, as in an edited file."""
         others = ("rejected", "clipped", "repeatedly", "timing", "metrics")
         numbers = {name: value for name, value in vars(self).items() if name not in others}
         for name, value in {**numbers, **self.timing, **self.metrics}.items():

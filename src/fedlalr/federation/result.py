@@ -20,7 +20,7 @@ class Result:
     """The outcome of a run. Compared by identity, as modules and tensors are."""
 
     history: list[Record]
-    """One record a round."""
+    """One record per round."""
     state: State
     """The server's slots by name, each a dict from parameter name to tensor."""
     model: nn.Module
@@ -29,12 +29,12 @@ class Result:
 
     @property
     def bytes_up(self) -> int:
-        """Everything the clients sent over the whole run."""
+        """Bytes that the clients sent over the whole run."""
         return sum(record.bytes_up for record in self.history)
 
     @property
     def bytes_down(self) -> int:
-        """Everything the server sent over the whole run."""
+        """Bytes that the server sent over the whole run."""
         return sum(record.bytes_down for record in self.history)
 
     def __repr__(self) -> str:

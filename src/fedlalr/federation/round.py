@@ -16,7 +16,7 @@ from fedlalr.federation.replies.screening import MAX_NORM_RATIO, Rejection, scre
 from fedlalr.training.interfaces import Buffers, Engine, Probe, Replies, Trace, Training, Work
 from fedlalr.training.torch_state import module_randomness
 
-LOOK_CLOSER = "With debug=True, or --debug, they are trained again alone, and what their data hold is shown"
+DEBUG_HINT = "Run with debug=True or --debug to train them again one by one and see what is in their data"
 
 
 class RoundFailed(RuntimeError):
@@ -25,19 +25,19 @@ class RoundFailed(RuntimeError):
     def __init__(self, message: str, rejected: Sequence[Rejection] = ()) -> None:
         super().__init__(message)
         self.rejected = tuple(rejected)
-        """The refused replies that made it fail."""
+        """The rejected replies that made it fail."""
 
 
 @dataclass(frozen=True)
 class ServerState:
-    """Everything that goes from one round to the next. A new value every round; nothing is changed in place."""
+    """Everything that is passed from one round to the next. A new value every round; nothing is changed in place."""
 
     round: int
-    """Rounds done."""
+    """Completed rounds."""
     slots: Slots
     buffers: Buffers
     kept: Mapping[int, Slots] = field(default_factory=dict)
-    """What each client that has kept anything keeps."""
+    """The kept slots of each client that has any."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Rules:
     buffers: str = "average"
     min_clients: int = 1
     reduce: Mapping[str, SlotReduction] = field(default_factory=dict)
-    """For each slot that is not reduced as the algorithm says, and for the buffers where they are not averaged."""
+    """Reductions that differ from the algorithm's, by slot, and that of buffers if they are not averaged."""
     max_norm_ratio: float | None = MAX_NORM_RATIO
 
 
@@ -65,7 +65,7 @@ class RoundOutcome:
     traces: tuple[Trace, ...]
     timing: dict[str, float]
     measured: int = 0
-    """Clients that measured their statistics anew with the new x."""
+    """Clients that recalibrated their statistics with the new x."""
     clipped: tuple[int, ...] = ()
     """Clients whose change was too long and was shortened."""
 
@@ -78,11 +78,11 @@ def run_round(
     training: Training,
     rules: Rules,
     probe: Probe | None = None,
-    on_refused: Callable[[Work, Sequence[Rejection]], None] | None = None,
+    on_rejected: Callable[[Work, Sequence[Rejection]], None] | None = None,
 ) -> RoundOutcome:
-    """One round with the given cohort. The state passed in is never changed; on `RoundFailed` it still stands.
+    """One round with the given cohort. The state passed in is never changed, so it is still valid on `RoundFailed`.
 
-    `on_refused` is told of refused replies before anything comes of them.
+    `on_rejected` is called with the rejected replies before the round continues or fails.
     """
     algorithm, clock = training.algorithm, Stopwatch()
     broadcast = state.slots.only(*algorithm.slots.down)
@@ -108,11 +108,11 @@ def run_round(
         buffers=state.buffers,
         max_norm_ratio=rules.max_norm_ratio,
     )
-    if rejected and on_refused is not None:
-        on_refused(work, rejected)
+    if rejected and on_rejected is not None:
+        on_rejected(work, rejected)
     if len(accepted.clients) < rules.min_clients:
-        told = too_few(work.round, len(accepted.clients), rules.min_clients, rejected)
-        raise RoundFailed(told if on_refused is not None else f"{told}. {LOOK_CLOSER}", rejected)
+        message = too_few(work.round, len(accepted.clients), rules.min_clients, rejected)
+        raise RoundFailed(message if on_rejected is not None else f"{message}. {DEBUG_HINT}", rejected)
     clock.lap("screen")
 
     new = _reduce(state, work, accepted, training, rules)
@@ -124,7 +124,7 @@ def run_round(
         new = replace(new, buffers=reduce_buffers(statistics, share, how=rules.reduce, broadcast=new.buffers))
         floats = {name: buffer for name, buffer in new.buffers.items() if buffer.is_floating_point()}
         changed = {name: buffer.masked_fill(buffer == state.buffers[name], 0.0) for name, buffer in floats.items()}
-        check_finite(changed, work.round, "with the statistics that clients measured of the new x")
+        check_finite(changed, work.round, "with the statistics that clients recalibrated")
     clock.lap("reduce")
     return RoundOutcome(
         state=new,
@@ -157,7 +157,7 @@ def _reduce(state: ServerState, work: Work, accepted: Replies, training: Trainin
 def update_slots(
     state: ServerState, work: Work, reduced: Slots, steps: Tensor, share: Tensor, algorithm: Algorithm
 ) -> Slots:
-    """The server's slots after the algorithm's update, refused if not finite. `steps` and `share` are `[R]`."""
+    """The server's slots after the algorithm's update; `RoundFailed` if not finite. `steps` and `share` are `[R]`."""
     context = Context(
         round=work.round,
         lr=work.lr,
@@ -172,9 +172,9 @@ def update_slots(
 
 
 def check_finite(tensors: Mapping[str, Tensor], round: int, when: str) -> None:
-    """Fail a round before a state that is not finite is taken, or saved."""
+    """Fail a round before a state that is not finite is used or saved."""
     finite = {name: torch.isfinite(tensor).all() for name, tensor in tensors.items()}
-    if finite and not torch.stack(list(finite.values())).all():  # one look for all, since a GPU is waited for
+    if finite and not torch.stack(list(finite.values())).all():  # all at once, to synchronise with a GPU only once
         name = next(name for name, whether in finite.items() if not whether)
         raise RoundFailed(
             f"round {round}: the server's {name} would no longer be finite {when}; "
@@ -187,7 +187,7 @@ def _share(accepted: Replies, training: Training, rules: Rules) -> Tensor:
 
 
 def _kept(state: ServerState, cohort: Tensor, training: Training) -> Slots:
-    """What the cohort's clients keep, stacked; zero for a client that has not kept anything yet."""
+    """The kept slots of the cohort's clients, stacked; zero for a client that has not kept anything yet."""
     zero = torch.zeros_like(state.slots.x)
     names: Sequence[str] = training.algorithm.slots.kept
     return Slots(
@@ -199,17 +199,17 @@ def _kept(state: ServerState, cohort: Tensor, training: Training) -> Slots:
 
 
 def too_few(round: int, accepted: int, wanted: int, rejected: Sequence[Rejection]) -> str:
-    """Why a round failed, with the clients that were refused."""
-    refused = list(_grouped(rejected))
-    more = f"; and {len(refused) - 10} more" if len(refused) > 10 else ""
+    """Why a round failed, with the clients that were rejected."""
+    reasons = list(_grouped(rejected))
+    more = f"; and {len(reasons) - 10} more" if len(reasons) > 10 else ""
     return (
-        f"round {round}: {accepted} usable replies, {wanted} wanted (min_clients). "
-        f"Refused: {'; '.join(refused[:10])}{more}"
+        f"round {round}: {accepted} usable replies, but min_clients is {wanted}. "
+        f"Rejected: {'; '.join(reasons[:10])}{more}"
     )
 
 
 def _grouped(rejected: Sequence[Rejection]) -> Iterator[str]:
-    """Every refusal, or where three clients or more were refused for one reason, all of them at once."""
+    """Every rejection; three or more clients with the same reason are grouped."""
     by_reason: dict[str, list[int]] = {}
     for client, reason in rejected:
         by_reason.setdefault(reason, []).append(client)

@@ -31,7 +31,7 @@ def run(model: nn.Module, clients: Clients | Sequence[object], algorithm: Algori
     """Train a module over a federation of clients.
 
     The module passed in is never changed. Only parameters with `requires_grad` are federated.
-    `result.history[-1].accuracy` is the usual first thing to look at.
+    Start with `result.history[-1].accuracy`.
 
     Arguments:
         model: Any `torch.nn.Module`.
@@ -60,7 +60,7 @@ class Simulation:
         """Create the engine: as requested, or as the run was started with."""
         training = self.problem.training
         if callable(self._requested):
-            chosen, reason = self._requested(training), "the caller's own"
+            chosen, reason = self._requested(training), "created by the caller"
         else:
             chosen, reason = create_engine(choices.get("engine", self._requested), training, self.problem.cohort_size)
         self._chosen = chosen
@@ -77,12 +77,12 @@ class Simulation:
         return run_info(self.problem, state, chosen.name, reason, slots, seconds)
 
     def _estimate(self, chosen: Engine, state: ServerState) -> float | None:
-        """How long the rest of a heavy run takes on a CPU; None for others, and where the caller chose the engine."""
+        """How long the rest of a heavy run takes on a CPU; None for other runs, and if the caller chose the engine."""
         problem, training = self.problem, self.problem.training
         automatic = self._requested == "auto" and training.device.type == "cpu" and chosen.name != "stacked"
         if not automatic or not is_heavy(training, problem.cohort_size):
             return None
-        processes = getattr(chosen, "count", None)  # of one thread each
+        processes = getattr(chosen, "count", None)  # with one thread each
         with number_of_threads(1 if processes else torch.get_num_threads()):
             each = estimated_seconds(training, problem.cohort_size)
         return each * (problem.options.rounds - state.round) / (processes or 1)
@@ -98,7 +98,7 @@ class Simulation:
         return run_round(state, cohort, lr, self._chosen, training, self.problem.rules, probe, self._debugger)
 
     def recorded(self, choices: dict[str, Any]) -> None:
-        """Note the size of chunks, which a resumed run must use again for the same bits."""
+        """Record the chunk size, which a resumed run must reuse to get the same bits."""
         choices["chunk"] = getattr(self._chosen, "chunk", None)
 
     def saved(self) -> None:
@@ -111,7 +111,7 @@ class Simulation:
 
 
 def with_included(cohort: Tensor, observers: Sequence[Observer], round: int, population: int) -> Tensor:
-    """The sampled cohort with the clients that observers require in place of others; its size stays the same."""
+    """The sampled cohort with some clients replaced by those that observers require; its size stays the same."""
     wanted = sorted({client for observer in observers for client in observer.include(round)})
     if not wanted:
         return cohort

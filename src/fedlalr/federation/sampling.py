@@ -14,8 +14,8 @@ from fedlalr.data.random import COHORT, key
 def sample(population: int, count: int, seed: int | bytes, round: int) -> Tensor:
     """Exactly `count` of the clients `0 … population − 1`, without replacement, ascending: a function of (seed, round).
 
-    From a seed that is an integer anyone can compute the cohorts. From bytes, a secret, only its owner can: cohorts of
-    some rounds say nothing about those of others.
+    Anyone can compute the cohorts from an integer seed. If the seed is a secret (bytes), only its owner can: the
+    cohorts of some rounds reveal nothing about those of others.
 
     >>> sample(10, 3, seed=0, round=1).tolist() == sample(10, 3, seed=0, round=1).tolist()
     True

@@ -54,7 +54,7 @@ from fedlalr.training.torch_state import (
 
 
 class RepliesRejected(UserWarning):
-    """A client's reply was left out; the run continues without it."""
+    """A client's reply was rejected; the run continues without it."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Problem:
     """A run that passed every check that can be made before the first round."""
 
     model: nn.Module
-    """The caller's own, which is never changed."""
+    """The caller's module, which is never changed."""
     training: Training
     options: Options
     rules: Rules
@@ -74,8 +74,8 @@ class Problem:
     def of(
         cls, model: nn.Module, clients: Clients, algorithm: Algorithm, options: Options, *, remote: bool = False
     ) -> Problem:
-        """Check everything, in the order in which a user would want to hear of it. Remote clients' data is not here
-        to be tried."""
+        """Check everything, in the order in which a user would want to hear about it. The data of remote clients
+        cannot be checked here."""
         options.check(model, algorithm)
         check_observers(options.observers)
         cohort_size = check_cohort(options.clients_per_round, len(clients), options.min_clients)
@@ -92,7 +92,7 @@ class Problem:
         return cls(model, training, options, rules, cohort_size, test, getattr(held_here, "transform", None))
 
     def facts(self) -> dict[str, Any]:
-        """What the result depends on: a run resumes with these alone."""
+        """Everything the result depends on; a run can only be resumed with the same facts."""
         chosen = {each.name: getattr(self.options, each.name) for each in options_in(Options, "server")}
         chosen |= {"clients_per_round": self.cohort_size, "reduce": self.rules.reduce}
         return facts_of(self.training, self.training.clients, self.test, chosen)
@@ -115,7 +115,7 @@ class Transport(Protocol):
         ...
 
     def start(self, state: ServerState, choices: dict[str, Any]) -> RunInfo:
-        """Get ready for the first round. `choices` are those a resumed run was started with; a new run fills them."""
+        """Prepare the first round. `choices` are those a resumed run was started with; a new run fills them in."""
         ...
 
     def run_round(self, state: ServerState, lr: float) -> RoundOutcome:
@@ -123,7 +123,7 @@ class Transport(Protocol):
         ...
 
     def recorded(self, choices: dict[str, Any]) -> None:
-        """Before a round is written: note in `choices` what a resumed run has to know."""
+        """Before a round is written: record in `choices` what a resumed run needs to know."""
         ...
 
     def saved(self) -> None:
@@ -141,7 +141,7 @@ class Session:
     def __init__(self, problem: Problem, transport: Transport, fresh: ServerState | None = None) -> None:
         self.problem, self.training, self.options = problem, problem.training, problem.options
         self.transport = transport
-        first = transport.ranks.is_first  # the first rank alone reads, writes and shows
+        first = transport.ranks.is_first  # only the first rank reads and writes files and shows progress
         self.observers = tuple(self.options.observers) if first else ()
         self.journal = Journal(
             self.options.run_dir if first else None,
@@ -150,7 +150,7 @@ class Session:
         )
         self._fresh = fresh
         self._streaks, self._named = Streaks(), set[int]()
-        self._warned = self.options.debug or not first  # once is enough, and the debugger says more
+        self._warned = self.options.debug or not first  # warn once; the debugger says more
 
     def __enter__(self) -> Session:
         """Open the files, restore or initialise the state, start the transport."""
@@ -180,7 +180,7 @@ class Session:
         self._stack.__exit__(kind, error, trace)
 
     def rounds(self) -> Iterator[Record]:
-        """Run what is left of the rounds, one at a time, until the last one or until an observer raises `Stop`."""
+        """Run the remaining rounds, one at a time, until the last one or until an observer raises `Stop`."""
         stopped = False
         while self.state.round < self.options.rounds and not stopped:
             record = self._round()
@@ -195,7 +195,7 @@ class Session:
             yield record
 
     def result(self) -> Result:
-        """What the run returns, once its files are closed."""
+        """The result of the run, once its files are closed."""
         with undisturbed(self.training.device):
             result = Result(
                 self.journal.records,
@@ -229,13 +229,13 @@ class Session:
         return record
 
     def _evaluate(self) -> Evaluation | None:
-        """How good the server's model is on the test set, if there is one."""
+        """Evaluate the server's model on the test set, if there is one."""
         training = self.training
         if self.problem.test is None:
             return None
         training.layout.load(training.model, self.state.slots.x)
         set_buffers(training.model, self.state.buffers)
-        with module_randomness(training, self.state.round):  # some modules draw in eval mode too
+        with module_randomness(training, self.state.round):  # some modules draw random numbers in eval mode too
             return evaluate(
                 training.model,
                 self.problem.test,
@@ -247,7 +247,7 @@ class Session:
             )
 
     def _shared(self) -> dict[str, object]:
-        """What all ranks must have been given alike."""
+        """What must be the same on all ranks."""
         options = {each.name: getattr(self.options, each.name) for each in options_in(Options, "server")}
         return {
             "algorithm": repr(self.training.algorithm),
@@ -273,8 +273,8 @@ def make_record(
     repeatedly: tuple[int, ...],
     seconds: float,
 ) -> Record:
-    """A round in numbers. Bytes are everything that travels: the table's slots, the module's buffers and, where
-    statistics are recalibrated, the new x once more and the statistics a second time."""
+    """The record of a round. Bytes include everything that is sent: the table's slots, the module's buffers and, if
+    statistics are recalibrated, the new x and the statistics once more."""
     table, state = training.algorithm.slots, outcome.state
     vector = training.layout.size * state.slots.x.element_size()
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in state.buffers.values())
@@ -325,8 +325,8 @@ def _rejection(record: Record) -> str:
     client, reason = record.rejected[0]
     others = f", and {len(record.rejected) - 1} more" if len(record.rejected) > 1 else ""
     return (
-        f"round {record.round} left out the reply of client {client} ({reason}){others}; "
-        f"result.history[{record.round - 1}].rejected lists all of that round"
+        f"round {record.round} rejected the reply of client {client} ({reason}){others}; "
+        f"result.history[{record.round - 1}].rejected lists all rejected replies of that round"
     )
 
 

@@ -1,9 +1,9 @@
-"""Trajectories: what the second moments and learning rates of chosen clients do over their local steps.
+"""Trajectories: the second moments and learning rates of chosen clients over their local steps.
 
     ‖v̂‖²                     grows within a round; how fast differs from client to client
     quantiles of α/√v̂        the effective learning rates of all coordinates
 
-A run directory gets a line for each step in `trajectory.jsonl`. Rounds and clients that were not chosen cost nothing.
+In a run directory, each step is a line of `trajectory.jsonl`. Rounds and clients that are not chosen cost nothing.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ class MomentProbe:
 
     def measure(self, state: Slots, context: Context) -> dict[str, float]:
         v_hat = state.v_hat
-        ascending = v_hat.sort().values  # torch.quantile refuses more than 16 million coordinates
-        # the rate falls with v̂, so that its quantile q is the rate at v̂'s quantile 1 − q
+        ascending = v_hat.sort().values  # torch.quantile does not take more than 16 million coordinates
+        # the rate falls with v̂, so its quantile q is the rate at v̂'s quantile 1 − q
         places = [round((1 - quantile) * (len(ascending) - 1)) for quantile in QUANTILES]
         squares = v_hat.double().square().sum()
         rates = context.lr / ascending[places].double().sqrt()
-        squared, *quantiles = torch.cat([squares[None], rates]).tolist()  # one wait for the device
+        squared, *quantiles = torch.cat([squares[None], rates]).tolist()  # synchronises with the device only once
         return {V_HAT_SQUARED: squared} | {rate_name(q): rate for q, rate in zip(QUANTILES, quantiles, strict=True)}
 
 
 class Trajectory(Observer):
     """Records the trajectories of some clients in some rounds (None: in all), in memory and, with a path, in a file.
 
-    The clients are put into the cohorts of these rounds in place of sampled ones. A resumed run goes on with its file.
+    In these rounds the clients replace sampled ones in the cohort. A resumed run continues its file.
     """
 
     def __init__(
@@ -78,22 +78,22 @@ class Trajectory(Observer):
         self.rounds = None if rounds is None else frozenset(map(operator.index, rounds))
         if not self.clients or min(self.clients) < 0 or (self.rounds is not None and min(self.rounds, default=0) < 1):
             raise ValueError(
-                f"a trajectory needs clients, numbered from 0, and rounds, numbered from 1; "
+                f"a trajectory needs clients, numbered from 0, and rounds, numbered from 1, "
                 f"not clients {list(clients)} and rounds {rounds if rounds is None else list(rounds)}"
             )
         self.path = Path(path) if path is not None else None
         self.points: list[TrajectoryPoint] = []
 
     def on_start(self, info: RunInfo) -> None:
-        """Refuse what cannot be followed; keep what was recorded of rounds that a resumed run does not play again."""
+        """Reject runs without such a trajectory; keep the points of rounds that a resumed run does not repeat."""
         if "v_hat" not in info.slots:
             raise TypeError(
-                f"a trajectory follows v̂, and the clients of {info.algorithm} have only {', '.join(info.slots)}; "
-                f"record one of FedLALR"
+                f"a trajectory records v̂, but the clients of {info.algorithm} have only {', '.join(info.slots)}; "
+                f"use FedLALR"
             )
         if self.rounds is not None and max(self.rounds) > info.rounds:
             raise ValueError(
-                f"a trajectory was asked for in round {max(self.rounds)}, but the run has {info.rounds} rounds"
+                f"a trajectory was requested for round {max(self.rounds)}, but the run has {info.rounds} rounds"
             )
         if self.path is not None and info.first_round > 1:
             self.points = self._recorded(self.path)
@@ -119,20 +119,20 @@ class Trajectory(Observer):
             with explained(f"the trajectory {self.path} cannot be written"), self.path.open("ab") as file:
                 file.write(_lines(new).encode())
                 file.flush()
-                os.fsync(file.fileno())  # the checkpoint of this round may be on the disk before this file otherwise
+                os.fsync(file.fileno())  # this file must be on disk before the checkpoint of this round
 
     def _recorded(self, path: Path) -> list[TrajectoryPoint]:
         try:
             return read_trajectory(path)
         except (OSError, ValueError) as error:
-            raise RunDirectoryError(f"{error}; put it back, or move it away to go on without it") from error
+            raise RunDirectoryError(f"{error}; restore it, or move it away to resume without it") from error
 
     def _wants(self, round: int) -> bool:
         return self.rounds is None or round in self.rounds
 
 
 def read_trajectory(path: str | Path) -> list[TrajectoryPoint]:
-    """The points of a file; none where there is no file. A last line that was not written to its end is left out."""
+    """The points of a file; none if there is no file. An incomplete last line is ignored."""
     if not Path(path).is_file():
         return []
     try:

@@ -1,4 +1,4 @@
-"""Refuses what cannot work before any training starts, with a message that says what to do."""
+"""Rejects invalid input before any training starts, with messages that say what to do."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from fedlalr.training.stacked.masked_loss import ignored_label
 from fedlalr.training.torch_state import get_buffers, in_mode, set_buffers
 
 _NO_CLASS = 255
-"""What masks of images have where there is no label."""
+"""Marks pixels without a label in image masks."""
 
 
 def check_observers(observers: object) -> None:
-    """Refuse what is no sequence of observers."""
+    """Reject anything but a sequence of observers."""
     if not isinstance(observers, Sequence):
         raise TypeError(f"observers must be a list, such as [{type(observers).__name__}(…)], not {observers!r}")
     for observer in observers:
@@ -57,33 +57,35 @@ def check_cohort(clients_per_round: int | None, population: int, min_clients: in
 
 
 def check_rounds(rounds: int, done: int) -> None:
-    """Refuse to stop before where a resumed run already is."""
+    """Reject fewer rounds than a resumed run has already completed."""
     if rounds < done:
-        raise ValueError(f"rounds is {rounds}, but {done} rounds of the run are done; ask for at least {done}")
+        raise ValueError(f"rounds is {rounds}, but {done} rounds of the run are done; use at least {done}")
 
 
 def check_slots(algorithm: Algorithm, slots: Slots, parameters: Tensor) -> None:
-    """Refuse a server's first state that lacks a slot to broadcast, or that has one that is not shaped like the model.
+    """Reject a server's initial state that lacks a slot to broadcast, or has a slot that is not shaped like the model.
 
-    It could be trained with, but neither sent nor shown under the names of the parameters.
+    The latter could be trained, but neither sent nor shown under the names of the parameters.
     """
     name = type(algorithm).__name__
     missing = [slot for slot in algorithm.slots.down if slot not in slots]
     if missing:
         raise ValueError(
-            f"by its table {name} broadcasts {', '.join(algorithm.slots.down)}, but its init returns no "
+            f"{name}'s slot table broadcasts {', '.join(algorithm.slots.down)}, but its init returns no "
             f"{', '.join(missing)}"
         )
     wanted = algorithm.slots.gradients
     local = starting_slots(algorithm, slots) if wanted else {}
     for slot in (*wanted, *wanted.values()):
         if slot not in local:
-            raise ValueError(f"by its table {name} wants the gradients {dict(wanted)}, but its start makes no {slot!r}")
+            raise ValueError(
+                f"{name}'s slot table requests the gradients {dict(wanted)}, but its start returns no {slot!r}"
+            )
     for slot, tensor in slots.items():
         if tensor.shape != parameters.shape:
             raise ValueError(
-                f"slot {slot!r} of {name}.init is {tuple(tensor.shape)}, but every slot must have a number for each of "
-                f"the {len(parameters)} parameters, such as torch.full_like(params, 1.0)"
+                f"slot {slot!r} of {name}.init is {tuple(tensor.shape)}, but every slot must have one number for each "
+                f"of the {len(parameters)} parameters, such as torch.full_like(params, 1.0)"
             )
 
 
@@ -106,7 +108,7 @@ def check_problem(training: Training, test: tuple[Samples, Tensor] | None) -> No
 
 
 def _outputs(training: Training, inputs: Tensor, whose: str) -> Any:
-    """What the module makes of some inputs in evaluation mode."""
+    """The module's outputs in evaluation mode."""
     buffers = {name: buffer.clone() for name, buffer in training.model.named_buffers()}
     try:
         with (
@@ -117,19 +119,19 @@ def _outputs(training: Training, inputs: Tensor, whose: str) -> Any:
             return training.model(inputs)
     except Exception as error:
         mine = training.layout.dtype
-        what = "" if inputs.is_floating_point() else "where they are values and no indices "
+        what = "" if inputs.is_floating_point() else "if they are values, not indices, "
         hint = f"; the model is {mine}, so {what}use inputs.to({mine})" if inputs.dtype != mine else ""
         raise ValueError(
             f"the model cannot run on {whose} inputs, {tuple(inputs.shape)} {inputs.dtype}: "
             f"{type(error).__name__}: {error}{hint}"
         ) from error
     finally:
-        # a module may count or remember what passes through it, or make a buffer at first sight, which stays
+        # a module may count or store its inputs; buffers that its first forward pass creates are kept
         set_buffers(training.model, get_buffers(training.model) | buffers)
 
 
 def _check_classes(training: Training, outputs: Tensor, targets: Tensor, test: tuple[Samples, Tensor] | None) -> None:
-    """Refuse what cross-entropy cannot learn from: one class alone, or labels that are no class of the module."""
+    """Reject problems that cross-entropy cannot learn: a single class, or labels outside the module's classes."""
     if outputs.dim() > 1 and outputs.shape[1] == 1:
         raise ValueError(
             f"the model has one output, {tuple(outputs.shape)}, and the cross-entropy of a single class is always 0; "
@@ -138,7 +140,7 @@ def _check_classes(training: Training, outputs: Tensor, targets: Tensor, test: t
         )
     if targets.is_floating_point() and targets.shape == outputs.shape[:1] + outputs.shape[2:]:
         raise ValueError(
-            f"client 0's targets are {tuple(targets.shape)} {targets.dtype}, but cross-entropy wants class labels as "
+            f"client 0's targets are {tuple(targets.shape)} {targets.dtype}, but cross-entropy needs class labels as "
             f"whole numbers; use targets.long(), or another loss such as loss=torch.nn.functional.mse_loss"
         )
     if not is_class_target(outputs, targets):
@@ -149,24 +151,24 @@ def _check_classes(training: Training, outputs: Tensor, targets: Tensor, test: t
     if test is not None:
         wrong = test[1][_outside(test[1], classes, ignored)]
         if len(wrong):
-            raise ValueError(f"the test set has {_told_label(int(wrong[0]), classes)}")
+            raise ValueError(f"the test set has {_wrong_label(int(wrong[0]), classes)}")
 
 
 def _check_loss(training: Training, outputs: Any, targets: Tensor, whose: str) -> None:
-    """Refuse a loss that raises, that is not one number, or that pairs every output with every target."""
+    """Reject a loss that raises, is not one number, or pairs every output with every target."""
     if isinstance(training.loss, type):
         raise ValueError(f"loss is the class {training.loss.__name__}; pass an instance, {training.loss.__name__}()")
     keywords = training.loss.keywords if isinstance(training.loss, partial) else {}
     if keywords.get("reduction", getattr(training.loss, "reduction", None)) == "sum":
         raise ValueError(
-            "the loss sums over a batch (reduction='sum'), so that its gradient would grow with the batch; "
+            "the loss sums over a batch (reduction='sum'), so its gradient would grow with the batch; "
             "leave reduction out for the mean"
         )
     own = [name for name, value in _parameters(training.loss) if value.requires_grad]
     if own:
         raise ValueError(
-            f"the loss has parameters of its own, such as {own[0]}, which would not be trained; make them part of the "
-            f"model, or fix them by loss.requires_grad_(False)"
+            f"the loss has parameters, such as {own[0]}, which would not be trained; make them part of the model, "
+            f"or freeze them with loss.requires_grad_(False)"
         )
     shapes = f"the model's outputs, {_kind(outputs)}, and {whose} targets, {_kind(targets)}"
     try:
@@ -174,25 +176,25 @@ def _check_loss(training: Training, outputs: Any, targets: Tensor, whose: str) -
             torch.autocast(training.device.type, training.compute, enabled=training.compute is not None),
             warnings.catch_warnings(),
         ):
-            warnings.filterwarnings("error", "Using a target size")  # torch's word for shapes that it broadcasts
+            warnings.filterwarnings("error", "Using a target size")  # torch's warning that it broadcasts shapes
             loss = training.loss(outputs, targets)
     except UserWarning as warning:
         how = "squeeze(-1)" if targets.dim() > outputs.dim() else "unsqueeze(1)"
         raise ValueError(
-            f"the loss would pair {shapes}, by broadcasting, not one by one; give the targets the shape of the "
-            f"outputs, such as by targets.{how}"
+            f"the loss would broadcast {shapes}, instead of pairing them one by one; give the targets the shape of the "
+            f"outputs, for example with targets.{how}"
         ) from warning
     except Exception as error:
         hint = ""
         if targets.dtype in (torch.bool, torch.int8, torch.int16, torch.int32):
-            hint = "; labels are whole numbers of 64 bits, so use targets.long()"
+            hint = "; labels must be int64, so use targets.long()"
         elif ignored_label(training.loss) is not None and targets.dtype == torch.int64 and targets.shape[1:] == (1,):
-            hint = "; a label is one number a sample, so use targets.squeeze(1)"
-        raise ValueError(f"the loss cannot be computed of {shapes}: {type(error).__name__}: {error}{hint}") from error
+            hint = "; a label is one number per sample, so use targets.squeeze(1)"
+        raise ValueError(f"the loss cannot be computed from {shapes}: {type(error).__name__}: {error}{hint}") from error
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise ValueError(
             f"the loss must be a tensor with one number, the mean over the batch, not {_kind(loss)}; "
-            f"torch's losses give that with reduction='mean'"
+            f"torch's losses return that with reduction='mean'"
         )
 
 
@@ -205,26 +207,26 @@ def _kind(value: object) -> str:
 
 
 def check_test(test: tuple[Samples, Tensor]) -> None:
-    """Refuse a test set that is not pairs of an input and a target."""
+    """Reject a test set that is not a pair of inputs and targets."""
     if not isinstance(test, tuple | list) or len(test) != 2:
         read = "test.dataset" if isinstance(test, DataLoader) else "test"
-        mend = (
-            f"; read it into one by next(iter(torch.utils.data.DataLoader({read}, batch_size=len({read}))))"
+        fix = (
+            f"; load it with next(iter(torch.utils.data.DataLoader({read}, batch_size=len({read}))))"
             if isinstance(test, Dataset | DataLoader)
             else ""
         )
-        raise TypeError(f"test must be a pair (inputs, targets), not {type(test).__name__}{mend}")
+        raise TypeError(f"test must be a pair (inputs, targets), not {type(test).__name__}{fix}")
     inputs, targets = test
     if isinstance(inputs, np.ndarray) or isinstance(targets, np.ndarray):
         raise TypeError("the test set consists of NumPy arrays; convert them with torch.from_numpy(array)")
     if not hasattr(inputs, "device") or not isinstance(targets, Tensor):
         raise TypeError(
             f"the test set must be two tensors, not {type(inputs).__name__} and {type(targets).__name__}; "
-            "make them by torch.as_tensor(values)"
+            "convert them with torch.as_tensor(values)"
         )
     check_rows("the test set's", inputs, targets)
     if len(inputs) != len(targets):
-        raise ValueError(f"the test set has {len(inputs)} inputs but {len(targets)} targets; they must pair up")
+        raise ValueError(f"the test set has {len(inputs)} inputs but {len(targets)} targets; there must be one each")
     if len(inputs) == 0:
         raise ValueError("the test set is empty; leave test out to run without one")
 
@@ -237,14 +239,14 @@ def _check_labels(clients: Population, classes: int, ignored: int | None) -> Non
         own = torch.as_tensor(rows, device=outside.device)
         wrong = clients.targets[own][outside[own]]
         if len(wrong):
-            raise ValueError(f"client {client} has {_told_label(int(wrong[0]), classes)}")
+            raise ValueError(f"client {client} has {_wrong_label(int(wrong[0]), classes)}")
 
 
-def _told_label(label: int, classes: int) -> str:
-    told = f"label {label}, but the model has classes 0 to {classes - 1}; mend them or give the model more outputs"
+def _wrong_label(label: int, classes: int) -> str:
+    text = f"label {label}, but the model has classes 0 to {classes - 1}; fix the labels or give the model more outputs"
     if 0 <= label < _NO_CLASS:
-        return told
-    return f"{told}, or pass such targets over by loss=torch.nn.CrossEntropyLoss(ignore_index={label})"
+        return text
+    return f"{text}, or ignore such targets with loss=torch.nn.CrossEntropyLoss(ignore_index={label})"
 
 
 def _outside(targets: Tensor, classes: int, ignored: int | None) -> Tensor:

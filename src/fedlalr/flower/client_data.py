@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from fedlalr.data.input_errors import check_rows, told_client
+from fedlalr.data.input_errors import check_rows, explain_client
 from fedlalr.data.partition import Partition
 from fedlalr.data.population import Clients, DatasetClients, Population, is_dataset, plain_tensors
 
@@ -54,7 +54,7 @@ def own_data(data: object, client: int, population: int) -> Clients:
         clients = _placed(DatasetClients([data]), client, population)
     else:
         raise TypeError(
-            f"{told_client(client, data)}. The data function may also return a population, as fl.data.load does"
+            f"{explain_client(client, data)}. The data function may also return a population, as fl.data.load does"
         )
     if int(clients.sizes[client]) == 0:
         raise ValueError(f"client {client} has no samples to train on")

@@ -24,7 +24,7 @@ def alike(failures: Iterable[tuple[str, str]]) -> list[tuple[list[str], str]]:
 def kind(failure: str) -> str:
     """A failure without the client numbers in it, which differ between runs with the same cause.
 
-    >>> kind("Refused: client 3: x is not finite")
-    'Refused: a client: x is not finite'
+    >>> kind("Rejected: client 3: x is not finite")
+    'Rejected: a client: x is not finite'
     """
     return re.sub(r"\bclient \d+", "a client", re.sub(r" \(\d[\d, …]*\)", "", failure))

@@ -1,4 +1,4 @@
-"""Gradient clipping and weight decay: what surrounds an algorithm's local step."""
+"""Gradient clipping and weight decay, applied around an algorithm's local step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Regularisation:
 
     @property
     def is_off(self) -> bool:
-        """Whether nothing surrounds the step."""
+        """Whether there is neither clipping nor weight decay."""
         return self.clip_norm is None and not self.weight_decay and not self.decoupled_weight_decay
 
     def gradient(self, gradient: Tensor, x: Tensor) -> Tensor:
@@ -41,13 +41,13 @@ class Regularisation:
 def clip_factor(gradient: Tensor, most: float) -> Tensor:
     """The factor that clips the norm of a gradient `[…, P]` to `most`: `[…, 1]`, at most 1.
 
-    If the squares overflow, as those of 1e20 do in single precision, the norm is taken of scaled-down numbers.
-    Otherwise the largest gradients would be clipped to zero, and training could never reduce what causes them.
+    If the squares overflow, as those of 1e20 do in float32, the norm is computed from scaled-down numbers. Otherwise
+    the largest gradients would be clipped to zero, and training could never recover from them.
     """
     norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
     factor: Tensor = most / norm.clamp(min=most)
     if norm.is_cpu and math.isfinite(norm.sum().item()):
         return factor  # only on a CPU: reading the norm on a GPU would synchronise
-    small = torch.finfo(gradient.dtype).tiny ** 0.7  # squares of what made the norm overflow stay in range with it
+    small = torch.finfo(gradient.dtype).tiny ** 0.7  # scaled by it, the squares that overflowed stay in range
     shrunk = torch.linalg.vector_norm(gradient * small, dim=-1, keepdim=True)
     return torch.where(norm.isinf(), most * small / shrunk.clamp(min=most * small), factor)

@@ -1,7 +1,7 @@
 """Fused local steps: clipping, weight decay and the algorithm's step in few passes over memory, in place.
 
-`FUSED_STEPS` lists the steps that have a fused form, one for CPUs and one as a Triton kernel. Any other step runs
-through `local_step`, with which every form agrees. To add one, write both forms and a row.
+`FUSED_STEPS` lists the steps with fused forms, one for CPUs and one as a Triton kernel. Any other step runs through
+`local_step`, whose result every form reproduces. To add one, write both forms and a row.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from fedlalr.training.kernels import kernels_available
 from fedlalr.training.torch_internals import amsgrad_
 
 BLOCK = 1024
-"""Numbers that one program of a kernel updates."""
+"""Numbers that one Triton program updates."""
 
 
 class FusedStep(Protocol):
-    """Does what `local_step` does, but writes the new values into the client's own slots `[C, P]`.
+    """Does the same as `local_step`, but writes the new values into the client's slots `[C, P]`.
 
-    Each slot needs contiguous memory of its own. The gradient may be overwritten. A kernel reads nothing back to the
-    host, so it can be captured in a CUDA graph; `lr` should be a tensor then, so that the next replay sees its changes.
+    Each slot must be contiguous and share no memory with another. The gradient may be overwritten. A kernel never
+    synchronises with the host, so it can be captured in a CUDA graph; pass `lr` as a tensor then, so that each replay
+    sees its current value.
     """
 
     def __call__(
@@ -46,14 +47,14 @@ class FusedStep(Protocol):
 
 
 class Forms(NamedTuple):
-    """What makes an algorithm's fused step: for a CPU, and as a Triton kernel."""
+    """Factories of an algorithm's fused step: for a CPU, and as a Triton kernel."""
 
     cpu: Callable[[Algorithm], FusedStep]
     triton: Callable[[Algorithm], FusedStep]
 
 
 def fused_step(algorithm: Algorithm, device: torch.device | str, dtype: torch.dtype) -> FusedStep | None:
-    """The fused form of an algorithm's local step, or None if there is none and `local_step` has to be used."""
+    """The fused form of an algorithm's local step, or None if there is none; use `local_step` then."""
     forms = FUSED_STEPS.get(type(algorithm).step)
     if forms is None:
         return None
@@ -106,9 +107,7 @@ class TritonStep:
 
         x, tensors = client.x, [gradient.contiguous(), *(client[name] for name in self.slots)]
         if any(not tensor.is_contiguous() or tensor.shape != x.shape for tensor in tensors):
-            raise ValueError(
-                "the fused step writes in place and needs every slot as a contiguous stack [C, P] of its own"
-            )
+            raise ValueError("the fused step writes in place, so every slot must be a separate contiguous stack [C, P]")
         rate = lr.to(x.dtype) if isinstance(lr, Tensor) else torch.full((), lr, device=x.device, dtype=x.dtype)
         clip_norm = regularisation.clip_norm
         factor = None if clip_norm is None else clip_factor(gradient, clip_norm).squeeze(-1)
@@ -134,4 +133,4 @@ FUSED_STEPS: dict[Callable[..., Slots], Forms] = {
     LocalSGD.step: SGD,
     FedLALR.step: AMSGRAD,
 }
-"""A class's `step` → its fused forms. A subclass that overrides `step` is not found here."""
+"""An algorithm's `step` → its fused forms. A subclass that overrides `step` has none."""

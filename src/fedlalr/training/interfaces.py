@@ -1,4 +1,4 @@
-"""What an engine is asked to do and what it gives back."""
+"""The interface of engines: the work they are given and the replies they return."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Buffers = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Training(LocalOptions):
-    """What stays the same over a run: the problem, and how every client trains on it."""
+    """What stays constant during a run: the problem, and how every client trains on it."""
 
     model: nn.Module
     """A private copy on the run's device; engines may write into it."""
@@ -32,7 +32,7 @@ class Training(LocalOptions):
     algorithm: Algorithm
     device: torch.device = torch.device("cpu")
     compute: torch.dtype | None = None
-    """bfloat16 or float16 to run the model under autocast; parameters and moments keep the layout's dtype."""
+    """bfloat16 or float16: run the model under autocast; parameters and moments keep the layout's dtype."""
 
     @property
     def regularisation(self) -> Regularisation:
@@ -47,17 +47,17 @@ class Training(LocalOptions):
 
 
 class Probe(Protocol):
-    """Looks at chosen clients after each of their local steps. Must be picklable: it runs where the client trains."""
+    """Measures chosen clients after each of their local steps. Must be picklable: it runs where the client trains."""
 
     clients: frozenset[int]
 
     def measure(self, state: Slots, context: Context) -> dict[str, float]:
-        """Numbers to record of one client's state `[P]`."""
+        """Numbers to record for one client's state `[P]`."""
         ...
 
 
 class Trace(NamedTuple):
-    """What a probe measured of one client after one local step."""
+    """A probe's measurements of one client after one local step."""
 
     client: int
     step: int
@@ -75,14 +75,14 @@ class Work:
     broadcast: Slots
     buffers: Buffers
     kept: Slots
-    """What each client kept, stacked `[C, P]` in the order of `clients`."""
+    """The clients' kept slots, stacked `[C, P]` in the order of `clients`."""
     cohort: int
-    """Clients of the whole round, of which an engine may be given a part."""
+    """Number of clients in the whole round; an engine may be given only a part."""
     population: int
     probe: Probe | None = None
 
     def context(self, steps: float | Tensor, step: int | Tensor = 0) -> Context:
-        """The algorithm's view of a local step."""
+        """The context of a local step, as the algorithm sees it."""
         return Context(
             round=self.round, lr=self.lr, steps=steps, step=step, cohort=self.cohort, population=self.population
         )
@@ -94,16 +94,16 @@ class Work:
 
 @dataclass(frozen=True)
 class Replies:
-    """What the cohort sends back, stacked over the clients that got through, in ascending order of their ids."""
+    """What the cohort sends back, stacked over the clients that succeeded, in ascending order of their ids."""
 
     clients: Tensor
     """Ids, int64 `[R]`, on the CPU."""
     samples: Tensor
-    """Training samples of each, int64 `[R]`, on the CPU."""
+    """Training samples of each client, int64 `[R]`, on the CPU."""
     steps: Tensor
-    """Local steps of each, int64 `[R]`, on the CPU."""
+    """Local steps of each client, int64 `[R]`, on the CPU."""
     losses: Tensor
-    """Mean training loss over the local steps of each, `[R]`."""
+    """Mean training loss over each client's local steps, `[R]`."""
     slots: Slots
     """The uploads, `[R, P]`."""
     buffers: Buffers
@@ -111,14 +111,14 @@ class Replies:
     kept: Slots
     """What each client will keep if its reply is accepted, `[R, P]`."""
     failures: Mapping[int, str] = field(default_factory=dict)
-    """Clients that raised, with the error."""
+    """Client → error, for clients that raised."""
     traces: tuple[Trace, ...] = ()
     spread: Spread = WHOLE
-    """Where several processes share the cohort, which rows of `slots`, `buffers` and `kept` this one holds."""
+    """If several processes share the cohort: which rows of `slots`, `buffers` and `kept` this one holds."""
 
     @classmethod
     def empty(cls, work: Work, training: Training) -> Replies:
-        """The replies of no client at all."""
+        """Replies without any client."""
         none = torch.empty(0, dtype=torch.int64, device="cpu")
         row = torch.empty(0, training.layout.size, dtype=training.layout.dtype, device=training.device)
         table = training.algorithm.slots
@@ -155,7 +155,7 @@ class Replies:
         return whole if bool((clients[1:] > clients[:-1]).all()) else whole.rows(clients.argsort())
 
     def rows(self, index: Tensor) -> Replies:
-        """The replies at some places of the stack, in ascending order where it is spread over processes."""
+        """Some rows of the replies; in ascending order if they are spread over processes."""
         here, spread = self.spread.rows(index)
         return replace(
             self,
@@ -171,13 +171,13 @@ class Replies:
 
 
 class Engine(Protocol):
-    """Trains a cohort. Every engine gives the reference engine's result."""
+    """Trains a cohort. Every engine gives the same result as the reference engine."""
 
     @property
     def name(self) -> str: ...
 
     def train(self, work: Work) -> Replies:
-        """One round of local training. The replies may lie in the engine's own memory until its next round."""
+        """One round of local training. The replies may use the engine's memory until its next round."""
         ...
 
     def recalibrate(self, x: Tensor, buffers: Buffers, clients: Tensor, round: int) -> Buffers:
@@ -185,10 +185,10 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back processes and memory."""
+        """Release processes and memory."""
         ...
 
 
 def real_numbers(tensor: Tensor) -> Tensor:
-    """The pairs of numbers that complex ones are; of others themselves."""
+    """Complex numbers as pairs of real numbers; real tensors as they are."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor

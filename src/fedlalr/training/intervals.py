@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 LEAST_BASE = 1.001
-"""Below it the second round would have hundreds of steps more than the first, and later ones too many to count."""
+"""With a smaller base the second round would have hundreds more steps than the first, and later ones far too many."""
 MOST_STEPS = 10_000_000
-"""Of a client in a round: the plan of its batches is made at once, and must fit into memory."""
+"""Per client and round: all batches of a round are planned at once, and the plan must fit into memory."""
 _WHOLE_NUMBERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
 
@@ -21,13 +21,13 @@ class Interval(Protocol):
     """The number of local steps of every client in a round."""
 
     def steps(self, round: int, batches_per_pass: Tensor) -> Tensor:
-        """K for each client in round t (from 1), given how many batches one pass over its data has (int64 `[C]`)."""
+        """K for each client in round t (from 1), given the batches in one pass over its data (int64 `[C]`)."""
         ...
 
 
 @dataclass(frozen=True)
 class Steps:
-    """K local steps in every round, whatever a client's size."""
+    """K local steps in every round, regardless of a client's size."""
 
     count: int
 
@@ -40,7 +40,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Epochs:
-    """E passes over the client's own data in every round."""
+    """E passes over the client's data in every round."""
 
     count: int
 
@@ -72,7 +72,7 @@ class LogInterval:
             raise ValueError(f"LogInterval's unit must be 'steps' or 'epochs', not {self.unit!r}")
 
     def length(self, round: int) -> int:
-        """K_t, by repeated multiplication: a logarithm in floating point would miss exact powers."""
+        """K_t, by repeated multiplication: a floating-point logarithm would miss exact powers."""
         base = int(self.base) if self.base == int(self.base) else self.base  # only a whole base has whole powers
         power, exponent = base, 0
         while power <= round:
@@ -86,24 +86,24 @@ class LogInterval:
 
 
 def checked(interval: Interval, steps: object, clients: int) -> Tensor:
-    """What an interval gave, as int64 `[C]`; one of a user's own may give anything."""
+    """The steps of an interval as int64 `[C]`; a user's interval may return anything."""
     if isinstance(steps, Tensor) and steps.dtype in _WHOLE_NUMBERS and steps.shape == (clients,):
         whole = steps.to(torch.int64)
         if (whole > MOST_STEPS).any():
             raise ValueError(
-                f"{type(interval).__name__} gives a client {int(whole.max()):,} local steps in a round, and it can "
-                f"take at most {MOST_STEPS:,}; use fewer epochs or steps, or larger batches"
+                f"{type(interval).__name__} gives a client {int(whole.max()):,} local steps in a round, but at most "
+                f"{MOST_STEPS:,} are allowed; use fewer epochs or steps, or larger batches"
             )
         if not (whole < 0).any():
             return whole
     raise ValueError(
-        f"{type(interval).__name__}.steps must give a number of local steps for each of the {clients} clients, such as "
-        f"2 * batches_per_pass: a tensor of whole numbers from 0 on, one for each, not {steps!r}"
+        f"{type(interval).__name__}.steps must return the number of local steps of each of the {clients} clients, such "
+        f"as 2 * batches_per_pass: a tensor of whole numbers of at least 0, one for each client, not {steps!r}"
     )
 
 
 def _as_count(kind: str, name: str, value: object) -> int:
-    """A whole number from 1 on as Python's own, since NumPy's are none to files and messages."""
+    """A whole number of at least 1 as a Python int, since NumPy's print and serialise differently."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ValueError(f"{kind}'s {name} must be a whole number of at least 1, not {value!r}")
     if value > MOST_STEPS:

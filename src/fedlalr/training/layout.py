@@ -1,4 +1,4 @@
-"""Between a module's named parameters and the flat vector that algorithms work on."""
+"""Converts between a module's named parameters and the flat vector that algorithms work on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Layout:
-    """The trainable parameters of a module, in their order, and where each lies in the flat vector.
+    """The trainable parameters of a module, in order, and the position of each in the flat vector.
 
     >>> layout = Layout.of(nn.Linear(2, 3))
     >>> layout.names, layout.size
@@ -51,7 +51,7 @@ class Layout:
         return torch.cat([tensors[name].detach().reshape(-1).to(self.dtype) for name in self.names])
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """The parts of a flat vector `[…, P]` under their names, in their shapes, without copying."""
+        """The parameters in a flat vector `[…, P]` by name, as views in their shapes."""
         lead = flat.shape[:-1]
         parts = torch.split(flat, [prod(shape) for shape in self.shapes], dim=-1)
         return {

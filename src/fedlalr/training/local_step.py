@@ -1,4 +1,4 @@
-"""What surrounds the algorithm on a client or a stack: clipping, weight decay, further gradients, and the upload."""
+"""The local step of a client or a stack: clipping, weight decay, additional gradients, the algorithm, the upload."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def local_step(training: Training, client: Slots, gradient: Tensor, broadcast: S
 def other_gradients(
     training: Training, wanted: Mapping[str, str], client: Slots, gradient_at: Callable[[Tensor], Tensor]
 ) -> dict[str, Tensor]:
-    """The further gradients of a batch that a slot table requests, by slot; clipped and decayed like the one at x."""
+    """The additional gradients of a batch that a slot table requests, by slot; clipped and decayed like that at x."""
     around = training.regularisation
     return {name: around.gradient(gradient_at(client[at]), client[at]) for name, at in wanted.items()}
 
@@ -46,7 +46,7 @@ def without_drawing(gradient_at: Callable[[Tensor], Tensor], device: torch.devic
 
 
 def finish(algorithm: Algorithm, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
-    """What a client sends and keeps: of what the algorithm returns, the slots that its table names."""
+    """What a client sends and keeps: the slots returned by the algorithm that its table names."""
     given = algorithm.finish(client, broadcast, context)
     parts = (("sends", algorithm.slots.up), ("keeps", algorithm.slots.kept))
     if not isinstance(given, tuple) or len(given) != 2:
@@ -55,7 +55,7 @@ def finish(algorithm: Algorithm, client: Slots, broadcast: Slots, context: Conte
         missing = [name for name in names if name not in slots]
         if missing:
             raise ValueError(
-                f"by its table a client of {type(algorithm).__name__} {verb} {', '.join(names)}, "
+                f"according to its slot table a client of {type(algorithm).__name__} {verb} {', '.join(names)}, "
                 f"but its finish returns no {', '.join(missing)} there"
             )
     upload, kept = (slots.only(*names) for slots, (_, names) in zip(given, parts, strict=True))

@@ -1,4 +1,4 @@
-"""What a run is computed on."""
+"""The hardware of a run: cores, memory, and whether half precision works."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ for module in (nn.Linear(9, 8), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3, groups=8)
         outputs = module(torch.ones(2, 8, 9, 9, requires_grad=True))
     outputs.float().sum().backward()
 """
-"""What a run in bfloat16 or float16 does most, forward and backward."""
+"""The most common operations of a run in bfloat16 or float16, forward and backward."""
 FEWER_INSTRUCTIONS = ("ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16", "ONEDNN_MAX_CPU_ISA=AVX2")
-"""Settings that keep torch from instructions that processors announce and virtual machines lack, fastest first."""
+"""Settings that stop torch from using instructions that some virtual machines announce but lack, fastest first."""
 
 
 def usable_cores() -> int:
-    """Processors that this process may run on."""
+    """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def warn_if_busy() -> None:
-    """Name the setting that helps where other programs already use every core. The number of threads is never changed
-    by load: sums may round differently with another, and a run must repeat."""
+    """Warn, with the setting that helps, if other programs already use every core. The number of threads is never
+    adapted to the load: sums would round differently, and a run must be repeatable."""
     threads, cores = torch.get_num_threads(), os.cpu_count() or 1
-    if threads > 1 and os.getloadavg()[0] > cores:  # of the whole machine, whichever cores this process may use
+    if threads > 1 and os.getloadavg()[0] > cores:  # of the whole machine, not only this process's cores
         warnings.warn(
             f"this machine is busy: other programs use all of its {cores} cores, and torch's {threads} threads wait "
             f"for each other, which can make a run 20 times slower; set OMP_NUM_THREADS=1 or call "
@@ -45,7 +45,7 @@ def warn_if_busy() -> None:
 
 
 def memory() -> int:
-    """Bytes that this process may use at most: what is built in, or the limit of its container."""
+    """Bytes that this process may use: the machine's memory, or the limit of its container."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
@@ -56,7 +56,7 @@ def memory() -> int:
 
 
 def hardware(device: str) -> str:
-    """The name of a device, for a CPU that of the processor."""
+    """The name of a device; for a CPU, the name of the processor."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
     try:
@@ -69,21 +69,21 @@ def hardware(device: str) -> str:
 
 @cache
 def half_precision_fault(dtype: torch.dtype) -> tuple[str, str] | None:
-    """How bfloat16 or float16 kills a process on this CPU, and what to do about it; None where it works.
+    """How bfloat16 or float16 kills a process on this CPU, and what to do about it; None if it works.
 
-    Tried in a process of its own: an illegal instruction cannot be caught.
+    Tried in a separate process: an illegal instruction cannot be caught.
     """
     name = str(dtype).removeprefix("torch.")
     ended = _end_of_trial(name)
     if ended in (0, 1):  # 1: an exception, which a run reports itself
         return None
     helps = [setting for setting in FEWER_INSTRUCTIONS if _end_of_trial(name, setting) == 0]
-    advice = f"set {helps[0]}, with which it works, or compute in float32" if helps else "compute in float32"
+    advice = f"set {helps[0]}, which makes it work, or compute in float32" if helps else "compute in float32"
     return f"{name} kills a process on this CPU (exit code {ended})", advice
 
 
 def _end_of_trial(dtype: str, setting: str = "") -> int:
-    """The exit code of the trial in a new process; below zero, the signal that ended it."""
+    """The exit code of the trial in a new process; if negative, the signal that ended it."""
     variable, _, value = setting.partition("=")
     environment = os.environ | ({variable: value} if variable else {})
     command = [sys.executable, "-c", TRIAL.replace("DTYPE", dtype)]

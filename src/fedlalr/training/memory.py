@@ -1,4 +1,4 @@
-"""How many clients fit into memory at once: measured on a few, not guessed."""
+"""How many clients fit into memory at once, measured with a few of them."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from fedlalr.training.torch_internals import DispatchMode, storage_address, tree
 from fedlalr.training.torch_state import forked_generators
 
 SHARE = {"cuda": 0.7, "cpu": 0.5}
-"""How much of the free memory is used: a GPU is ours alone, a CPU's memory is shared with others."""
+"""How much of the free memory is used. A GPU is not shared, a CPU's memory is."""
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 """Options of glibc's mallopt."""
 
 
 class Chunks:
-    """The number of clients that are trained at once, from the memory that one local step of a few clients takes."""
+    """The number of clients to train at once, from the memory that one local step of a few clients takes."""
 
     def __init__(self, training: Training, one_step: Callable[[Work], object], each: int | None = None) -> None:
-        """`each` is what one client takes where that is known exactly, so that nothing need be measured."""
+        """`each`: the memory of one client if it is known exactly and need not be measured."""
         self.training, self._one_step, self._each = training, one_step, each
         self._size: int | None = None
 
     def size(self, work: Work) -> int:
-        """How many of a cohort's clients to train at once. Measured at the first call."""
+        """How many of a cohort's clients to train at once. Measured on the first call."""
         if len(work.clients) <= 2:
             return len(work.clients)
         if self._size is None:
@@ -42,7 +42,7 @@ class Chunks:
 
     @property
     def known(self) -> int | None:
-        """The number that was measured or given, if it was."""
+        """The number that was measured or set, or None."""
         return self._size
 
     @known.setter
@@ -50,7 +50,7 @@ class Chunks:
         self._size = clients
 
     def halve(self, clients: int) -> None:
-        """Learn that so many clients did not fit."""
+        """Use at most half of this many clients, which did not fit."""
         self._size = max(clients // 2, 1)
 
     def _fitting(self, work: Work) -> int:
@@ -58,7 +58,7 @@ class Chunks:
         if each is None:
             try:
                 few, more = (self._peak(work, count) for count in (2, 4))
-            except Exception:  # a client's data may be at fault; if it is memory, the round will find out and halve
+            except Exception:  # perhaps a client's faulty data; if it is memory, the round will find out and halve
                 return len(work.clients)
             each = max((more - few) // 2, 1)
         replies = len(work.clients) * len(self.training.algorithm.slots.up) * work.broadcast.x.nbytes
@@ -66,7 +66,7 @@ class Chunks:
         return max(int(room // each), 1)
 
     def _peak(self, work: Work, count: int) -> int:
-        """The bytes that one local step takes at its height: the largest client several times and the smallest once."""
+        """Peak memory of one local step, with the largest client several times and the smallest once."""
         sizes = self.training.clients.sizes
         clients = torch.tensor([int(sizes.argmax())] * (count - 1) + [int(sizes.argmin())], device="cpu")
         kept = work.kept.map(lambda tensor: tensor[:1].expand(count, -1))
@@ -75,7 +75,7 @@ class Chunks:
 
 
 def peak_memory(function: Callable[[], object], device: torch.device) -> int:
-    """The most bytes of tensors that a call holds at once beyond what was there before."""
+    """The most bytes of new tensors that a call holds at once."""
     with forked_generators(device):
         return _peak_memory(function, device)
 
@@ -95,7 +95,7 @@ def _peak_memory(function: Callable[[], object], device: torch.device) -> int:
 
 
 class _Meter(DispatchMode):
-    """Counts the bytes of the storages that are made while it is on and still alive."""
+    """Counts the bytes of storages that were created while it is active and are still alive."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -129,7 +129,7 @@ def _address(tensor: Tensor) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can be taken on a device."""
+    """Free bytes on a device."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
@@ -147,15 +147,15 @@ def _machine_memory() -> int:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):  # not Linux: half of what is built in
+    except (OSError, StopIteration):  # not Linux: half of the machine's memory
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep up to 256 MB of freed memory for the next step, where it is glibc.
+    """Let glibc, if it is the C library, keep up to 256 MB of freed memory for the next step.
 
-    By default it gives temporaries of a few megabytes back to the system after every step and has them zeroed again in
-    the next: a third of the time of a small perceptron.
+    By default it returns temporaries of a few megabytes to the system after every step, which zeroes them again in the
+    next: a third of the time of a small perceptron.
     """
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt

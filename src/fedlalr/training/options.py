@@ -18,14 +18,14 @@ from fedlalr.training.intervals import Epochs, Interval
 Loss = Callable[[Any, Tensor], Tensor]
 
 Scope = Literal["client", "server", "run", "files"]
-"""Who an option concerns: every client, the server, this process alone, or the files of a run. The result of a run
+"""What an option affects: every client, the server, only this process, or the files of a run. The result of a run
 depends on the first two."""
 
 
 def option(
     default: Any, doc: str, *, scope: Scope = "client", check: Callable[[Any], None] | None = None, config: bool = True
 ) -> Any:
-    """Define an option. `check` is for what its type does not say; `config`: whether configuration files have it."""
+    """Define an option. `check`: for what its type cannot express; `config`: whether configuration files have it."""
     return field(default=default, metadata={"doc": doc, "scope": scope, "check": check, "config": config})
 
 

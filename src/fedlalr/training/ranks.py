@@ -1,8 +1,8 @@
 """The processes that share a cohort, and what they exchange.
 
-`ALONE` is the usual case, one process that has everything; its exchanges give back what they were given. `ProcessRanks`
-are the processes that torchrun started: NCCL between GPUs, gloo between CPUs, and a gloo group of their own to agree
-that all of them are well before any of them waits for the others. So an error on one rank ends the run on all of them,
+`ALONE` is the usual case, one process that has everything; its exchanges return their input. `ProcessRanks` are the
+processes that torchrun started: NCCL between GPUs, gloo between CPUs, and a separate gloo group in which they agree
+that no rank has failed before any of them waits for the others. So an error on one rank ends the run on all of them,
 with its message, instead of leaving the others waiting.
 """
 
@@ -24,11 +24,11 @@ from torch import Tensor, nn
 Value = TypeVar("Value")
 
 _PATIENCE = timedelta(days=1)
-"""Ranks wait that long for the slowest; one that died is noticed at once."""
+"""How long ranks wait for the slowest; a rank that died is noticed immediately."""
 
 
 class RankFailed(RuntimeError):
-    """Another rank of the run failed, or went away. The server's state is as it was before the round."""
+    """Another rank of the run failed or died. The server's state is as it was before the round."""
 
 
 class Ranks:
@@ -39,15 +39,15 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank that writes and shows."""
+        """Whether this is the rank that writes files and shows progress."""
         return self.rank == 0
 
     def gather(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """Every rank's rows, of which each has so many, one rank after the other."""
+        """The rows of all ranks, `counts` of each, in order of rank."""
         return rows
 
     def gather_values(self, value: Value) -> list[Value]:
-        """Every rank's value of a small picklable kind, by rank."""
+        """The values of all ranks, small and picklable, in order of rank."""
         return [value]
 
     def sum(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -55,7 +55,7 @@ class Ranks:
         return dict(tensors)
 
     def max(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The largest value over the ranks at each place of each tensor."""
+        """The elementwise maximum over the ranks of each tensor."""
         return dict(tensors)
 
     def first(self, value: Value) -> Value:
@@ -63,11 +63,11 @@ class Ranks:
         return value
 
     def prepare(self, model: nn.Module, facts: Mapping[str, object]) -> None:
-        """Refuse ranks that were given different runs, and give the module the first one's parameters and buffers."""
+        """Reject ranks with different runs, and load the first rank's parameters and buffers into the module."""
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Tell the other ranks when this one raises, and wait for them at the end."""
+        """Notify the other ranks if this one raises, and wait for them at the end."""
         yield
 
 
@@ -75,7 +75,7 @@ ALONE = Ranks()
 
 
 class Spread(NamedTuple):
-    """A stack of which every rank holds some rows, one rank after the other."""
+    """A stack whose rows are spread over the ranks, in order of rank."""
 
     ranks: Ranks = ALONE
     counts: tuple[int, ...] = ()
@@ -83,25 +83,25 @@ class Spread(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether all rows are here."""
+        """Whether all rows are on this rank."""
         return self.ranks.count == 1
 
     @property
     def held(self) -> slice:
-        """The rows that are here."""
+        """The rows on this rank."""
         before = sum(self.counts[: self.ranks.rank])
         return slice(None) if self.is_whole else slice(before, before + self.counts[self.ranks.rank])
 
     def mine(self, every: Tensor) -> Tensor:
-        """What is here of a tensor that has all rows."""
+        """This rank's rows of a tensor that has all rows."""
         return every[self.held]
 
     def gather(self, mine: Tensor) -> Tensor:
-        """All rows of a tensor of which these are here."""
+        """All rows of a tensor, from this rank's rows."""
         return self.ranks.gather(mine, self.counts)
 
     def rows(self, index: Tensor) -> tuple[Tensor, Spread]:
-        """Some rows of the stack, ascending: the places here of those that are here, and how all are spread."""
+        """Select some rows, ascending: the local indices of those on this rank, and the spread of the selection."""
         if self.is_whole:
             return index, self
         ends = torch.tensor(self.counts, device="cpu").cumsum(0)
@@ -146,7 +146,7 @@ class ProcessRanks(Ranks):
         self._exchange(lambda: dist.broadcast_object_list(found, src=0, group=self._control))
         if self.is_first:
             return value
-        # Tensors of the first rank's GPU belong on this rank's own; what is unpickled comes from this very program.
+        # Tensors on the first rank's GPU belong on this rank's own GPU. Unpickling is safe: it comes from this program.
         theirs: Value = torch.load(io.BytesIO(found[0]), map_location=self.device, weights_only=False)
         return theirs
 
@@ -157,7 +157,7 @@ class ProcessRanks(Ranks):
             for name, fact in every[0].items():
                 if theirs[name] != fact:
                     raise ValueError(
-                        f"every rank must be given the same run, but {name} is {fact!r} on rank 0 and "
+                        f"all ranks must be given the same run, but {name} is {fact!r} on rank 0 and "
                         f"{theirs[name]!r} on rank {rank}"
                     )
         with torch.no_grad():
@@ -178,7 +178,7 @@ class ProcessRanks(Ranks):
             raise
 
     def _reduce(self, tensors: Mapping[str, Tensor], how: Any) -> dict[str, Tensor]:
-        """Reduce tensors side by side, those of a kind in one exchange."""
+        """Reduce tensors together, all of a dtype in one exchange."""
         reduced: dict[str, Tensor] = {}
         for dtype in {tensor.dtype: None for tensor in tensors.values()}:
             some = {name: tensor for name, tensor in tensors.items() if tensor.dtype == dtype}
@@ -196,7 +196,7 @@ class ProcessRanks(Ranks):
             raise self._lost(error) from error
 
     def _agree(self, failure: str | None = None) -> None:
-        """Meet the others. A rank that failed comes here with its message, and those that did not raise it."""
+        """Synchronise with the others. A rank that failed passes its message, which the others raise."""
         flag = torch.tensor([failure is not None], dtype=torch.int32, device="cpu")
         messages: list[Any] = [None] * self.count
         try:
@@ -205,13 +205,13 @@ class ProcessRanks(Ranks):
                 dist.all_gather_object(messages, failure, group=self._control)
         except RuntimeError as error:
             if failure is not None:
-                return  # its own error says more than that the others are gone
+                return  # this rank's error says more than the loss of the others
             raise self._lost(error) from error
         if failure is None and flag.item():
             raise RankFailed("; ".join(f"rank {rank} failed: {text}" for rank, text in enumerate(messages) if text))
 
     def _lost(self, error: RuntimeError) -> RankFailed:
-        return RankFailed(f"rank {self.rank} lost the other ranks, of which one must have died: {error}")
+        return RankFailed(f"rank {self.rank} lost the other ranks; one of them must have died: {error}")
 
 
 _joined: dict[torch.device, ProcessRanks] = {}
@@ -225,12 +225,12 @@ def started_by_torchrun() -> bool:
 
 
 def process_rank() -> int:
-    """Which of the processes of a run this is, before they have met; 0 where there is one."""
+    """The rank of this process, before the process group is initialised; 0 if it is the only one."""
     return int(os.environ.get("RANK", "0")) if started_by_torchrun() else 0
 
 
 def join(device: torch.device) -> Ranks:
-    """Meet the other processes that torchrun started, on this machine or several; `ALONE` where there are none."""
+    """Join the other processes that torchrun started, on this machine or several; `ALONE` if there are none."""
     if not started_by_torchrun():
         return ALONE
     if not dist.is_initialized():
@@ -250,7 +250,7 @@ def _leave() -> None:
 
 
 def own_gpu(device: torch.device) -> torch.device:
-    """The GPU of this process: with several processes on a machine, each has the one of its own number."""
+    """The GPU of this process: with several processes on a machine, the one with the process's local rank."""
     if device.type != "cuda" or device.index is not None:
         return device
     if not started_by_torchrun():
@@ -258,7 +258,7 @@ def own_gpu(device: torch.device) -> torch.device:
     number, there_are = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if number >= there_are:
         raise ValueError(
-            f"process {number} of this machine has no GPU of its own, there are {there_are}; "
+            f"process {number} on this machine has no GPU, as there are only {there_are}; "
             f"start at most --nproc-per-node {there_are}, or use device='cpu'"
         )
     return torch.device("cuda", number)

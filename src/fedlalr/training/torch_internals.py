@@ -47,7 +47,7 @@ _LATE = torch.tensor(torch.inf, device="cpu")
 
 @contextmanager
 def without_fallback_warnings() -> Iterator[None]:
-    """Keep vmap from warning about operations without a batching rule: the caller did not choose vmap."""
+    """Stop vmap from warning about operations without a batching rule: the caller did not choose vmap."""
     show = getattr(torch._C._functorch, "_set_vmap_fallback_warning_enabled")  # noqa: B009 - torch's stubs lack it
     show(False)
     try:
@@ -65,7 +65,7 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class BatchNormSubstitute(BatchNorm):
-    """Stands in for a BatchNorm layer, whose parameters, buffers and options it takes over."""
+    """Replaces a BatchNorm layer, whose parameters, buffers and options it takes over."""
 
     check_input: Callable[[Tensor], None]
 
@@ -93,7 +93,7 @@ def amsgrad_(client: Slots, gradient: Tensor, lr: float, betas: tuple[float, flo
 
 
 def add_to_each(tensors: Sequence[Tensor], value: float) -> Sequence[Tensor]:
-    """`tensor + value` of each tensor, in one kernel launch on a GPU."""
+    """`tensor + value` for each tensor, in one kernel launch on a GPU."""
     return torch._foreach_add(list(tensors), value) if tensors else ()
 
 
@@ -105,5 +105,5 @@ def has_hooks(model: nn.Module) -> bool:
 
 
 def storage_address(storage: torch.UntypedStorage) -> int:
-    """What identifies a storage while it is alive."""
+    """An address that identifies a storage while it is alive."""
     return int(storage._cdata)

@@ -1,4 +1,4 @@
-"""Torch's state around a run: modes, generators, threads, buffers and copies of modules."""
+"""Torch state that must not leak into or out of a run: modes, generators, threads, buffers, copies of modules."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Module = TypeVar("Module", bound=nn.Module)
 def undisturbed(device: torch.device) -> Iterator[None]:
     """Keep the caller's inference mode, autocast and no_grad out of a run.
 
-    Inside another autocast torch would reuse the casts of weights from one local step in the next, after the weights
-    have changed: so none are cached.
+    Inside another autocast, torch would reuse cast weights from one local step in the next, although the weights have
+    changed. So casts are not cached.
     """
     with (
         torch.inference_mode(False),
@@ -33,7 +33,7 @@ def undisturbed(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Put all layers in one mode; afterwards each is in its own again, which may differ from the others'."""
+    """Put all layers in one mode; afterwards restore each layer's own mode."""
     before = {module: module.training for module in model.modules()}
     model.train(training)
     try:
@@ -45,7 +45,7 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 
 @contextmanager
 def number_of_threads(count: int) -> Iterator[None]:
-    """Compute with this many threads: with another number, sums may round differently."""
+    """Compute with this many threads: with a different number, sums may round differently."""
     before = torch.get_num_threads()
     if before != count:
         torch.set_num_threads(count)
@@ -63,7 +63,7 @@ def forked_generators(device: torch.device) -> AbstractContextManager[None]:
 
 @contextmanager
 def module_randomness(training: Training, round: int) -> Iterator[None]:
-    """Seed torch's generator, from which dropout draws, by (seed, round); the caller's own is restored afterwards."""
+    """Seed torch's generator, from which dropout draws, by (seed, round); the caller's state is restored afterwards."""
     with forked_generators(training.device):
         seed_generators(training.device, key(training.seed, MODULES, round))
         yield
@@ -72,7 +72,7 @@ def module_randomness(training: Training, round: int) -> Iterator[None]:
 def seed_generators(device: torch.device, number: int) -> None:
     """Seed torch's generators, from which dropout draws.
 
-    On a CPU only the one in use: for every absent device `torch.manual_seed` records the caller's stack, which takes a
+    On a CPU only its own: for every absent device `torch.manual_seed` records the caller's stack, which takes a
     millisecond.
     """
     if device.type == "cpu":

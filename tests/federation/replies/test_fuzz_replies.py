@@ -1,4 +1,4 @@
-"""Whatever a client sends, it is taken or refused with a reason."""
+"""Whatever a client sends, it is taken or rejected with a reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conftest import make_clients
 from federation.fuzzing import damaged, fuzz, json_values
 from fedlalr.data.population import as_clients
 from fedlalr.federation import Expected, Rejection, Reply
-from fedlalr.federation.replies.payload import Refused, array_from_npy
+from fedlalr.federation.replies.payload import Rejected, array_from_npy
 from fedlalr.federation.session import initial_state
 from fedlalr.federation.storage.fingerprint import contract
 from fedlalr.training.interfaces import Training
@@ -68,7 +68,7 @@ anything = json_values | numbers | odd_arrays | st.binary(max_size=8)
 
 
 @fuzz("replies", data=st.data())
-def test_any_reply_is_taken_or_refused(data):
+def test_any_reply_is_taken_or_rejected(data):
     reply = honest()
     for _ in range(data.draw(st.integers(1, 3))):
         match data.draw(st.sampled_from(["array", "slot", "field", "extra", "number", "client"])):
@@ -107,9 +107,9 @@ def npy(array: np.ndarray) -> bytes:
 
 
 @fuzz("arrays", content=st.binary(max_size=200) | damaged(npy(np.arange(6.0))))
-def test_any_bytes_are_the_expected_array_or_refused(content):
+def test_any_bytes_are_the_expected_array_or_rejected(content):
     try:
         assert array_from_npy("x", content, (6,), torch.float64).shape == (6,)
-    except Refused:
+    except Rejected:
         return False
     return True

@@ -78,7 +78,7 @@ def test_a_reduction_that_does_not_give_a_number_for_each_coordinate_is_named(gi
             return give(values)
 
     uploads, table = Slots(x=torch.arange(6.0).view(2, 3)), SlotTable(down=("x",), up={"x": "mean"})
-    with pytest.raises(ValueError, match=r"the reduction of x must give a tensor \(3,\)") as error:
+    with pytest.raises(ValueError, match=r"the reduction of x must return a tensor \(3,\)") as error:
         reduce_slots(uploads, Slots(x=torch.zeros(3)), torch.tensor([0.5, 0.5]), table, {"x": Odd()})
     assert str(error.value).endswith(f"not {told}")
 

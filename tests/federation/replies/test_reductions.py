@@ -175,21 +175,21 @@ def test_names_tables_and_objects_are_understood():
         ({"x": 3}, TypeError, "the reduction of x must be one of 'mean'.*not 3"),
         ({"x": reductions.Median}, TypeError, "or an object such as fl.reductions.Trimmed"),
         ({"x": {"name": "trimmed", "part": 0.1}}, ValueError, "of x has no option 'part'; it takes share"),
-        ("median", TypeError, "reduce must be a table from slot to reduction"),
+        ("median", TypeError, "reduce must be a dict from slot to reduction"),
     ],
 )
-def test_wrong_reductions_are_refused_with_a_sentence(given, kind, message):
+def test_wrong_reductions_are_rejected_with_a_message(given, kind, message):
     with pytest.raises(kind, match=message):
         as_reductions(given, TABLE)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, -0.1, True, float("nan"), "a"])
-def test_a_share_outside_its_range_is_refused(share):
+def test_a_share_outside_its_range_is_rejected(share):
     with pytest.raises(ValueError, match=r"must lie in \(0, 0.5\)"):
         reductions.Trimmed(share)
 
 
-def test_a_ratio_that_is_not_positive_is_refused():
+def test_a_ratio_that_is_not_positive_is_rejected():
     with pytest.raises(ValueError, match="the ratio of Bounded must be a finite number above 0"):
         reductions.Bounded(0)
 

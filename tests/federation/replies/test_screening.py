@@ -1,4 +1,4 @@
-"""Every payload that a server must survive: refused with its client and the reason, and the server's state stands."""
+"""Every payload that a server must survive: rejected with its client and the reason, and the server's state stands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from conftest import make_clients, make_model
 from fedlalr.algorithms.slots import Slots
 from fedlalr.data.population import as_clients
 from fedlalr.federation import Expected, Rejection, Reply, screen
-from fedlalr.federation.replies.payload import Refused, array_from_npy, clean_metrics
+from fedlalr.federation.replies.payload import Rejected, array_from_npy, clean_metrics
 from fedlalr.federation.replies.reducing import reduce_slots, weights
 from fedlalr.federation.replies.reductions import SHARE
 from fedlalr.federation.replies.screening import MAX_NORM_RATIO
@@ -159,8 +159,8 @@ def test_tensors_are_taken_like_arrays():
         (replace(HONEST[2], slots={"x": HONEST[2].slots["x"]}), "slots: 'm', 'v_hat' are missing"),
         (replace(HONEST[2], slots=HONEST[2].slots | {"v": {}}), "slots: 'v' is not expected"),
         (replace(HONEST[2], slots=HONEST[2].slots | {"x": {}}), r"the parameters of x: .* and 3 more are missing"),
-        (replace(HONEST[2], slots=HONEST[2].slots | {"x": [1, 2]}), "the parameters of x must be a table of names"),
-        (replace(HONEST[2], slots=None), "slots must be a table of names, not a NoneType"),
+        (replace(HONEST[2], slots=HONEST[2].slots | {"x": [1, 2]}), "the parameters of x must be a mapping of names"),
+        (replace(HONEST[2], slots=None), "slots must be a mapping of names, not a NoneType"),
         (replace(HONEST[2], buffers={}), r"buffers: .*are missing"),
         (
             replace(HONEST[2], buffers=HONEST[2].buffers | {"1.running_mean": np.full(6, np.nan)}),
@@ -183,18 +183,18 @@ def test_tensors_are_taken_like_arrays():
         (replace(HONEST[2], samples=True), "samples is True"),
         (replace(HONEST[2], samples="12"), "samples is '12'"),
         (replace(HONEST[2], steps=0), "steps is 0"),
-        (replace(HONEST[2], contract=contract(build(fl.FedLALR(eps=1e-5)))), "other hyper-parameters"),
-        (replace(HONEST[2], contract=contract(build(fl.FedLALR(betas=(0.8, 0.9))))), "other hyper-parameters"),
-        (replace(HONEST[2], contract=contract(replace(build(), local=fl.Steps(4)))), "other hyper-parameters"),
+        (replace(HONEST[2], contract=contract(build(fl.FedLALR(eps=1e-5)))), "different hyper-parameters"),
+        (replace(HONEST[2], contract=contract(build(fl.FedLALR(betas=(0.8, 0.9))))), "different hyper-parameters"),
+        (replace(HONEST[2], contract=contract(replace(build(), local=fl.Steps(4)))), "different hyper-parameters"),
         (replace(HONEST[2], run="another"), "the reply belongs to run 'another', and this is 'a run'"),
         (replace(HONEST[2], round=7), "the reply belongs to round 7, and this is round 1"),
         (replace(HONEST[2], run=np.zeros(3)), r"the reply belongs to run array\(\[0., 0., 0.\]\)"),
         (replace(HONEST[2], round=torch.ones(2, 3).to_sparse()), "the reply belongs to round tensor"),
-        (replace(HONEST[2], contract=np.zeros(3, "V8")), "other hyper-parameters"),
-        (replace(HONEST[2], client=77), "the client was not asked in this round"),
+        (replace(HONEST[2], contract=np.zeros(3, "V8")), "different hyper-parameters"),
+        (replace(HONEST[2], client=77), "the client is not in this round's cohort"),
     ],
 )  # fmt: skip
-def test_a_bad_reply_is_refused_by_name(bad, reason):
+def test_a_bad_reply_is_rejected_by_name(bad, reason):
     outcome = screen_reply(bad, EXPECTED)
     assert isinstance(outcome, Rejection)
     assert outcome.client == bad.client
@@ -206,13 +206,13 @@ def test_a_bad_reply_is_refused_by_name(bad, reason):
     ["2", [2], None, 2.0, True, math.nan, -3, 10**5000, {"a": 1}, np.zeros(2)],
     ids=lambda client: type(client).__name__,
 )
-def test_a_reply_that_names_no_client_is_refused_and_the_round_closes(client):
+def test_a_reply_that_names_no_client_is_rejected_and_the_round_closes(client):
     inbox = Inbox(EXPECTED)
     inbox.fail(1, "gone")
     inbox.receive(HONEST[0])
-    refused = inbox.receive(replace(HONEST[2], client=client))
-    assert refused.client == -1
-    assert "a whole number from 0 on is expected" in refused.reason
+    rejected = inbox.receive(replace(HONEST[2], client=client))
+    assert rejected.client == -1
+    assert "a whole number from 0 on is expected" in rejected.reason
     accepted, rejected, _ = inbox.close()
     assert accepted.clients.tolist() == [0]
     assert [rejection.client for rejection in rejected] == [-1, 1]
@@ -241,18 +241,18 @@ def test_a_metric_that_cannot_be_recorded_is_dropped_and_the_reply_is_kept():
     assert not isinstance(screen_reply(replace(HONEST[0], metrics=[1, 2]), EXPECTED), Rejection)
 
 
-def test_an_inbox_refuses_duplicates_and_stacks_in_client_order():
+def test_an_inbox_rejects_duplicates_and_stacks_in_client_order():
     inbox = Inbox(EXPECTED)
     for reply in reversed(HONEST):
         assert inbox.receive(reply) is None
-    assert inbox.receive(HONEST[3]) == Rejection(3, "the client has answered already")
+    assert inbox.receive(HONEST[3]) == Rejection(3, "the client has already replied")
     assert inbox.waiting == frozenset()
     accepted, rejected, _ = inbox.close()
     assert accepted.clients.tolist() == [0, 1, 2, 3, 4]
     assert [r.client for r in rejected] == [3]
 
 
-def test_a_refused_client_may_try_again_in_the_same_round():
+def test_a_rejected_client_may_try_again_in_the_same_round():
     inbox = Inbox(EXPECTED)
     assert inbox.receive(changed("x", "0.weight", put(math.nan), client=1)) == Rejection(1, "x is not finite")
     assert inbox.waiting == frozenset(range(5))
@@ -314,8 +314,8 @@ BOMB = npy(np.zeros(3)).replace(b"(3,)", b"(9**9,)") + b"\0" * 8
         (b"\x93NUMPY\x09\x00" + npy(np.zeros(3))[8:], r"npy format|not a readable"),
     ],
 )
-def test_bytes_that_are_not_the_expected_array_are_refused_before_memory_is_taken(content, reason):
-    with pytest.raises(Refused, match=reason):
+def test_bytes_that_are_not_the_expected_array_are_rejected_before_memory_is_taken(content, reason):
+    with pytest.raises(Rejected, match=reason):
         array_from_npy("x", content, (3,), torch.float64)
 
 
@@ -421,7 +421,7 @@ def test_a_change_that_is_too_long_keeps_its_direction_and_is_shortened_to_the_b
 def test_too_few_good_replies_keep_the_state_and_name_the_bad_one():
     before = {name: value.clone() for name, value in STATE.slots.items()}
     with pytest.raises(
-        RoundFailed, match=r"4 usable replies, 5 wanted \(min_clients\). Refused: client 2: m is not finite"
+        RoundFailed, match=r"4 usable replies, but min_clients is 5. Rejected: client 2: m is not finite"
     ):
         tampered(setting("slots", "m", math.nan), min_clients=5)
     assert all(torch.equal(value, before[name]) for name, value in STATE.slots.items())

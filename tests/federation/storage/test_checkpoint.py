@@ -67,7 +67,7 @@ def test_buffers_of_unusual_kinds_are_kept(dtype, tmp_path):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_algorithm_goes_on_to_the_same_bits(name, tmp_path):
+def test_every_algorithm_resumes_to_the_same_bits(name, tmp_path):
     whole = run(VARIANTS[name])
     with pytest.raises(KeyboardInterrupt):
         run(VARIANTS[name], run_dir=tmp_path, observers=[StopAt(3)])
@@ -165,7 +165,7 @@ def test_a_checkpoint_is_never_half_removed_under_its_name(tmp_path, monkeypatch
         remove(path, *arguments, **options)
 
     monkeypatch.setattr(shutil, "rmtree", watched)
-    with pytest.warns(RuntimeWarning, match="going on from round 3"):
+    with pytest.warns(RuntimeWarning, match="resuming from round 3"):
         resumed = run(run_dir=tmp_path, resume=True)
     assert removed
     assert min(removed) >= 2  # of good ones only what two newer ones stand for
@@ -219,7 +219,7 @@ def test_damage_to_what_clients_keep_is_passed_over_like_any_other(tmp_path):
     run(fl.SCAFFOLD(0.1), run_dir=tmp_path, rounds=4)
     newest = json.loads((tmp_path / "checkpoint/round-000004/checkpoint.json").read_text())["content"]["kept"]
     damage(tmp_path / "checkpoint" / newest[-1]["file"], "flipped")
-    with pytest.warns(RuntimeWarning, match=r"round-000004.*kept-000004.safetensors is damaged.*going on from round 3"):
+    with pytest.warns(RuntimeWarning, match=r"round-000004.*kept-000004.safetensors is damaged.*resuming from round 3"):
         assert same(run(fl.SCAFFOLD(0.1)), run(fl.SCAFFOLD(0.1), run_dir=tmp_path, resume=True))
 
 
@@ -229,7 +229,7 @@ def test_the_cost_of_checkpoints_is_in_the_records(tmp_path):
     assert "checkpoint" not in run().history[-1].timing
 
 
-def test_buffers_and_dropout_go_on_too(tmp_path):
+def test_buffers_and_dropout_are_resumed_too(tmp_path):
     def build():
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 3)).double()
@@ -267,7 +267,7 @@ def test_more_rounds_than_before_are_a_legal_change(tmp_path):
         ({"algorithm": fl.FedAvg(0.1)}, r"algorithm was FedLALR\(lr=0\.002, .*\) and is now FedAvg\(lr=0\.1"),
         ({"seed": 7}, "seed was 0 and is now 7"),
         ({"local": fl.Steps(3)}, r"local\.count was 2 and is now 3"),
-        ({"local": fl.Epochs(3)}, r"other settings: local was Steps\(count=2\) and is now Epochs\(count=3\)\. Use"),
+        ({"local": fl.Epochs(3)}, r"different settings: local was Steps\(count=2\) and is now Epochs\(count=3\)\. Use"),
         ({"batch_size": 5}, "batch_size was 4 and is now 5"),
         ({"lr_decay": 1.0}, "lr_decay was 0.9 and is now 1.0"),
         ({"weight_decay": 0.1}, "weight_decay was 0.0 and is now 0.1"),
@@ -283,10 +283,10 @@ def test_more_rounds_than_before_are_a_legal_change(tmp_path):
         ({"loss": nn.functional.nll_loss}, "loss was"),
         ({"dtype": torch.float32, "clients": [(x.float(), y) for x, y in make_clients()]}, r"model\.dtype was"),
         ({"model": nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()}, "model was"),
-        ({"engine": "stacked"}, "began with engine 'reference' and cannot go on with 'stacked'"),
+        ({"engine": "stacked"}, "was started with engine 'reference' and cannot be resumed with 'stacked'"),
     ],
 )
-def test_another_run_is_refused_and_says_what_differs(change, said, tmp_path):
+def test_another_run_is_rejected_and_says_what_differs(change, said, tmp_path):
     run(run_dir=tmp_path, rounds=2)
     before = contents(tmp_path)
     with pytest.raises(RunDirectoryError, match=said):
@@ -353,7 +353,7 @@ def test_a_loss_that_was_made_with_another_number_is_another_run(make, tmp_path)
     assert len(run(loss=make(0.125), run_dir=tmp_path, resume=True).history) > 2
 
 
-def test_a_loss_that_keeps_a_log_goes_on_with_it(tmp_path):
+def test_a_loss_that_keeps_a_log_can_be_resumed(tmp_path):
     log = [0.0]
     run(loss=around(0.125, log), run_dir=tmp_path, rounds=2)
     assert len(log) > 1
@@ -380,7 +380,7 @@ def unusual_losses():
 
 
 @pytest.mark.parametrize("which", range(3))
-def test_a_run_goes_on_with_whatever_is_around_its_loss(which, tmp_path):
+def test_a_run_resumes_with_whatever_its_loss_captures(which, tmp_path):
     loss = unusual_losses()[which]
     run(loss=loss, run_dir=tmp_path, rounds=2)
     assert len(run(loss=loss, run_dir=tmp_path, resume=True).history) > 2
@@ -426,7 +426,7 @@ def test_the_home_directory_is_known_by_its_short_name(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names of files are Unicode")
-def test_a_run_in_a_folder_whose_name_is_no_unicode_goes_on(tmp_path):
+def test_a_run_in_a_folder_whose_name_is_not_unicode_resumes(tmp_path):
     folder = os.fsencode(tmp_path) + b"/caf\xe9"
     run(run_dir=os.fsdecode(folder), rounds=3)
     assert same(run(), run(run_dir=os.fsdecode(folder), resume=True))
@@ -435,7 +435,7 @@ def test_a_run_in_a_folder_whose_name_is_no_unicode_goes_on(tmp_path):
 def test_a_directory_that_holds_a_run_is_not_overwritten(tmp_path):
     run(run_dir=tmp_path, rounds=2)
     before = contents(tmp_path)
-    with pytest.raises(RunDirectoryError, match="already holds a run; pass resume=True"):
+    with pytest.raises(RunDirectoryError, match="already contains a run; pass resume=True"):
         run(run_dir=tmp_path)
     assert contents(tmp_path) == before
 
@@ -481,7 +481,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning_and_two_are_an_error
     damage(tmp_path / "checkpoint/round-000004" / file, kind)
     copy = tmp_path / "copy"
     shutil.copytree(tmp_path, copy, ignore=shutil.ignore_patterns("copy"))
-    with pytest.warns(RuntimeWarning, match=r"round-000004.*going on from round 3 instead"):
+    with pytest.warns(RuntimeWarning, match=r"round-000004.*resuming from round 3 instead"):
         resumed = run(run_dir=tmp_path, resume=True)
     assert same(run(), resumed)
     assert [record.round for record in resumed.history] == [1, 2, 3, 4, 5, 6]
@@ -503,13 +503,13 @@ def test_two_good_checkpoints_stay_after_damaged_ones_were_passed_over(kind, tmp
     else:
         shutil.rmtree(damaged)
         damaged.write_text("a file")
-    with pytest.warns(RuntimeWarning, match="going on from round 2"), pytest.raises(KeyboardInterrupt):
+    with pytest.warns(RuntimeWarning, match="resuming from round 2"), pytest.raises(KeyboardInterrupt):
         run(run_dir=tmp_path, resume=True, checkpoint_every=2, observers=[StopAt(3)])
     assert sorted(os.listdir(tmp_path / "checkpoint")) == ["round-000002", "round-000003"]
     assert same(run(), run(run_dir=tmp_path, resume=True))
 
 
-def test_a_newer_format_is_refused_by_its_number(tmp_path):
+def test_a_newer_format_is_rejected_by_its_number(tmp_path):
     run(run_dir=tmp_path, rounds=1)
     rewrite(tmp_path, format=99)
     with pytest.raises(
@@ -521,11 +521,11 @@ def test_a_newer_format_is_refused_by_its_number(tmp_path):
 def test_a_metrics_file_that_lost_lines_is_an_error(tmp_path):
     run(run_dir=tmp_path, rounds=3)
     (tmp_path / "metrics.jsonl").write_text("")
-    with pytest.raises(RunDirectoryError, match=r"metrics.jsonl has 0 bytes, and at round 3 it had"):
+    with pytest.raises(RunDirectoryError, match=r"metrics.jsonl has 0 bytes, but at round 3 it had"):
         run(run_dir=tmp_path, resume=True)
 
 
-def test_two_processes_in_one_directory_are_refused(tmp_path):
+def test_two_processes_in_one_directory_are_rejected(tmp_path):
     class Again(fl.Observer):
         def on_round(self, record):
             with pytest.raises(RunDirectoryError, match="another process is working in"):
@@ -594,7 +594,7 @@ def test_a_read_only_directory_is_a_clear_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(RunDirectoryError, match="cannot be written: Not a directory"):
         run(run_dir=tmp_path / "file" / "run")
-    with pytest.raises(RunDirectoryError, match="file is a file, and run_dir must be a directory"):
+    with pytest.raises(RunDirectoryError, match="file is a file, but run_dir must be a directory"):
         run(run_dir=tmp_path / "file")
 
 

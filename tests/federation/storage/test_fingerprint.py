@@ -62,7 +62,7 @@ CHANGES = {
 def test_a_run_is_not_resumed_with_other_samples_behind_its_datasets(kind, whose, tmp_path):
     change, name = CHANGES[kind]
     run(datasets(), tmp_path)
-    with pytest.raises(RunDirectoryError, match=rf"cannot go on with other settings: data\.{name} was"):
+    with pytest.raises(RunDirectoryError, match=rf"cannot be resumed with different settings: data\.{name} was"):
         run(datasets(change, whose), tmp_path, rounds=4)
     assert len(run(datasets(), tmp_path, rounds=4).history) == 4
 
@@ -78,7 +78,7 @@ def pool(changed=()):
 @pytest.mark.parametrize("client", [1, 2, 100, 199])
 def test_a_run_is_not_resumed_with_other_inputs_of_one_client_of_a_population(client, tmp_path):
     run(pool(), tmp_path)
-    with pytest.raises(RunDirectoryError, match=r"cannot go on with other settings: data\.inputs was"):
+    with pytest.raises(RunDirectoryError, match=r"cannot be resumed with different settings: data\.inputs was"):
         run(pool([client]), tmp_path, rounds=4)
     assert len(run(pool(), tmp_path, rounds=4).history) == 4
 

@@ -121,7 +121,7 @@ def a_run() -> dict[str, bytes]:
 
 
 @fuzz("run directories", SLOW, data=st.data())
-def test_a_damaged_run_directory_goes_on_or_says_why_not(data):
+def test_a_damaged_run_directory_resumes_or_says_why_not(data):
     files = dict(a_run())
     for _ in range(data.draw(st.integers(1, 3))):
         name = data.draw(st.sampled_from(sorted(files)))

@@ -91,13 +91,13 @@ def with_one_changed(tree: Any, value: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("value", [None, -1, 10**9, 10**30, "x", [], {}], ids=repr)
-def test_a_checkpoint_of_wrong_types_and_a_right_hash_is_used_or_refused(value: Any, library: Path) -> None:
+def test_a_checkpoint_of_wrong_types_and_a_right_hash_is_used_or_rejected(value: Any, library: Path) -> None:
     """`threads` of 10**9 is one of them."""
     shutil.rmtree(library / "checkpoint" / "round-000001")
     place = library / "checkpoint" / "round-000002"
     files = {path: path.read_bytes() for path in library.rglob("*") if path.is_file()}
     content, threads = json.loads(files[place / "checkpoint.json"])["content"], torch.get_num_threads()
-    refused = 0
+    rejected = 0
     for forged in with_one_changed(content, value):
         shutil.rmtree(library)
         for path, whole in files.items():
@@ -109,13 +109,13 @@ def test_a_checkpoint_of_wrong_types_and_a_right_hash_is_used_or_refused(value: 
                 result = run(library, resume=True, rounds=3)
             assert [record.round for record in result.history] == [1, 2, 3]
         except RunDirectoryError:
-            refused += 1
+            rejected += 1
         assert torch.get_num_threads() == threads
-    assert refused > 30
+    assert rejected > 30
 
 
 @pytest.mark.parametrize("line", ['{"loss": "x"}', '{"round": null}', '{"timing": {"train": []}}', '{"rejected": 3}'])
-def test_a_record_of_wrong_types_is_refused(line: str, library: Path) -> None:
+def test_a_record_of_wrong_types_is_rejected(line: str, library: Path) -> None:
     metrics = library / "metrics.jsonl"
     first, second = metrics.read_text().splitlines()
     metrics.write_text(
@@ -133,7 +133,7 @@ def test_an_older_checkpoint_serves_where_a_file_of_the_newest_is_none(
     replace: Any, name: str, library: Path, little_memory: None
 ) -> None:
     replace(library / name)
-    with pytest.warns(RuntimeWarning, match="going on from round 1 instead"):
+    with pytest.warns(RuntimeWarning, match="resuming from round 1 instead"):
         assert len(run(library, resume=True).history) == 2
 
 
@@ -150,11 +150,11 @@ def test_tensors_that_are_too_many_are_not_read_though_the_description_agrees(
             endless(place.parent / content["kept"][0]["file"])
             content["kept"][0]["bytes"] = ENDLESS
             seal(place, content)
-    with pytest.raises(RunDirectoryError, match=r"state\.safetensors.*no file of its kind has more.*kept-"):
+    with pytest.raises(RunDirectoryError, match=r"state\.safetensors.*such a file has at most.*kept-"):
         run(library, resume=True)
 
 
-def test_metrics_that_are_a_pipe_or_endless_are_refused(library: Path, tmp_path: Path, little_memory: None) -> None:
+def test_metrics_that_are_a_pipe_or_endless_are_rejected(library: Path, tmp_path: Path, little_memory: None) -> None:
     metrics = library / "metrics.jsonl"
     lines = metrics.read_bytes()
     with metrics.open("ab") as file:
@@ -177,7 +177,7 @@ def test_commands_say_of_pipes_and_endless_files_what_they_are(runs: Path, tmp_p
     folder = Path(shutil.copytree(runs / "command", tmp_path / "run"))
     for name, replace, arguments, code, said in [
         ("other.yaml", pipe, ["run", tmp_path / "run/other.yaml"], 2, "it is a pipe, a device or a folder, not a file"),
-        ("other.yaml", endless, ["run", tmp_path / "run/other.yaml"], 2, "no file of its kind has more than"),
+        ("other.yaml", endless, ["run", tmp_path / "run/other.yaml"], 2, "such a file has at most"),
         ("summary.json", pipe, ["resume", folder, "rounds=3", "-q"], 0, "after 3 rounds"),
         ("summary.json", endless, ["report", folder], 2, "summary.json is larger than 67,108,864 bytes"),
         ("metrics.jsonl", pipe, ["resume", folder, "rounds=4", "-q"], 2, "metrics.jsonl cannot be read: it is a pipe"),
@@ -190,7 +190,7 @@ def test_commands_say_of_pipes_and_endless_files_what_they_are(runs: Path, tmp_p
         assert found == code, output
 
 
-def test_a_cached_data_set_that_is_endless_is_refused(tmp_path: Path, little_memory: None) -> None:
+def test_a_cached_data_set_that_is_endless_is_rejected(tmp_path: Path, little_memory: None) -> None:
     file = tmp_path / "mnist.safetensors"
     save_file({}, file)
     header = json.dumps({"inputs": {"dtype": "U8", "shape": [ENDLESS], "data_offsets": [0, ENDLESS]}}).encode()

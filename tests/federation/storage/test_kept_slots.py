@@ -43,7 +43,7 @@ def training() -> Training:
     )
 
 
-def test_a_refused_reply_leaves_what_its_client_keeps_as_it_was():
+def test_a_rejected_reply_leaves_what_its_client_keeps_as_it_was():
     setting = training()
     engine, cohort = Spoil(setting), torch.arange(5)
     first = run_round(initial_state(setting), cohort, 0.1, engine, setting, Rules()).state

@@ -31,7 +31,7 @@ def test_a_small_chain_of_linear_layers_is_stacked():
 
 def test_one_client_a_round_needs_no_stack():
     engine, reason = create_engine("auto", make_training("perceptron"), cohort=1)
-    assert (engine.name, reason) == ("reference", "one client a round")
+    assert (engine.name, reason) == ("reference", "one client per round")
 
 
 def test_a_small_round_of_another_network_is_left_to_the_reference(two_cores):
@@ -106,7 +106,7 @@ def test_recurrent_layers_count_as_heavy(two_cores):
     assert auto.candidates(training, cohort=4)[0][0] == "workers"
 
 
-def test_a_refused_stack_becomes_the_reference_with_the_reason(monkeypatch):
+def test_a_rejected_stack_becomes_the_reference_with_the_reason(monkeypatch):
     def total(outputs, targets):
         return (outputs.softmax(1) - nn.functional.one_hot(targets, 3)).square().sum()
 
@@ -142,12 +142,12 @@ def test_the_time_of_a_large_run_is_estimated_beforehand(engine, threshold, two_
 
 def test_what_cannot_be_given_to_workers_is_left_to_the_reference(two_cores, monkeypatch):
     training = make_training("batchnorm")
-    nn.utils.parametrizations.weight_norm(training.model[0])  # torch refuses to pickle a parametrised layer
+    nn.utils.parametrizations.weight_norm(training.model[0])  # torch does not pickle a parametrised layer
     training = replace(training, layout=Layout.of(training.model))
     monkeypatch.setattr(auto, "WORTH_PROCESSES", 1e4)
     engine, reason = create_engine("auto", training, cohort=4)
     assert engine.name == "reference"
-    assert "cannot be given to worker processes" in reason
+    assert "cannot be sent to worker processes" in reason
 
 
 class Listed(Dataset):

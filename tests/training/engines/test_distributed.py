@@ -58,8 +58,8 @@ def assert_same(given: dict, wanted: dict, tolerance: float = TOLERANCE) -> None
 @pytest.mark.parametrize("name", scenarios.JOBS)
 def test_any_number_of_ranks_gives_the_references_result(name, two, three):
     wanted = scenarios.outcome(scenarios.JOBS[name]("reference"))
-    refused = {client for record in wanted["records"] for client, _ in record[-1]}
-    assert refused == {"nan": {2}, "one sample": {4}}.get(name, set())
+    rejected = {client for record in wanted["records"] for client, _ in record[-1]}
+    assert rejected == {"nan": {2}, "one sample": {4}}.get(name, set())
     for rank in (*two, *three):
         assert_same(rank["same_results"][name], wanted)
 
@@ -88,7 +88,7 @@ def test_the_first_ranks_weights_count(two, three):
         assert_same(rank["other_weights"], wanted)
 
 
-def test_the_first_rank_alone_writes_and_a_run_goes_on(two, three):
+def test_the_first_rank_alone_writes_and_a_run_resumes(two, three):
     wanted = scenarios.outcome(scenarios.job("reference", rounds=4))
     for ranks in (two, three):
         assert [rank["files"]["written"] for rank in ranks] == [True] + [False] * (len(ranks) - 1)
@@ -97,14 +97,14 @@ def test_the_first_rank_alone_writes_and_a_run_goes_on(two, three):
             assert_same(other["files"] | {"records": wanted["records"]}, wanted)
 
 
-def test_ranks_that_were_given_different_runs_refuse(two, three):
+def test_ranks_that_were_given_different_runs_are_rejected(two, three):
     for rank in (*two, *three):
         assert rank["other_settings"] == (
-            "ValueError: every rank must be given the same run, but seed is 0 on rank 0 and 1 on rank 1"
+            "ValueError: all ranks must be given the same run, but seed is 0 on rank 0 and 1 on rank 1"
         )
 
 
-def test_an_engine_that_would_run_everything_in_every_process_is_refused(two):
+def test_an_engine_that_would_run_everything_in_every_process_is_rejected(two):
     assert all("ValueError: torchrun started several processes" in rank["another_engine"] for rank in two)
 
 
@@ -125,7 +125,7 @@ def test_a_failing_rank_fails_the_run_on_all_with_its_message(two, three):
 
 def test_a_rank_that_dies_ends_the_run(two):
     assert "last_rank_dies" not in two[1]
-    assert two[0]["last_rank_dies"].startswith("RankFailed: rank 0 lost the other ranks, of which one must have died")
+    assert two[0]["last_rank_dies"].startswith("RankFailed: rank 0 lost the other ranks; one of them must have died")
 
 
 def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -152,7 +152,7 @@ def test_torchrun_runs_the_command_line_and_the_first_process_alone_shows(tmp_pa
     [("cpu", "max"), *(pytest.param("cuda", how, marks=pytest.mark.gpu) for how in ("mean", "max"))],
 )
 def test_two_nodes_share_a_cohort_as_one_process_has_it(device: str, second_moment: str, tmp_path: Path):
-    """Between GPUs through NCCL: it refuses a GPU that two processes of a machine share, but not one of two nodes.
+    """Between GPUs through NCCL: it rejects a GPU that two processes of a machine share, but not one of two nodes.
 
     The environment is what `torchrun --nnodes 2 --nproc-per-node 1` gives each of its processes.
     """
@@ -224,6 +224,6 @@ def test_rows_of_a_spread_stack_are_found_where_they_lie(counts, data):
 
 
 @pytest.mark.parametrize("name", ["workers:0", "workers:x", "distributed:workers", "stacked:2", "nothing"])
-def test_a_wrong_engine_or_option_is_refused(name):
+def test_a_wrong_engine_or_option_is_rejected(name):
     with pytest.raises(ValueError, match="engine"):
         fl.run(scenarios.make_model(), scenarios.make_clients(), fl.FedAvg(), engine=name)

@@ -172,7 +172,7 @@ def test_clients_that_are_data_sets_give_the_references_result(engine):
 
 
 @engines
-def test_a_client_with_a_nan_is_refused_and_disturbs_no_other(engine):
+def test_a_client_with_a_nan_is_rejected_and_disturbs_no_other(engine):
     training = make_training()
     training.clients.inputs[training.clients.partition[2][0]] = float("nan")
     given, wanted = federate(engine, training, cohort=6), federate("reference", training, cohort=6)
@@ -181,8 +181,8 @@ def test_a_client_with_a_nan_is_refused_and_disturbs_no_other(engine):
 
 
 @engines
-def test_a_client_that_raises_is_named_and_the_others_go_on(engine):
-    training = make_training("batchnorm", sizes=(7, 12, 6, 1, 10, 23))  # one sample: BatchNorm refuses it
+def test_a_client_that_raises_is_named_and_the_others_continue(engine):
+    training = make_training("batchnorm", sizes=(7, 12, 6, 1, 10, 23))  # one sample: BatchNorm rejects it
     given, wanted = federate(engine, training, cohort=6), federate("reference", training, cohort=6)
     assert [rejection.client for rejection in wanted[0].rejected] == [3]
     assert_same_outcomes(given, wanted)

@@ -193,7 +193,7 @@ def test_memory_that_several_clients_share_is_copied_once():
     assert all(bool((view == 1).all()) for view in views)
 
 
-def test_a_client_that_raises_is_named_and_the_others_go_on():
+def test_a_client_that_raises_is_named_and_the_others_continue():
     pairs = make_clients()
     pairs[2] = (pairs[2][0], pairs[2][1] + 7)
     setting = training(clients=pairs)
@@ -262,14 +262,14 @@ def test_the_run_after_an_interrupted_one_gets_no_answer_that_was_meant_for_it(i
 
 
 @pytest.mark.parametrize("where", ["here", "there"])
-def test_what_cannot_be_sent_is_refused_with_the_reason(where):
+def test_what_cannot_be_sent_is_rejected_with_the_reason(where):
     class Stubborn(nn.Linear):
         def __reduce__(self):
             if where == "here":
                 raise TypeError("I stay where I am")
             return _fall_apart, ()
 
-    with pytest.raises(ValueError, match=r"cannot be given to worker processes \(TypeError: I stay where I am\)"):
+    with pytest.raises(ValueError, match=r"cannot be sent to worker processes \(TypeError: I stay where I am\)"):
         WorkersEngine(training(Stubborn(4, 3)), 1)
 
 
@@ -318,7 +318,7 @@ def test_dropout_draws_what_it_draws_on_the_reference():
     assert_equal_states(*states)
 
 
-def test_it_refuses_another_device():
+def test_it_rejects_another_device():
     setting = training()
     object.__setattr__(setting, "device", torch.device("cuda"))
     with pytest.raises(ValueError, match="trains on the CPU"):

@@ -1,7 +1,7 @@
-"""A reply as it comes in from outside: its form is checked before anything is computed with it.
+"""Replies from remote clients: their form is checked before anything is computed from them.
 
-Names, shapes, dtypes, byte order, contiguity, counts, and whether the reply belongs to this run, this round and a
-client that was asked. Nothing is cast, broadcast, reordered or guessed: what does not fit is refused by name.
+Checked are names, shapes, dtypes, byte order, contiguity and counts, and that the reply belongs to this run, this round
+and a client of its cohort. Nothing is cast, broadcast, reordered or guessed: anything else is rejected by name.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from fedlalr.training.interfaces import Buffers, Replies
 from fedlalr.training.layout import Layout
 
 LARGEST_COUNT = 10**9
-"""A client that claims more samples or local steps than this is refused."""
+"""A client that claims more samples or local steps than this is rejected."""
 LONGEST_NAME, LONGEST_TEXT = 100, 200
 """Metrics with longer names or values are dropped."""
 LARGEST_METRIC = 1e300
 NOBODY = -1
-"""The client of a reply that names none."""
+"""The client of a reply that does not name one."""
 LONGEST_HEADER = 1024
-"""Bytes of an npy header that are parsed at most."""
+"""The largest npy header that is parsed, in bytes."""
 
 
-class Refused(ValueError):
-    """Why a reply is not taken."""
+class Rejected(ValueError):
+    """Why a reply was rejected."""
 
 
 @dataclass(frozen=True)
@@ -51,34 +51,34 @@ class Reply:
     """Slot → parameter → array."""
     buffers: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    """Numbers such as `loss`, for the records alone."""
+    """Numbers such as `loss`, used only in the records."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the replies of a round must be."""
+    """What the replies of a round must look like."""
 
     run: str
     round: int
     clients: frozenset[int]
-    """Those that were asked."""
+    """The cohort."""
     contract: str
     layout: Layout
     table: SlotTable
     broadcast: Slots
     buffers: Buffers = field(default_factory=dict)
     answered: frozenset[int] = frozenset()
-    """Those whose reply is in already."""
+    """Clients that have already replied."""
     steps: Callable[[int], int] | None = None
-    """Local steps that a client with so many samples makes in this round, where that is known."""
+    """Number of samples → local steps of a client in this round, if known."""
 
 
 def unpack(reply: Reply, expected: Expected) -> Replies:
-    """The reply as a stack of one, or `Refused`."""
+    """The reply as a stack of one; raises `Rejected`."""
     client = _check_origin(reply, expected)
     samples, steps = check_count("samples", reply.samples), check_count("steps", reply.steps)
     if expected.steps is not None and steps != (due := expected.steps(samples)):
-        raise Refused(f"steps is {steps:,}, and a client with {samples:,} samples makes {due:,} in this round")
+        raise Rejected(f"steps is {steps:,}, but a client with {samples:,} samples takes {due:,} in this round")
     layout, table = expected.layout, expected.table
     _check_names("slots", reply.slots, table.up)
     shapes = dict(zip(layout.names, layout.shapes, strict=True))
@@ -106,43 +106,43 @@ def unpack(reply: Reply, expected: Expected) -> Replies:
 
 
 def as_tensor(name: str, array: object, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
-    """An array or tensor of exactly this shape and dtype as a tensor on the CPU, or `Refused`."""
+    """An array or tensor of exactly this shape and dtype as a tensor on the CPU; else raises `Rejected`."""
     shape = tuple(shape)
     if isinstance(array, np.ndarray):
         if not array.dtype.isnative:
-            raise Refused(f"{name} has swapped bytes ({array.dtype.str})")
+            raise Rejected(f"{name} has swapped bytes ({array.dtype.str})")
         if array.dtype != numpy_dtype(dtype):
-            raise Refused(f"{name} is {array.dtype}, and {dtype} is expected")
+            raise Rejected(f"{name} is {array.dtype}, and {dtype} is expected")
         contiguous = array.flags.c_contiguous
     elif isinstance(array, Tensor):
         if array.layout is not torch.strided or array.is_quantized or array.device.type == "meta":
-            raise Refused(f"{name} is not a plain tensor")
+            raise Rejected(f"{name} is not a plain tensor")
         if array.dtype != dtype:
-            raise Refused(f"{name} is {array.dtype}, and {dtype} is expected")
+            raise Rejected(f"{name} is {array.dtype}, and {dtype} is expected")
         contiguous = array.is_contiguous()
     else:
-        raise Refused(f"{name} is a {type(array).__name__} and not an array")
+        raise Rejected(f"{name} is a {type(array).__name__} and not an array")
     if tuple(array.shape) != shape:
-        raise Refused(f"{name} has shape {tuple(array.shape)}, and {shape} is expected")
+        raise Rejected(f"{name} has shape {tuple(array.shape)}, and {shape} is expected")
     if not contiguous:
-        raise Refused(f"{name} is not contiguous")
+        raise Rejected(f"{name} is not contiguous")
     if isinstance(array, np.ndarray):
         return torch.from_numpy(array.view(np.ndarray) if array.flags.writeable else array.copy())
     return array.detach()
 
 
 def check_count(name: str, value: object) -> int:
-    """A whole number from 1 to `LARGEST_COUNT`, or `Refused`."""
+    """A whole number from 1 to `LARGEST_COUNT`; else raises `Rejected`."""
     number = value.item() if isinstance(value, np.integer | np.floating) else value
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
     if not is_number or not 1 <= number <= LARGEST_COUNT or number != int(number):  # type: ignore[operator,call-overload]
-        raise Refused(f"{name} is {_short(value)}, and a whole number from 1 to {LARGEST_COUNT:,} is expected")
+        raise Rejected(f"{name} is {_short(value)}, and a whole number from 1 to {LARGEST_COUNT:,} is expected")
     count: int = int(number)  # type: ignore[call-overload]
     return count
 
 
 def clean_metrics(metrics: object) -> dict[str, int | float | str]:
-    """The metrics that may be recorded: finite numbers and short texts under short names. The rest is dropped.
+    """The metrics to record: finite numbers and short texts with short names. The rest is dropped.
 
     >>> clean_metrics({"loss": 0.5, "accuracy": float("nan"), "note": "x" * 10_000})
     {'loss': 0.5}
@@ -161,78 +161,78 @@ def clean_metrics(metrics: object) -> dict[str, int | float | str]:
 
 
 def array_from_npy(name: str, content: bytes, shape: Iterable[int], dtype: torch.dtype) -> NDArray[Any]:
-    """The array in the bytes of an npy file, or `Refused`. No pickle is read, no memory taken beyond the expected."""
+    """The array in the bytes of an npy file, or `Rejected`. Reads no pickles and allocates no more than expected."""
     shape, wanted = tuple(shape), numpy_dtype(dtype)
     if len(content) > LONGEST_HEADER + math.prod(shape) * wanted.itemsize:
-        raise Refused(f"{name} has {len(content):,} bytes, more than an array of shape {shape} has")
+        raise Rejected(f"{name} has {len(content):,} bytes, more than an array of shape {shape} has")
     stream = io.BytesIO(content)
     try:
         version = np.lib.format.read_magic(stream)
         if version not in ((1, 0), (2, 0)):
-            raise Refused(f"{name} is in npy format {version}, and 1.0 or 2.0 is expected")
+            raise Rejected(f"{name} is in npy format {version}, and 1.0 or 2.0 is expected")
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         found_shape, fortran, found = read(stream, max_header_size=LONGEST_HEADER)
-    except Refused:
+    except Rejected:
         raise
-    except Exception as error:  # the bytes may be anything, and so may be what parsing their header runs into
-        raise Refused(f"{name} is not a readable npy array: {type(error).__name__}") from error
+    except Exception as error:  # parsing the header of arbitrary bytes may raise anything
+        raise Rejected(f"{name} is not a readable npy array: {type(error).__name__}") from error
     if found.hasobject:
-        raise Refused(f"{name} holds Python objects, which are never read")
+        raise Rejected(f"{name} holds Python objects, which are never read")
     if not found.isnative or found != wanted:
-        raise Refused(f"{name} is {found.str}, and {wanted.str} is expected")
+        raise Rejected(f"{name} is {found.str}, and {wanted.str} is expected")
     if found_shape != shape or (fortran and len(shape) > 1):
-        raise Refused(
+        raise Rejected(
             f"{name} has shape {found_shape}{' in Fortran order' if fortran else ''}, and {shape} is expected"
         )
     rest = len(content) - stream.tell()
     if rest != math.prod(shape) * wanted.itemsize:
-        raise Refused(f"{name} has {rest:,} bytes of numbers, and {math.prod(shape) * wanted.itemsize:,} are expected")
+        raise Rejected(f"{name} has {rest:,} bytes of numbers, and {math.prod(shape) * wanted.itemsize:,} are expected")
     return np.frombuffer(content, wanted, offset=stream.tell()).reshape(shape)
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    """NumPy's name of a torch dtype, or `Refused` where it has none (bfloat16)."""
+    """NumPy's equivalent of a torch dtype; `Rejected` if there is none (bfloat16)."""
     try:
         return torch.empty(0, dtype=dtype).numpy().dtype
     except TypeError:
-        raise Refused(f"NumPy has no {dtype}; send it as a tensor") from None
+        raise Rejected(f"NumPy has no {dtype}; send it as a tensor") from None
 
 
 def client_of(reply: Reply) -> int:
-    """The id of the client that a reply names, or `NOBODY` where it names none that could be."""
+    """The id of the client that a reply names, or `NOBODY` if it is not a valid id."""
     client: object = reply.client
     is_whole = isinstance(client, int | np.integer) and not isinstance(client, bool)
     return int(client) if is_whole and 0 <= client <= LARGEST_COUNT else NOBODY  # type: ignore[operator,call-overload]
 
 
 def _check_origin(reply: Reply, expected: Expected) -> int:
-    """The client that a reply comes from, if it was asked."""
+    """The client that a reply comes from; `Rejected` unless its reply is expected."""
     if not isinstance(reply.run, str) or reply.run != expected.run:
-        raise Refused(f"the reply belongs to run {_short(reply.run)}, and this is {expected.run!r}")
+        raise Rejected(f"the reply belongs to run {_short(reply.run)}, and this is {expected.run!r}")
     if not isinstance(reply.round, int) or reply.round != expected.round:
-        raise Refused(f"the reply belongs to round {_short(reply.round)}, and this is round {expected.round}")
+        raise Rejected(f"the reply belongs to round {_short(reply.round)}, and this is round {expected.round}")
     client = client_of(reply)
     if client == NOBODY:
-        raise Refused(f"the reply names client {_short(reply.client)}, and a whole number from 0 on is expected")
+        raise Rejected(f"the reply names client {_short(reply.client)}, and a whole number from 0 on is expected")
     if client in expected.answered:
-        raise Refused("the client has answered already")
+        raise Rejected("the client has already replied")
     if client not in expected.clients:
-        raise Refused("the client was not asked in this round")
+        raise Rejected("the client is not in this round's cohort")
     if not isinstance(reply.contract, str) or reply.contract != expected.contract:
-        raise Refused("the client trained with other hyper-parameters than the round's")
+        raise Rejected("the client trained with different hyper-parameters")
     return client
 
 
 def _check_names(what: str, given: object, expected: Iterable[str]) -> None:
     expected = list(expected)
     if not isinstance(given, Mapping):
-        raise Refused(f"{what} must be a table of names, not a {type(given).__name__}")
+        raise Rejected(f"{what} must be a mapping of names, not a {type(given).__name__}")
     missing = [name for name in expected if name not in given]
     extra = [name for name in given if name not in expected]
     if missing:
-        raise Refused(f"{what}: {_listed(missing)} missing")
+        raise Rejected(f"{what}: {_listed(missing)} missing")
     if extra:
-        raise Refused(f"{what}: {_listed(extra)} not expected")
+        raise Rejected(f"{what}: {_listed(extra)} not expected")
 
 
 def _listed(names: list[Any]) -> str:
@@ -244,6 +244,6 @@ def _listed(names: list[Any]) -> str:
 
 def _short(value: object) -> str:
     if isinstance(value, int) and abs(value) > LARGEST_COUNT**2:
-        return "a huge number"  # Python refuses to print integers of thousands of digits
+        return "a huge number"  # Python does not print integers of thousands of digits
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}…"

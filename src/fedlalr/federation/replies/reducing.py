@@ -1,8 +1,8 @@
-"""From the cohort's replies to one value per slot.
+"""Reduces the cohort's replies to one value per slot.
 
-A slot that went down is reduced as its change from the broadcast: b + Σ wᵢ (uᵢ − b). In exact arithmetic that is the
-mean; in floating point it is also exact for a coordinate that nobody touched and never falls below b where no reply
-does. The robust reductions of `reductions.py` keep both properties, and so does the mean of buffers, in another way.
+A slot that was broadcast is reduced as its change from the broadcast: b + Σ wᵢ (uᵢ − b). In exact arithmetic that is
+the mean. In floating point it also keeps coordinates that no client changed, and never falls below b if no reply does.
+The robust reductions of `reductions.py` have both properties, and so does the mean of buffers, in another way.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def reduce_replies(
     table: SlotTable,
     how: Mapping[str, SlotReduction] | None = None,
 ) -> tuple[Slots, Buffers]:
-    """A cohort's slots and buffers, each reduced to one value, wherever its rows are."""
+    """A cohort's slots and buffers, each reduced to one value, also if their rows are spread over ranks."""
     spread = replies.spread
     if spread.is_whole:
         slots = reduce_slots(replies.slots, broadcast, share, table, how)
@@ -55,7 +55,7 @@ def reduce_replies(
 def reduce_slots(
     uploads: Slots, broadcast: Slots, share: Tensor, table: SlotTable, how: Mapping[str, SlotReduction] | None = None
 ) -> Slots:
-    """Every uploaded slot `[R, P]` reduced to `[P]`: as `how` says, else as the table does."""
+    """Every uploaded slot `[R, P]` reduced to `[P]`, by `how` or, for slots not named there, by the table."""
     reduced = {}
     for name, chosen in _chosen(table, how).items():
         value = chosen.reduce(uploads[name], broadcast.get(name), share)
@@ -69,15 +69,15 @@ def _chosen(table: SlotTable, how: Mapping[str, SlotReduction] | None) -> dict[s
 
 
 def _checked(name: str, value: Tensor, upload: Tensor) -> Tensor:
-    """What a user's reduction gives, in the slot's precision, if it is one number for each coordinate."""
+    """The result of a user's reduction in the slot's precision, checked to have one number per coordinate."""
     if not isinstance(value, Tensor) or value.shape != upload.shape[1:]:
         given = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-        raise ValueError(f"the reduction of {name} must give a tensor {tuple(upload.shape[1:])}, not {given}")
+        raise ValueError(f"the reduction of {name} must return a tensor {tuple(upload.shape[1:])}, not {given}")
     return value.to(upload.dtype)
 
 
 def _own(value: Tensor, upload: Tensor) -> Tensor:
-    """A value that shares no memory with the replies, which an engine uses again: a user's reduction may pick one."""
+    """A value that shares no memory with the replies: an engine reuses theirs, and a reduction may return a reply."""
     shared = value.untyped_storage().data_ptr() == upload.untyped_storage().data_ptr()
     return value.clone() if shared else value
 
@@ -88,10 +88,9 @@ def reduce_buffers(
     how: Mapping[str, SlotReduction] | None = None,
     broadcast: Mapping[str, Tensor] | None = None,
 ) -> Buffers:
-    """Floating-point and complex buffers reduced as `how` says, by default to their mean; of whole numbers, which have
-    no mean, the middle one.
+    """Floating-point and complex buffers reduced by `how`, by default to their mean; integers to their median.
 
-    That is what most clients say of a number that never changes, and no single client can move a count far.
+    For a number that never changes, the median is the value most clients have; a count is not moved far by one client.
     """
     return _reduce_buffers(stacked, share, how, broadcast or {}, WHOLE)
 
@@ -105,8 +104,8 @@ def _reduce_buffers(
 ) -> Buffers:
     reduced: Buffers = {}
     chosen = (how or {}).get(BUFFERS, Mean())
-    share = share.double() / share.double().sum()  # as rounded for the slots, they would shift large numbers
-    for dtype in dict.fromkeys(values.dtype for values in stacked.values()):  # once for all of a kind
+    share = share.double() / share.double().sum()  # the slots' rounded weights would shift large numbers
+    for dtype in dict.fromkeys(values.dtype for values in stacked.values()):  # once for all of a dtype
         alike = {name: values for name, values in stacked.items() if values.dtype == dtype}
         flat = torch.cat([values[..., None].flatten(1) for values in alike.values()], 1)
         if _is_whole(dtype):
@@ -134,10 +133,10 @@ def _mean(values: Tensor, share: Tensor, spread: Spread) -> Tensor:
 
 
 def _mean_within(values: Tensor, share: Tensor, spread: Spread) -> Tensor:
-    """A mean that rounding does not bring out of what the replies span, so that equal replies give themselves.
+    """A mean clamped to the replies' range, so that equal replies are kept as they are.
 
-    It is not taken as change from the broadcast: statistics of a network that has moved far can be so much smaller
-    than the last ones that a variance would come out below zero.
+    It is not computed as a change from the broadcast: if statistics have shrunk a lot since the last round, rounding
+    could make a variance negative.
     """
     mean = spread.ranks.sum({"mean": _part_of_mean(values, None, share, spread)})["mean"]
     least, most = torch.aminmax(values, dim=0) if len(values) else (torch.full_like(mean, torch.inf), _highest(values))
@@ -146,8 +145,8 @@ def _mean_within(values: Tensor, share: Tensor, spread: Spread) -> Tensor:
 
 
 def _reduce_floats(values: Tensor, reference: Tensor, share: Tensor, how: SlotReduction) -> Tensor:
-    """A reduction like that of a slot, kept within what the replies span; what all replies agree on is kept as it is,
-    be it infinite."""
+    """A reduction like that of a slot, clamped to the replies' range; a value that all replies share is kept, even if
+    it is infinite."""
     if values.is_complex():
         parts = _reduce_floats(real_numbers(values).flatten(1), real_numbers(reference).flatten(), share, how)
         return torch.view_as_complex(parts.view(-1, 2))
@@ -169,11 +168,11 @@ def _reduce_spread(
     share: Tensor,
     spread: Spread,
 ) -> dict[str, Tensor]:
-    """Reduce stacks that are spread over processes: sums and maxima part by part, all else on the gathered stack."""
+    """Reduce stacks that are spread over processes: means and maxima part by part, all others on the gathered stack."""
     sums, maxima, reduced = {}, {}, {}
     for name, values in stacks.items():
         reference = broadcast.get(name)
-        if type(how[name]) is Mean:  # a user's subclass may reduce in another way
+        if type(how[name]) is Mean:  # a user's subclass may reduce differently
             sums[name] = _part_of_mean(values, reference, share, spread)
         elif type(how[name]) is Max:
             maxima[name] = _highest(values)
@@ -186,10 +185,10 @@ def _reduce_spread(
 
 
 def _part_of_mean(values: Tensor, reference: Tensor | None, share: Tensor, spread: Spread) -> Tensor:
-    """What the rows that are here add to the mean."""
+    """What the rows on this rank contribute to the mean."""
     return mean_change(values if reference is None else values - reference, None, spread.mine(share).to(values.dtype))
 
 
 def _highest(values: Tensor) -> Tensor:
-    """The largest value at each place of the rows that are here, of which there may be none."""
+    """The largest value of each coordinate over the rows on this rank, of which there may be none."""
     return values.amax(0) if len(values) else values.new_full(values.shape[1:], -torch.inf)

@@ -1,7 +1,7 @@
-"""Reductions of one slot over the cohort, from the plain mean to those that hostile replies move little.
+"""Reductions of one slot over the cohort: the mean, and robust ones that hostile replies can hardly move.
 
-Each works on the *change* from the broadcast (from zero, where the slot did not go down), so that a coordinate nobody
-touched stays exactly as it was and v̂, of which every change is at least zero, never falls below its broadcast.
+Each works on the *change* from the broadcast (from zero, if the slot was not broadcast). So a coordinate that no client
+changed stays exactly as it was, and v̂, whose changes are never negative, never falls below its broadcast.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from fedlalr.training.interfaces import real_numbers
 from fedlalr.training.kernels import cohort
 
 SHARE = 0.02
-"""The part of a slot's broadcast norm that counts as an ordinary change where most clients change less. At ten times
-that, a client that knows what the others do not may change a fifth of the slot in a round, and is heard at once; ten
-times as much would let one hostile client of fifty undo what has been learned."""
+"""The part of a slot's broadcast norm that counts as an ordinary change if most clients change less. With a ratio of
+ten, a client with data that the others lack may change a fifth of the slot in a round, and so has an effect at once.
+With ten times this share, one hostile client of fifty could undo what has been learned."""
 BUFFERS = "buffers"
-"""The name under which `reduce` knows the module's buffers."""
+"""The name of the module's buffers in `reduce`."""
 COORDINATES_AT_A_TIME = 1 << 22
-"""Numbers that are sorted at once: bounds the memory of a sort."""
+"""Numbers that are sorted at once, which bounds the memory of a sort."""
 NUMBERS_IN_CACHE = 1 << 16
-"""Numbers that are worked on at once where it is memory that takes the time."""
+"""Numbers that are processed at once if memory bandwidth is the bottleneck."""
 ALIGNED = 1024
 """Coordinates that are summed together."""
 SAFE_NORMS = (1e-12, 1e15)
-"""Between these a norm in float32 has lost nothing to squares that vanish or overflow."""
+"""A float32 norm between these has lost nothing to squares that underflow or overflow."""
 SUMMED = 1 << 18
-"""So many squares summed in float32 leave a norm three digits even where every rounding goes the same way."""
+"""The sum of this many squares in float32 has three correct digits even if all roundings go the same way."""
 
 
 class SlotReduction(Protocol):
-    """One way to get from the uploads `[R, P]` of a slot to one value `[P]`."""
+    """Reduces the uploads `[R, P]` of a slot to one value `[P]`."""
 
     def reduce(self, values: Tensor, reference: Tensor | None, share: Tensor) -> Tensor:
-        """The reduced slot, from the uploads, the broadcast where there is one, and the weights `[R]`."""
+        """The reduced slot, from the uploads, the broadcast if there is one, and the weights `[R]`."""
         ...
 
 
@@ -57,7 +57,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class Max:
-    """The largest value of each coordinate. One client is enough to raise it: combine it with a bound."""
+    """The largest value of each coordinate. A single client can raise it: combine it with a bound."""
 
     def reduce(self, values: Tensor, reference: Tensor | None, share: Tensor) -> Tensor:
         return values.amax(0)
@@ -65,7 +65,7 @@ class Max:
 
 @dataclass(frozen=True)
 class Median:
-    """The median of each coordinate (the mean of the middle two of an even cohort). Weights are ignored.
+    """The median of each coordinate (the mean of the middle two, if their number is even). Weights are ignored.
 
     >>> Median().reduce(torch.tensor([[1.0], [2.0], [900.0]]), torch.tensor([0.0]), torch.ones(3) / 3)
     tensor([2.])
@@ -79,7 +79,7 @@ class Median:
 class Trimmed:
     """The mean of each coordinate without the lowest and the highest `share` of the replies. Weights are ignored.
 
-    At least one reply is left out at either end, where three or more are there.
+    If there are at least three replies, at least one is left out at either end.
     """
 
     share: float = 0.2
@@ -92,7 +92,7 @@ class Trimmed:
 
     def reduce(self, values: Tensor, reference: Tensor | None, share: Tensor) -> Tensor:
         count = len(values)
-        out = min(math.ceil(self.share * count - 1e-9), (count - 1) // 2)  # 0.07 · 100 is a little more than 7
+        out = min(math.ceil(self.share * count - 1e-9), (count - 1) // 2)  # 0.07 * 100 is slightly more than 7
         return _by_coordinate(values, reference, lambda ordered: ordered[out : count - out].mean(0))
 
 
@@ -100,7 +100,7 @@ class Trimmed:
 class Bounded:
     """The weighted mean of changes, each clipped to at most `ratio` times the slot's scale.
 
-    That is the cohort's median of the norm of the change, or `SHARE` of the broadcast's norm where that is more.
+    The scale is the cohort's median norm of the change, or `SHARE` of the broadcast's norm if that is more.
     """
 
     ratio: float = 1.0
@@ -131,14 +131,14 @@ REDUCTIONS: dict[str, Callable[..., SlotReduction]] = {
 
 
 def as_reductions(given: Mapping[str, Any] | None, table: SlotTable) -> dict[str, SlotReduction]:
-    """What a user chose, by slot: names, tables such as `{"name": "trimmed", "share": 0.1}`, or objects.
+    """The reductions a user chose, by slot: names, dicts such as `{"name": "trimmed", "share": 0.1}`, or objects.
 
-    Buffers belong to the model, so they are reduced like the first slot (x or its change) unless they are named.
+    Buffers belong to the model, so they are reduced like the first slot (x or its change) unless given.
     """
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise TypeError(f"reduce must be a table from slot to reduction, such as {{'x': 'median'}}, not {given!r}")
+        raise TypeError(f"reduce must be a dict from slot to reduction, such as {{'x': 'median'}}, not {given!r}")
     for slot in given:
         if slot not in table.up and slot != BUFFERS:
             sent = {**table.up, BUFFERS: None}
@@ -151,7 +151,7 @@ def as_reductions(given: Mapping[str, Any] | None, table: SlotTable) -> dict[str
 
 
 def mean_change(values: Tensor, reference: Tensor | None, share: Tensor) -> Tensor:
-    """The weighted mean over the first dimension, taken as change from a reference where there is one."""
+    """The weighted mean over the first dimension, computed as a change from the reference if there is one."""
     if cohort.fits(values, reference):
         return cohort.mean_change(values, values.new_zeros(values.shape[1]) if reference is None else reference, share)
     if values.device.type == "cpu" and values.dim() == 2:
@@ -163,7 +163,7 @@ def mean_change(values: Tensor, reference: Tensor | None, share: Tensor) -> Tens
 
 
 def _mean_in_the_cache(values: Tensor, reference: Tensor | None, share: Tensor) -> Tensor:
-    """The same, some coordinates at a time, so that the changes never leave a processor's cache."""
+    """The same, a few coordinates at a time, so that the changes stay in the processor's cache."""
     count, size = values.shape
     out, column = values.new_empty(size), share[:, None]
     for start, stop in pieces(size, NUMBERS_IN_CACHE // max(count, 1)):
@@ -177,23 +177,23 @@ def _mean_in_the_cache(values: Tensor, reference: Tensor | None, share: Tensor) 
 
 
 def pieces(size: int, width: int) -> list[tuple[int, int]]:
-    """Stretches of about `width` coordinates of which the sums over a cohort have the bits of the whole's.
+    """Slices of about `width` coordinates whose sums over a cohort have the same bits as those of the whole.
 
-    torch sums columns in groups, and the last bits depend on the grouping: so pieces begin at multiples of a number and
-    are no shorter, unless all is.
+    torch sums columns in groups, and the last bits depend on the grouping. So slices start at multiples of `ALIGNED`
+    and are at least that long, unless there are fewer coordinates.
 
     >>> pieces(5000, 2000)
     [(0, 1024), (1024, 2048), (2048, 3072), (3072, 5000)]
     """
     width = max(ALIGNED, width // ALIGNED * ALIGNED)
-    starts = [0, *range(width, size - ALIGNED, width)]  # a short rest goes with the last piece
+    starts = [0, *range(width, size - ALIGNED, width)]  # a short remainder is part of the last slice
     return list(zip(starts, [*starts[1:], size], strict=True))
 
 
 def change_norms(values: Tensor, reference: Tensor | None = None, *, rough: bool = False) -> Tensor:
     """The Euclidean norm of each row's change, in float64: a float32 sum of squares of v̂ would underflow.
 
-    Rough ones are right to three digits and cost a CPU a third of the time.
+    Rough norms are correct to three digits and take a third of the time on a CPU.
     """
     if reference is not None and cohort.fits(values, reference):
         return cohort.changes(values, reference)[0]
@@ -202,7 +202,7 @@ def change_norms(values: Tensor, reference: Tensor | None = None, *, rough: bool
 
 
 def norms_and_falls(values: Tensor, reference: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Rough norms of `change_norms` and which rows are below the reference anywhere, bool `[R]`, in one pass."""
+    """Rough `change_norms`, and which rows are below the reference anywhere, bool `[R]`, in one pass."""
     if reference is not None and cohort.fits(values, reference):
         return cohort.changes(values, reference)
     parts = [(_rough_norm(change), change.amin(1) < 0) for change in _row_changes(values, reference)]
@@ -212,8 +212,8 @@ def norms_and_falls(values: Tensor, reference: Tensor | None) -> tuple[Tensor, T
 def clip(values: Tensor, reference: Tensor | None, factors: Sequence[float]) -> Tensor:
     """The rows with their changes multiplied by `factors`; a row whose factor is 1 keeps its bits.
 
-    Numbers that equal the reference stay, as the infinite ones of a mask must. Where a reference is infinite and a row
-    is not, the change is taken from zero.
+    Numbers equal to the reference are kept, such as the infinite ones of a mask. If the reference is infinite and a row
+    is not, the change is measured from zero.
     """
     if values.is_complex():
         before = None if reference is None else real_numbers(reference)
@@ -232,7 +232,7 @@ def clip(values: Tensor, reference: Tensor | None, factors: Sequence[float]) -> 
 
 
 def _row_changes(values: Tensor, reference: Tensor | None) -> Iterator[Tensor]:
-    """Each row's change; on a CPU few rows at a time, so that the changes never leave its cache."""
+    """Each row's change; on a CPU a few rows at a time, so that the changes stay in its cache."""
     rows = NUMBERS_IN_CACHE // max(values.shape[1], 1) if values.device.type == "cpu" else len(values)
     for part in (values,) if rows >= len(values) else torch.split(values, max(rows, 1)):
         yield part if reference is None else part - reference
@@ -243,7 +243,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _rough_norm(change: Tensor) -> Tensor:
-    """The norm in the numbers' own precision, where it has three digits there and no square vanishes or overflows."""
+    """The norm in the numbers' own precision if it has three correct digits there, without underflow or overflow."""
     fits = change.shape[1] <= SUMMED and change.stride(1) == 1
     if change.dtype == torch.float32 and change.device.type == "cpu" and fits:
         norms: Tensor = torch.linalg.vector_norm(change, dim=1)
@@ -258,7 +258,7 @@ def _norm(change: Tensor) -> Tensor:
 
 
 def _by_coordinate(values: Tensor, reference: Tensor | None, reduce: Callable[[Tensor], Tensor]) -> Tensor:
-    """Sort every coordinate over the cohort, and reduce the sorted changes. Some coordinates at a time."""
+    """Sort every coordinate over the cohort and reduce the sorted changes, a few coordinates at a time."""
     width = max(1, COORDINATES_AT_A_TIME // len(values))
     parts = []
     for start in range(0, values.shape[1], width):

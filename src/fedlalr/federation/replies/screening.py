@@ -1,15 +1,15 @@
-"""Which replies may be reduced, and how far each may move the server. One place for the simulator and for deployments.
+"""Decides which replies are reduced and how far each may move the server, in simulations and in deployments.
 
-What no honest client can send (numbers that are not finite, a v̂ below its broadcast) is rejected as a whole, with its
-client and the reason. Every other reply counts, but a change that is too long is clipped: it keeps its direction and
-is shortened to `max_norm_ratio` times the scale of its slot,
+A reply that no honest client can send (numbers that are not finite, a v̂ below its broadcast) is rejected as a whole
+and recorded with its client and the reason. Every other reply counts, but a change that is too long is clipped: it
+keeps its direction and is shortened to `max_norm_ratio` times the scale of its slot,
 
     scale = max(median over the replies of ‖change‖, SHARE · ‖broadcast‖).
 
-Clients of an ordinary cohort are far below that, and their replies keep every bit. Norms are of whole slots, never of
+In an ordinary cohort, changes are far below that, and replies keep every bit. Norms are taken of whole slots, not of
 coordinates, in which honest clients differ by orders of magnitude. The share of the broadcast (of x, for a slot that is
-not broadcast) is for clients that still learn after most others have converged: without it, the median would shut them
-out. Buffers have no such share, since nothing is learned through them: one that most clients leave alone stays.
+not broadcast) is for clients that still learn after most others have converged: the median alone would shut them out.
+Buffers have no such share, since nothing is learned through them: a buffer that most clients do not change stays.
 """
 
 from __future__ import annotations
@@ -26,32 +26,31 @@ from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots, SlotTable
 from fedlalr.common.printable import printable
-from fedlalr.federation.replies.payload import Expected, Refused, Reply, client_of, unpack
+from fedlalr.federation.replies.payload import Expected, Rejected, Reply, client_of, unpack
 from fedlalr.federation.replies.reductions import SHARE, change_norms, clip, norms_and_falls
 from fedlalr.training.interfaces import Buffers, Replies, real_numbers
 from fedlalr.training.ranks import Spread
 
 MAX_NORM_RATIO = 10.0
-"""Changes of x and m of honest clients of equal size stayed below it (7.1 times the scale in 30 rounds of every method
-on the quickstart; those of v̂ did not always), and one hostile client of fifty moves a mean by at most a fifth of what
-an ordinary client changes."""
+"""Honest clients of equal size changed x and m by less than this (7.1 times the scale in 30 rounds of every method on
+the quickstart; v̂ not always), and one hostile client of fifty moves a mean by at most a fifth of an ordinary change."""
 
 SEVERAL = 3
-"""A client that is rejected in so many of its rounds running is named."""
+"""A client that is rejected in this many of its rounds in a row is reported."""
 
 VARIANCE, COUNT = "running_var", "num_batches_tracked"
-"""What torch's normalisation layers call the variance that they remember, which no average of batches brings below
-zero, and the number of those batches, which can only grow."""
+"""Buffers of torch's normalisation layers: the running variance, which is never negative, and the number of batches,
+which can only grow."""
 
 
 Key = tuple[str, str]
-"""What is measured, and of which slot."""
+"""What is measured, and the slot it is measured of."""
 BUFFER = "buffer "
-"""What a buffer's name is preceded by among the names of slots."""
+"""Prefix of buffers' names among the names of slots."""
 
 
 LONGEST_REASON = 1000
-"""Characters of an error that are recorded: what a client raises may be endless."""
+"""Characters of an error that are recorded: a client's error may be of any length."""
 
 
 class Rejection(NamedTuple):
@@ -62,20 +61,20 @@ class Rejection(NamedTuple):
 
     @classmethod
     def because(cls, client: int, reason: object) -> Rejection:
-        """For a reason in somebody else's words, fit to be recorded: of bounded length, valid and printable."""
+        """A rejection with a reason from outside, made safe to record: of bounded length, valid and printable."""
         text = str(reason)
         text = text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}…"
         return cls(client, printable(text.encode(errors="backslashreplace").decode()))
 
 
 class Streaks:
-    """Counts in how many of its rounds running each client was rejected."""
+    """Counts in how many of its rounds in a row each client was rejected."""
 
     def __init__(self) -> None:
         self._running: Counter[int] = Counter()
 
     def update(self, cohort: Iterable[int], rejected: Iterable[Rejection]) -> tuple[int, ...]:
-        """The clients of a round's cohort that were rejected in it and in their rounds before, `SEVERAL` in all."""
+        """The clients of a round's cohort that have been rejected in at least `SEVERAL` of their rounds in a row."""
         out = {rejection.client for rejection in rejected}
         for client in cohort:
             self._running[client] = self._running[client] + 1 if client in out else 0
@@ -86,10 +85,10 @@ class Screened(NamedTuple):
     """A cohort's replies after screening."""
 
     accepted: Replies
-    """What may be reduced, with long changes clipped."""
+    """The replies to reduce, with long changes clipped."""
     rejected: tuple[Rejection, ...]
     clipped: tuple[int, ...]
-    """Accepted clients of which a change was clipped. Both in ascending order."""
+    """Accepted clients with a clipped change. Both in ascending order."""
 
 
 def screen(
@@ -123,18 +122,18 @@ def measure_reply(reply: Reply, expected: Expected) -> tuple[Replies, Measured] 
     """One remote reply as a stack of one with its measurements, or why it is rejected. Clipping needs the cohort."""
     try:
         replies = unpack(reply, expected)
-    except Refused as refusal:
-        return Rejection(client_of(reply), str(refusal))
+    except Rejected as reason:
+        return Rejection(client_of(reply), str(reason))
     measured = Measured.of(replies, expected.broadcast, expected.table, expected.buffers)
     reasons = measured.reasons()
     return Rejection(client_of(reply), reasons[0]) if reasons else (replies, measured)
 
 
 class Measured(NamedTuple):
-    """What the rules need to know of a stack of replies, on the host: a list has one entry for each reply."""
+    """What the rules need to know about a stack of replies, on the host: lists with one entry per reply."""
 
     finite: dict[str, list[bool]]
-    """Whether every number is finite, of each slot, float buffer and kept slot."""
+    """Whether every number of a slot, float buffer or kept slot is finite."""
     fell: dict[str, list[bool]]
     """Whether a slot or count that can only grow is below its broadcast anywhere, or a variance below zero."""
     norms: dict[str, list[float]]
@@ -142,7 +141,7 @@ class Measured(NamedTuple):
 
     @classmethod
     def of(cls, replies: Replies, broadcast: Slots, table: SlotTable, buffers: Mapping[str, Tensor]) -> Measured:
-        """Measure on the device; unless something is not finite, one copy to the host is the only synchronisation."""
+        """Measure on the device. If everything is finite, a single copy to the host is the only synchronisation."""
         spread = replies.spread
         kept = {f"kept {name}": values for name, values in replies.kept.items()}
         values = dict(replies.slots.items()) | _float_buffers(replies.buffers, buffers) | kept
@@ -168,7 +167,7 @@ class Measured(NamedTuple):
         )
 
     def reasons(self) -> dict[int, str]:
-        """Why a reply is rejected, for each row that is."""
+        """Row → reason, for each rejected reply."""
         found: dict[int, str] = {}
         for name, finite in self.finite.items():
             for row in _where(not one for one in finite):
@@ -182,34 +181,34 @@ class Measured(NamedTuple):
     def factors(
         self, max_norm_ratio: float | None, broadcast: Slots, rejected: Collection[int] = ()
     ) -> dict[str, list[float]]:
-        """By how much each row's change is shortened, for the slots and buffers of which one is."""
+        """The factor for each row's change, for slots and buffers in which any is shortened."""
         found: dict[str, list[float]] = {}
         if max_norm_ratio is None:
             return found
         for name, norms in self.norms.items():
             usable = [norm for row, norm in enumerate(norms) if row not in rejected] if rejected else norms
             scale = median_low(usable) if usable else math.inf
-            if max(usable, default=0.0) > max_norm_ratio * scale:  # rarely: the broadcast is not measured otherwise
+            if max(usable, default=0.0) > max_norm_ratio * scale:  # rare, so the broadcast is measured only then
                 bound = max_norm_ratio * max(scale, floor_of(name, broadcast))
                 found[name] = [bound / norm if norm > bound else 1.0 for norm in norms]
         return {name: each for name, each in found.items() if min(each) < 1}
 
 
 def floor_of(name: str, broadcast: Slots) -> float:
-    """The least that counts as the scale of a slot, or of a buffer."""
+    """The smallest scale of a slot or buffer."""
     if name.startswith(BUFFER):
         return 0.0
     return SHARE * float(change_norms(broadcast.get(name, broadcast.x)[None]))
 
 
 def clipped_clients(clients: Tensor, factors: Mapping[str, Sequence[float]]) -> tuple[int, ...]:
-    """Those of which a change is shortened."""
+    """The clients with a shortened change."""
     rows = {row for each in factors.values() for row in _where(factor < 1 for factor in each)}
     return tuple(int(clients[row]) for row in sorted(rows))
 
 
 def clip_buffers(stacked: Buffers, broadcast: Mapping[str, Tensor], factors: Mapping[str, Sequence[float]]) -> Buffers:
-    """Buffers `[R, …]` with the changes that are too long shortened."""
+    """Buffers `[R, …]` with long changes shortened."""
     return {
         name: clip(values, broadcast.get(name), factors[BUFFER + name]) if BUFFER + name in factors else values
         for name, values in stacked.items()
@@ -236,7 +235,7 @@ def _on_the_host(rows: Mapping[Key, Tensor], spread: Spread) -> dict[Key, list[f
 
 
 def _finite(norms: Sequence[float], values: Tensor, spread: Spread) -> list[bool]:
-    """Which rows hold finite numbers alone. A finite norm proves it; another may be an overflow and is looked into."""
+    """Which rows hold only finite numbers. A finite norm proves it; any other may be an overflow, so look closer."""
     finite = [math.isfinite(norm) for norm in norms]
     if not all(finite):
         mine = finite[spread.held]
@@ -249,9 +248,9 @@ def _finite(norms: Sequence[float], values: Tensor, spread: Spread) -> list[bool
 
 
 def _float_buffers(stacked: Buffers, broadcast: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The change of every buffer but whole numbers, `[R, …]`.
+    """The change of every buffer except integers, `[R, …]`.
 
-    One may be infinite from the start and stay so: a mask for ever, a running minimum before its first number.
+    A buffer may be infinite and stay so, such as a mask, or a running minimum before its first number.
     """
     real = {name: real_numbers(values) for name, values in stacked.items()}
     floats = {name: values for name, values in real.items() if values.is_floating_point()}
@@ -260,7 +259,7 @@ def _float_buffers(stacked: Buffers, broadcast: Mapping[str, Tensor]) -> dict[st
     values = torch.cat([_rows(each) for each in floats.values()], 1)
     before = {name: real_numbers(broadcast[name]) for name in floats if name in broadcast}
     known = torch.cat([before.get(name, each.new_zeros(each.shape[1:])).flatten() for name, each in floats.items()])
-    if known.is_cpu and math.isfinite(known.sum().item()):  # a GPU is not waited for
+    if known.is_cpu and math.isfinite(known.sum().item()):  # on a GPU this would synchronise
         change = values - known
     else:
         change = values - torch.nan_to_num(known, nan=0.0, posinf=0.0, neginf=0.0)
@@ -270,12 +269,12 @@ def _float_buffers(stacked: Buffers, broadcast: Mapping[str, Tensor]) -> dict[st
 
 
 def _own_name(buffer: str) -> str:
-    """What its layer calls a buffer."""
+    """A buffer's name within its layer."""
     return buffer.rpartition(".")[2]
 
 
 def _rows(values: Tensor) -> Tensor:
-    """One row for each reply, of one number too."""
+    """One row for each reply, also for scalars."""
     return values.flatten(1) if values.dim() > 1 else values[:, None]
 
 

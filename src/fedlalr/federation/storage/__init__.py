@@ -1,1 +1,1 @@
-"""What a run writes and reads: journal, checkpoints, kept slots, fingerprint."""
+"""The files of a run: journal, checkpoints, kept slots, fingerprint."""

@@ -1,11 +1,11 @@
-"""One checkpoint on disk: a folder that is there as a whole or not at all.
+"""One checkpoint on disk: a folder that exists as a whole or not at all.
 
     round-000012/
         state.safetensors    slots and buffers
-        checkpoint.json      round, record, the facts of the run, what was chosen, and the hashes of all files
-    kept-000012.safetensors  what clients keep, as far as it changed; see `kept_files.py`
+        checkpoint.json      round, record, the facts of the run, automatic choices, and the hashes of all files
+    kept-000012.safetensors  the clients' kept slots that changed; see `kept_files.py`
 
-Both files are written in a folder aside and flushed to the disk; then the folder is renamed. Reading executes nothing.
+Both files are written to a temporary folder and flushed to disk; then the folder is renamed. Reading executes nothing.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ FORMAT = 2
 WRITTEN_BY = {"1": "fedlalr 0.1"}
 TENSORS, DESCRIPTION = "state.safetensors", "checkpoint.json"
 LARGEST_DESCRIPTION = 1 << 26
-"""A description of more bytes than this is not read."""
+"""A description with more bytes than this is not read."""
 MOST_THREADS = 4096
-"""No machine computes with more; torch would try to start any number."""
+"""No machine uses more; torch would try to start any number."""
 
 
 class CheckpointError(RuntimeError):
@@ -46,21 +46,21 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run after some round, with all that is needed to go on."""
+    """A run after some round, with everything needed to resume it."""
 
     state: ServerState
     record: Record | None
-    """Of the state's round; None before the first."""
+    """The record of the state's round; None before the first."""
     offset: int
-    """Bytes of `metrics.jsonl` before that record's line."""
+    """Bytes in `metrics.jsonl` before that record's line."""
     facts: Facts
     choices: Mapping[str, Any] = field(default_factory=dict)
-    """What was left to the library at the start of the run, such as the engine and the number of threads."""
+    """What the library chose at the start of the run, such as the engine and the number of threads."""
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, kept: KeptFiles | None = None) -> Path:
-    """Write a checkpoint into the folder of checkpoints, named after its round. On `OSError` the others stand."""
+    """Write a checkpoint, named after its round, to the folder of checkpoints. On `OSError` the others are intact."""
     place = folder / f"round-{checkpoint.state.round:06d}"
     aside, stale = folder / f".writing-{place.name}", folder / f".stale-{place.name}"
     for left in (aside, stale):
@@ -71,8 +71,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, kept: KeptFiles | None
         seal = write_tensors(aside / TENSORS, _tensors(checkpoint.state))
         write_bytes(aside / DESCRIPTION, _describe(checkpoint, seal, rows))
         sync_folder(aside)
-        if place.exists():  # left over from a run that went on from an older checkpoint
-            place.rename(stale)  # not removed under its name, which would stand for half a checkpoint meanwhile
+        if place.exists():  # left over from a run that was resumed from an older checkpoint
+            place.rename(stale)  # renamed first: while it is removed, its name would stand for half a checkpoint
         aside.rename(place)
     except BaseException:
         discard(aside)
@@ -83,7 +83,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, kept: KeptFiles | None
 
 
 def discard(place: Path) -> None:
-    """Remove a checkpoint or what is left of one, be it a file; what cannot be removed does no harm."""
+    """Remove a checkpoint or what is left of one, even if it is a file. Failing to remove it does no harm."""
     if place.is_dir() and not place.is_symlink():
         shutil.rmtree(place, ignore_errors=True)
     else:
@@ -94,9 +94,9 @@ def discard(place: Path) -> None:
 def load_checkpoint(
     place: Path, like: ServerState, names: tuple[str, ...], kept: KeptFiles | None = None
 ) -> Checkpoint:
-    """Read a checkpoint of a run whose state looks like `like` and whose clients keep the slots `names`.
+    """Read a checkpoint of a run whose state has the form of `like` and whose clients keep the slots `names`.
 
-    Whatever is wrong with it is a `CheckpointError`.
+    Raises `CheckpointError` if it cannot be used.
     """
     try:
         description = read_description(place)
@@ -109,7 +109,7 @@ def load_checkpoint(
         rows = (kept or KeptFiles(place.parent)).load(description["kept"], like.slots.x, names)
         record = None if description["record"] is None else Record.from_json(json.dumps(description["record"]))
         if record is not None and record.round != description["round"]:
-            raise ValueError(f"it is of round {description['round']}, and its record of round {record.round}")
+            raise ValueError(f"its round is {description['round']}, but the round of its record is {record.round}")
         return Checkpoint(
             state=ServerState(description["round"], slots, buffers, rows),
             record=record,
@@ -123,7 +123,7 @@ def load_checkpoint(
 
 
 def read_description(place: Path) -> dict[str, Any]:
-    """The checked JSON of a checkpoint, without its tensors."""
+    """The verified JSON of a checkpoint, without its tensors."""
     path = place / DESCRIPTION
     try:
         whole = json.loads(read_file(path, LARGEST_DESCRIPTION))
@@ -142,7 +142,7 @@ def read_description(place: Path) -> dict[str, Any]:
     result: dict[str, Any] = content
     for name, fits in _FITS.items():
         if name not in content or not fits(content[name]):
-            raise CheckpointError(f"the checkpoint {place} cannot be used: its {name} is none that a run writes")
+            raise CheckpointError(f"the checkpoint {place} cannot be used: its {name} is invalid")
     return result
 
 
@@ -151,7 +151,7 @@ def _whole(value: object, least: int = 0, most: int = (1 << 63) - 1) -> bool:
 
 
 def _is_choices(value: object) -> bool:
-    """What a run notes of the engine and the threads; nothing at all, where no run was begun."""
+    """Whether a value is what a run records of its engine and threads; empty if the run has not started."""
     if not isinstance(value, dict) or not value:
         return value == {}
     chunk, engine = value.get("chunk"), value.get("engine", "")
@@ -169,11 +169,11 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "choices": _is_choices,
     "versions": lambda value: isinstance(value, dict),
 }
-"""What each part of a description must be: a file that was tampered with may have a right hash."""
+"""Checks of each part of a description: a manipulated file may have a correct hash."""
 
 
 def kept_files_of(place: Path) -> list[str]:
-    """The files with what clients keep that a checkpoint refers to; none where it cannot be read."""
+    """The files with clients' kept slots that a checkpoint refers to; none if it cannot be read."""
     try:
         return [str(entry["file"]) for entry in read_description(place)["kept"]]
     except (CheckpointError, KeyError):
@@ -181,7 +181,7 @@ def kept_files_of(place: Path) -> list[str]:
 
 
 def canonical(content: object) -> bytes:
-    """The bytes of a description that its hash is taken of."""
+    """The bytes of a description that are hashed."""
     return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
 

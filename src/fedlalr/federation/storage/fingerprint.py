@@ -1,7 +1,7 @@
-"""What determines the result of a run, as plain facts that can be written down, compared and hashed.
+"""Everything that determines the result of a run, as plain facts that can be stored, compared and hashed.
 
-Two runs with the same facts, on the same machine, give the same bits. A checkpoint carries the facts of its run, so
-that going on with other ones can be refused by name.
+Two runs with the same facts on the same machine give the same bits. A checkpoint contains the facts of its run, so
+resuming it with different ones is rejected, with the names of those that differ.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from fedlalr.training.interfaces import Training
 from fedlalr.training.options import LocalOptions, options_in
 
 Facts = dict[str, Any]
-"""Name → JSON value; nested things are flattened to dotted names."""
+"""Name → JSON value; nested values are flattened to dotted names."""
 
 SAMPLES = 4096
 """The most samples of all clients that are hashed, and the most inputs of the test set."""
 SAMPLES_PER_CLIENT = 4
-"""Evenly spread from a client's first to its last. Fewer if there are many clients; one of some if too many."""
+"""Evenly spaced from a client's first to its last. Fewer with many clients; with too many, one each of some of them."""
 CLIENTS_READ_TWICE = 16
-"""Data sets that are read a second time, to see whether a sample is the same at every read."""
+"""Data sets that are read twice, to see whether a sample is the same at every read."""
 
 _NO_CONSTANT = object()
 
@@ -58,7 +58,7 @@ def facts_of(
 
 
 def contract(training: Training) -> str:
-    """The digest of what a client must share with the server: method, interval, options, the shape of the module."""
+    """The digest of what client and server must agree on: method, interval, options, the shape of the module."""
     facts = {
         "algorithm": plain(training.algorithm),
         "parameters": {
@@ -68,14 +68,14 @@ def contract(training: Training) -> str:
         **{
             each.name: plain(getattr(training, each.name))
             for each in options_in(LocalOptions, "client")
-            if each.name not in ("loss", "seed")  # a loss is the node's own function; the seed comes with every round
+            if each.name not in ("loss", "seed")  # the loss is the node's own function; the seed is sent every round
         },
     }
     return digest(facts)
 
 
 def digest(facts: Mapping[str, Any]) -> str:
-    """A short name of the facts, the same wherever they are the same.
+    """A hash of the facts, independent of their order.
 
     >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
     True
@@ -84,7 +84,7 @@ def digest(facts: Mapping[str, Any]) -> str:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What is not the same, in words.
+    """Describe the facts that differ.
 
     >>> differences({"seed": 0, "lr": 0.1}, {"seed": 1, "lr": 0.1})
     ['seed was 0 and is now 1']
@@ -97,7 +97,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if name not in before or name not in now or before[name] != now[name]
     ]
     objects = [name for name in other if _is_object(before, name) and _is_object(now, name)]
-    fields = tuple(f"{name}." for name in objects)  # of objects of different kinds: told with those
+    fields = tuple(f"{name}." for name in objects)  # fields of these objects are shown with them
     return [
         f"{name} was {_shown(before, name)} and is now {_shown(now, name)}"
         for name in other
@@ -106,7 +106,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> Facts:
-    """Nested tables as one table with dotted names; the key `kind` of a table goes by the table's own name."""
+    """Nested dicts as one dict with dotted names; the key `kind` of a dict gets the name of the dict itself."""
     facts: Facts = {}
     for key, value in tree.items():
         name = prefix.rstrip(".") if key == "kind" and prefix else f"{prefix}{key}"
@@ -118,7 +118,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Facts:
 
 
 def plain(value: object) -> Any:
-    """A value as JSON can hold it: numbers and texts as they are, arrays as hashes, objects by kind and fields."""
+    """A value as JSON: numbers and texts as they are, arrays as hashes, objects by kind and fields."""
     match value:
         case None | bool() | int() | str():
             return value
@@ -145,17 +145,17 @@ def plain(value: object) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"kind": _name(type(value)), **fields}
-    if isinstance(value, FunctionType) and (taken := _taken_along(value)):
+    if isinstance(value, FunctionType) and (taken := _captured_constants(value)):
         return {**taken, "kind": _name(value)}
     if callable(value) and hasattr(value, "__qualname__"):
         return _name(value)
     return {"kind": _name(type(value)), **{k: plain(v) for k, v in getattr(value, "__dict__", {}).items()}}
 
 
-def _taken_along(function: FunctionType, depth: int = 3) -> Facts:
-    """The constants around a function that was made in place, as by `pinball(0.9)`, and its defaults.
+def _captured_constants(function: FunctionType, depth: int = 3) -> Facts:
+    """The constants that a function captured, such as 0.9 in `pinball(0.9)`, and its default arguments.
 
-    They count as they are when a run starts or resumes. Lists, tables and other objects may change as a run goes, and
+    Their values at the start or resumption of a run count. Lists, dicts and other objects may change during a run and
     are left out: a function that counts its calls should count in one of those.
     """
     if "<" not in function.__qualname__ or not depth:
@@ -168,21 +168,21 @@ def _taken_along(function: FunctionType, depth: int = 3) -> Facts:
 
 
 def _closure(function: FunctionType) -> dict[str, object]:
-    """The variables of the functions around a function that have a value."""
+    """The captured variables of a function that have a value."""
     found: dict[str, object] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # a cell is empty where its variable was never set
+        with suppress(ValueError):  # a cell is empty if its variable was never set
             found[name] = cell.cell_contents
     return found
 
 
 def _constant(value: object, depth: int) -> Any:
-    """A value as JSON can hold it, if it is one that no run changes."""
+    """A value as JSON, if it is of a type that does not change during a run."""
     match value:
         case FunctionType():
-            return {**_taken_along(value, depth - 1), "kind": _name(value)}
+            return {**_captured_constants(value, depth - 1), "kind": _name(value)}
         case nn.Module():
-            return _described(value)  # its weights may be those that are trained
+            return _described(value)  # without its weights, which may be trained
         case tuple():
             items = [_constant(item, depth) for item in value]
             return _NO_CONSTANT if _NO_CONSTANT in items else items
@@ -208,7 +208,7 @@ def hash_tensor(tensor: Tensor) -> str:
 
 
 def _model_facts(training: Training) -> Facts:
-    """The module's build, the parameters that are trained, and the values of those that are not."""
+    """The module's structure, its trained parameters, and the values of those that are frozen."""
     layout, model = training.layout, training.model
     shapes = {name: list(shape) for name, shape in zip(layout.names, layout.shapes, strict=True)}
     frozen = {name: hash_tensor(p) for name, p in model.named_parameters() if not p.requires_grad}
@@ -241,19 +241,19 @@ def _test_facts(inputs: Samples, targets: Tensor) -> Facts:
 
 
 def _sampled(sizes: Tensor) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Clients, and the places of the samples of each that are hashed: of every client, unless there are too many."""
+    """The clients with the indices of their samples to hash: every client, unless there are too many."""
     each = min(SAMPLES_PER_CLIENT, max(1, SAMPLES // len(sizes)))
     for client in _spread(len(sizes), SAMPLES).tolist():
         yield client, _spread(int(sizes[client]), each)
 
 
 def _spread(count: int, most: int) -> NDArray[np.int64]:
-    """At most so many of the places `0 … count − 1`, evenly spread, the first and the last among them."""
+    """At most `most` of the indices `0 … count − 1`, evenly spaced, including the first and the last."""
     return np.linspace(0, count - 1, min(count, most)).astype(np.int64)
 
 
 def _hash_rows(samples: Samples, rows: NDArray[np.int64]) -> str:
-    """A hash of the number of samples and of some of them, a few at a time, since samples may be large."""
+    """A hash of the number of samples and of some of them, read a few at a time, since samples may be large."""
     whole = hashlib.sha256()
     for start in range(0, len(rows), 64):
         some = torch.from_numpy(rows[start : start + 64]).to(samples.device)
@@ -262,8 +262,8 @@ def _hash_rows(samples: Samples, rows: NDArray[np.int64]) -> str:
 
 
 def _dataset_facts(population: DatasetClients) -> Facts:
-    """Hashes of sampled inputs and targets. What changes from one read to the next, as by augmentation, does not count;
-    a client that cannot be read, whose replies a run leaves out, counts by its kind of error."""
+    """Hashes of sampled inputs and targets. Values that change from read to read, as with augmentation, do not count. A
+    client that cannot be read, whose replies a run rejects, counts by the type of its error."""
     sampled = list(_sampled(population.sizes))
     few = _spread(len(sampled), CLIENTS_READ_TWICE)
     with torch.random.fork_rng(devices=[]):
@@ -279,19 +279,19 @@ def _dataset_facts(population: DatasetClients) -> Facts:
 def _hashed_batch(population: DatasetClients, client: int, places: NDArray[np.int64]) -> tuple[str, str]:
     try:
         inputs, targets = population.batch(client, torch.from_numpy(places))
-    except Exception as error:  # a data set is the user's own code, and may raise anything
+    except Exception as error:  # a data set is the user's code and may raise anything
         return type(error).__name__, type(error).__name__
     return hash_tensor(inputs), hash_tensor(targets)
 
 
 def _described(module: nn.Module) -> str:
-    """The module's printed structure and its layers' settings, hashed; a memory address in it is not a difference."""
+    """A hash of the module's printed structure, without memory addresses, and of its layers' settings."""
     structure = _ADDRESS.sub("", repr(module)) + repr([_settings_of(layer) for layer in module.modules()])
     return f"{type(module).__name__} {hashlib.sha256(structure.encode()).hexdigest()[:16]}"
 
 
 def _settings_of(layer: nn.Module) -> list[tuple[str, object]]:
-    """Numbers and texts that a layer was given, of which not every layer prints all."""
+    """Numbers and texts that a layer was created with; not every layer prints all of them."""
     return sorted(
         (name, value)
         for name, value in vars(layer).items()

@@ -1,13 +1,13 @@
-"""The files of a run: `metrics.jsonl` as it goes and the last two checkpoints. Nothing else writes them.
+"""The files of a run: `metrics.jsonl` and the last two checkpoints. Nothing else writes them.
 
     run_dir/
-        metrics.jsonl            one line a round
+        metrics.jsonl            one line per round
         checkpoint/              the last two, see `checkpoint.py`
         .lock                    held while a process works here
 
-The order of writing makes any instant a good one to die at: the lines of the rounds before are flushed, then the
-checkpoint appears as a whole with its round's record in it, then the line of that round follows. Going on cuts the file
-back to what the checkpoint knows and appends its record.
+The order of writing makes a crash at any instant harmless: the lines of earlier rounds are flushed, then the checkpoint
+appears as a whole and includes its round's record, then the line of that round follows. Resuming truncates the file to
+the checkpoint's round and appends its record.
 """
 
 from __future__ import annotations
@@ -48,29 +48,29 @@ from fedlalr.federation.storage.kept_files import KeptFiles
 
 METRICS_FILE, CHECKPOINTS, LOCK_FILE = "metrics.jsonl", "checkpoint", ".lock"
 KEPT = 2
-"""Checkpoints that stay."""
+"""Number of checkpoints that are kept."""
 _CHECKPOINT = re.compile(r"round-(\d{6,})")
 
 
 class RunDirectoryError(RuntimeError):
-    """The run directory cannot be used as asked. The last good checkpoint in it is untouched."""
+    """The run directory cannot be used as requested. The last good checkpoint in it is unchanged."""
 
 
 class _Progress(NamedTuple):
-    """How far the files are. Replaced as one value, so that an interrupt never finds it half changed."""
+    """What has been written. Replaced as one value, so that an interrupt never finds it half changed."""
 
     offset: int = 0
-    """Bytes of whole lines in `metrics.jsonl`."""
+    """Bytes of complete lines in `metrics.jsonl`."""
     unsaved: ServerState | None = None
-    """The last state, where no checkpoint has it."""
+    """The last state, if no checkpoint has it."""
     unwritten: Record | None = None
-    """The last record, where its line is not written."""
+    """The last record, if its line is not written."""
 
 
 class Journal:
-    """Records the rounds of a run in its directory, and knows where a run that broke off goes on.
+    """Records the rounds of a run in its directory, and finds where an interrupted run resumes.
 
-    Made with a directory of None it keeps the records in memory and writes nothing.
+    If the directory is None, it keeps the records in memory and writes nothing.
     """
 
     def __init__(self, directory: str | Path | None, *, resume: bool = False, every: int = 1) -> None:
@@ -78,20 +78,20 @@ class Journal:
         self.resume, self.every = resume, every
         self.records: list[Record] = []
         self.choices: dict[str, Any] = {}
-        """What was left to the library when the run began; filled in by `restore` or, in a new run, by the caller."""
+        """What the library chose when the run started; set by `restore` or, in a new run, by the caller."""
         self._facts: Facts = {}
         self._file: FileIO | None = None
         self._lock: FileLock | None = None
         self._kept = KeptFiles(self.path / CHECKPOINTS) if self.path is not None else None
         self._progress = _Progress()
         self._passed_over: set[Path] = set()
-        """Damaged checkpoints that the run did not go on from; they go when there is a good one in their place."""
+        """Damaged checkpoints that were skipped; removed once there is a good one in their place."""
 
     def __enter__(self) -> Journal:
-        """Take the directory. A directory that holds a run is refused unless that run is to be resumed."""
+        """Lock the directory. A directory that contains a run is rejected unless that run is resumed."""
         if self.path is not None:
             if os.path.isfile(self.path):
-                raise RunDirectoryError(f"{self.path} is a file, and run_dir must be a directory; choose another one")
+                raise RunDirectoryError(f"{self.path} is a file, but run_dir must be a directory; choose another one")
             with explained(f"the run directory {self.path} cannot be written"):
                 self.path.mkdir(parents=True, exist_ok=True)
                 self._lock = FileLock(self.path / LOCK_FILE)
@@ -104,16 +104,16 @@ class Journal:
         return self
 
     def _prepare(self, path: Path) -> None:
-        """Make room for checkpoints, in a directory that is this process's alone by now."""
+        """Create the folder of checkpoints, once this process holds the lock."""
         with explained(f"the run directory {path} cannot be written"):
             (path / CHECKPOINTS).mkdir(exist_ok=True)
         if not self.resume and (self._places() or self._has_lines()):
             raise RunDirectoryError(
-                f"{path} already holds a run; pass resume=True to go on with it, or choose another directory"
+                f"{path} already contains a run; pass resume=True to resume it, or choose another directory"
             )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Save what is not saved yet, also after Ctrl-C or a failed round, and let the directory go."""
+        """Save what is not saved yet, even after Ctrl-C or a failed round, and unlock the directory."""
         try:
             if not isinstance(error, RunDirectoryError):
                 self._save()
@@ -125,14 +125,14 @@ class Journal:
                 self._lock.release()
 
     def restore(self, fresh: ServerState, facts: Facts, kept: tuple[str, ...], engine: str) -> ServerState:
-        """The state to go on from: the newest good checkpoint's, or the fresh one where the run is new."""
+        """The state to start from: that of the newest good checkpoint or, in a new run, the fresh one."""
         self._facts = facts
         if self.path is None:
             return fresh
         found = self._newest(fresh, facts, kept) if self.resume else None
         if found is None and self._has_lines():
             raise RunDirectoryError(
-                f"{self.path / METRICS_FILE} has records but there is no checkpoint to go on from; "
+                f"{self.path / METRICS_FILE} has records but there is no checkpoint to resume from; "
                 f"choose another directory"
             )
         if found is not None:
@@ -142,7 +142,7 @@ class Journal:
         with explained(f"the run directory {self.path} cannot be written"):
             self._file = FileIO(self.path / METRICS_FILE, "ab", opener=_without_waiting)
             self._append()
-        for pattern in (".writing-*", ".stale-*"):  # what a process that was killed was about to write or remove
+        for pattern in (".writing-*", ".stale-*"):  # what a killed process was writing or removing
             for left in (self.path / CHECKPOINTS).glob(pattern):
                 discard(left)
         return fresh if found is None else found.state
@@ -154,7 +154,7 @@ class Journal:
             self._save()
 
     def add(self, state: ServerState, record: Record, *, last: bool = False) -> Record:
-        """Take in a finished round: a checkpoint where one is due, then its line. Gives the record with that time."""
+        """Write a finished round: a checkpoint if one is due, then its line. Returns the record with that time."""
         if self.path is not None:
             began = time.perf_counter()
             self._progress = self._progress._replace(unsaved=state, unwritten=record)
@@ -172,7 +172,7 @@ class Journal:
         return self.path is None or last or round % self.every == 0
 
     def _save(self) -> None:
-        """Write a checkpoint of the last state, unless there is one."""
+        """Write a checkpoint of the last state, unless it is saved."""
         offset, state, record = self._progress
         if state is None or self.path is None:
             return
@@ -186,7 +186,7 @@ class Journal:
         self._remove_old()
 
     def _remove_old(self) -> None:
-        """Leave the last checkpoints and what they refer to."""
+        """Remove all but the last checkpoints and the files they refer to."""
         for damaged in self._passed_over:
             discard(damaged)
         self._passed_over.clear()
@@ -197,7 +197,7 @@ class Journal:
             self._kept.prune(file for place in places[-KEPT:] for file in kept_files_of(place))
 
     def _append(self) -> None:
-        """Write the line of the last record, unless it is written. What an interrupt left of it is overwritten."""
+        """Write the line of the last record, unless it is written. A partial line from an interrupt is overwritten."""
         offset, _, record = self._progress
         if record is None or self._file is None:
             return
@@ -213,11 +213,11 @@ class Journal:
         saved = [place.name for place in self._places()]
         return (
             f"round {round} cannot be saved in {self.path} (the last good checkpoint is "
-            f"{saved[-1] if saved else 'none'}; mend the cause, then resume)"
+            f"{saved[-1] if saved else 'none'}; fix the problem, then resume)"
         )
 
     def _newest(self, like: ServerState, facts: Facts, kept: tuple[str, ...]) -> Checkpoint | None:
-        """The newest checkpoint that can be read. Older ones serve where it is damaged, with a warning."""
+        """The newest checkpoint that can be read. If it is damaged, warns and uses an older one."""
         assert self.path is not None
         errors: list[str] = []
         for place in reversed(self._places()):
@@ -230,7 +230,7 @@ class Journal:
                 continue
             for message in errors:
                 warnings.warn(
-                    f"{message}; going on from round {found.state.round} instead", RuntimeWarning, stacklevel=4
+                    f"{message}; resuming from round {found.state.round} instead", RuntimeWarning, stacklevel=4
                 )
             return found
         if errors:
@@ -238,15 +238,15 @@ class Journal:
         return None
 
     def _cut(self, found: Checkpoint, file: Path) -> list[Record]:
-        """Bring `metrics.jsonl` back to the checkpoint's round, and give the records of the rounds up to it."""
+        """Truncate `metrics.jsonl` to the checkpoint's round, and return the records of the rounds up to it."""
         before = found.state.round - (found.record is not None)
         try:
             with explained(f"{file} cannot be read"), open_file(file) if file.exists() else BytesIO() as content:
                 size, lines = content.seek(0, os.SEEK_END), whole_lines(content)
                 if size < found.offset:
                     raise RunDirectoryError(
-                        f"{file} has {size} bytes, and at round {found.state.round} it had {found.offset}; "
-                        f"it was changed after it was written. Put it back, or begin a new run in another directory"
+                        f"{file} has {size} bytes, but at round {found.state.round} it had {found.offset}; "
+                        f"it was changed after it was written. Restore it, or start a new run in another directory"
                     )
                 content.seek(0)
                 records = [Record.from_json(line.decode()) for line in islice(lines, before)]
@@ -272,7 +272,7 @@ class Journal:
         return records
 
     def _places(self) -> list[Path]:
-        """The checkpoints there are, oldest first. Copies that somebody made under other names are not looked at."""
+        """All checkpoints, oldest first. Copies with other names are ignored."""
         assert self.path is not None
         found = ((_CHECKPOINT.fullmatch(place.name), place) for place in (self.path / CHECKPOINTS).glob("round-*"))
         return [place for _, place in sorted((int(name[1]), place) for name, place in found if name)]
@@ -292,19 +292,19 @@ class Journal:
 
 
 def clear_run(directory: str | Path, also: Iterable[str] = ()) -> None:
-    """Remove the metrics and checkpoints of a run, and other files of it, unless a process is working on it."""
+    """Remove the metrics, checkpoints and `also` other files of a run, unless a process is working on it."""
     path = Path(directory)
     if not path.is_dir():
         return
     with Journal(path, resume=True), explained(f"the run directory {path} cannot be cleared"):
         (path / METRICS_FILE).unlink(missing_ok=True)
         shutil.rmtree(path / CHECKPOINTS)
-        for name in also:  # last, so that what is left half done still says what it is
+        for name in also:  # last, so that a half-cleared run can still be identified
             (path / name).unlink(missing_ok=True)
 
 
 def versions() -> dict[str, str]:
-    """The versions that bits may depend on, and the processor's instructions that torch uses."""
+    """The versions that bits may depend on, and the processor instructions that torch uses."""
     return {
         "python": sys.version.split()[0],
         "torch": torch.__version__,
@@ -314,17 +314,17 @@ def versions() -> dict[str, str]:
 
 
 def _check_same_run(description: Mapping[str, Any], facts: Facts, path: Path) -> None:
-    """Reject anything but the same run; another version of a library or other instructions are worth a warning."""
+    """Reject a different run; warn about different library versions or processor instructions."""
     different = differences(description["facts"], facts)
     if different:
         raise RunDirectoryError(
-            f"the run in {path} cannot go on with other settings: {'; '.join(different)}. "
-            f"Use the settings it began with, or another directory for a new run"
+            f"the run in {path} cannot be resumed with different settings: {'; '.join(different)}. "
+            f"Use the settings it was started with, or another directory for a new run"
         )
     changed = differences(description["versions"], versions())
     if changed:
         warnings.warn(
-            f"resuming in another environment than the run began in: {'; '.join(changed)}; the last bits may differ",
+            f"the environment has changed since the run was started: {'; '.join(changed)}; the last bits may differ",
             RuntimeWarning,
             stacklevel=5,
         )
@@ -334,17 +334,18 @@ def _check_choices(found: Checkpoint, engine: str, path: Path) -> None:
     began = found.choices.get("engine")
     if engine.partition(":")[0] not in ("auto", began):
         raise RunDirectoryError(
-            f"the run in {path} began with engine {began!r} and cannot go on with {engine!r}; use that one or 'auto'"
+            f"the run in {path} was started with engine {began!r} and cannot be resumed with {engine!r}; "
+            f"use {began!r} or 'auto'"
         )
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Open a file to write; a pipe that nobody reads is an error instead of an endless wait."""
+    """Open a file for writing; for a pipe without a reader, raise an error instead of waiting forever."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 
 def _record_in(line: bytes) -> Record | None:
-    """The record that a line holds; None where it holds none."""
+    """The record in a line, or None."""
     try:
         return Record.from_json(line.decode())
     except (ValueError, TypeError, KeyError):
@@ -353,7 +354,7 @@ def _record_in(line: bytes) -> Record | None:
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Turn what the operating system says into a sentence about the run directory."""
+    """Turn an `OSError` into a `RunDirectoryError` that says what failed."""
     try:
         yield
     except OSError as error:

@@ -1,9 +1,9 @@
-"""What the clients keep, on disk beside the checkpoints: only what changed is written.
+"""The clients' kept slots, on disk beside the checkpoints: only changes are written.
 
-A population may keep far more than the server holds, and in a round only the cohort's part of it changes. So every
-checkpoint adds one file with the rows that changed since the one before, and its description says which client's row is
-in which file. When more than half of all rows are out of date, everything is written again. When there are `FILES`
-files, the next one takes in the rows of the smaller half of them. Old files stay until no checkpoint refers to them.
+A population may keep far more than the server does, and a round only changes what its cohort keeps. So every checkpoint
+adds one file with the rows that changed since the last one, and its description says which client's row is in which
+file. If more than half of all rows are out of date, everything is written again. If there are `FILES` files, the next
+one includes the rows of the smaller half of them. Old files stay until no checkpoint refers to them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from fedlalr.algorithms.slots import Slots
 from fedlalr.federation.storage.tensor_file import Seal, read_tensors, take, write_tensors
 
 FILES = 64
-"""The most files that one checkpoint refers to. Merging the smaller half, and not all, leaves large files alone: with
-2,000 clients, one a round, a row is written 2.8 times on average."""
+"""The most files that one checkpoint refers to. Merging only the smaller half avoids rewriting large files: with 2,000
+clients, one per round, a row is written 2.8 times on average."""
 
 _NAME = re.compile(r"kept-\d{6,}\.safetensors")
 _CLIENTS = "clients"
@@ -32,19 +32,19 @@ _CLIENTS = "clients"
 
 @dataclass
 class KeptFiles:
-    """The files of one folder of checkpoints, and whose rows are in which."""
+    """The files in a folder of checkpoints, and which client's row is in which file."""
 
     folder: Path
     _seals: dict[str, Seal] = field(default_factory=dict)
     _rows: dict[str, int] = field(default_factory=dict)
-    """Rows of each file, also those that are out of date."""
+    """Rows in each file, including those that are out of date."""
     _place: dict[int, str] = field(default_factory=dict)
     """The file with each client's row."""
     _saved: dict[int, Slots] = field(default_factory=dict)
-    """What was saved of each client, to see by identity what has changed: a state is never changed in place."""
+    """The saved slots of each client. Changes are found by identity, as a state is never changed in place."""
 
     def save(self, round: int, kept: Mapping[int, Slots]) -> list[dict[str, Any]]:
-        """Write what has changed, and describe where everything is."""
+        """Write what has changed, and return a description of where everything is."""
         changed = [client for client in sorted(kept) if self._saved.get(client) is not kept[client]]
         rows = sum(self._rows.values()) + len(changed)
         if rows > 2 * len(kept):
@@ -64,12 +64,12 @@ class KeptFiles:
         return self._describe()
 
     def load(self, description: Iterable[Mapping[str, Any]], like: Tensor, names: tuple[str, ...]) -> dict[int, Slots]:
-        """Read what a description says; `ValueError` or the like where it cannot be so. `like` is one client's row."""
+        """Read the files of a description; raises `ValueError` or similar if invalid. `like` is one client's row."""
         self._seals, self._rows, self._place, self._saved = {}, {}, {}, {}
         for entry in description:
             name, wanted = entry["file"], entry["clients"]
             if not _NAME.fullmatch(name):
-                raise ValueError(f"{name!r} is no file of what clients keep")
+                raise ValueError(f"{name!r} is not the name of a file of kept slots")
             seal = Seal(entry["bytes"], entry["sha256"])
             tensors = read_tensors(self.folder / name, seal)
             clients = tensors.pop(_CLIENTS).tolist()
@@ -91,7 +91,7 @@ class KeptFiles:
                     file.unlink(missing_ok=True)
 
     def _in_smallest(self, count: int) -> list[int]:
-        """The clients whose rows are in the files with the fewest rows that count."""
+        """The clients whose rows are in the files with the fewest current rows."""
         files = {name for name, _ in sorted(Counter(self._place.values()).items(), key=itemgetter(1))[:count]}
         return [client for client, name in self._place.items() if name in files]
 

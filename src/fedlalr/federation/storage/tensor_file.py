@@ -1,4 +1,4 @@
-"""Named tensors in one file, whose length and hash are noted when it is written and compared when it is read."""
+"""Named tensors in one file, whose length and hash are recorded when it is written and verified when it is read."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from fedlalr.training.interfaces import real_numbers
 from fedlalr.training.memory import free_memory
 
 LARGEST_HEADER = 1 << 24
-"""Bytes that the names and shapes of a file's tensors can take."""
+"""Most bytes for the names and shapes of a file's tensors."""
 
 
 class Seal(NamedTuple):
-    """What the file was when it was written."""
+    """Length and hash of a file when it was written."""
 
     bytes: int
     sha256: str
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Seal:
-    """Write tensors and flush them to the disk."""
-    # Slots may share memory with one another, which the format does not allow: a copy of each.
+    """Write tensors and flush them to disk."""
+    # Slots may share memory, which the format does not allow, so each is copied.
     content = save({name: _storable(tensor).to("cpu", copy=True).contiguous() for name, tensor in tensors.items()})
     write_bytes(path, content)
     return Seal(len(content), hashlib.sha256(content).hexdigest())
 
 
 def read_tensors(path: Path, seal: Seal, expected: int | None = None) -> dict[str, Tensor]:
-    """The tensors, after the file's length and hash were found right; `ValueError` where they are not.
+    """The tensors of a file; raises `ValueError` if its length or hash does not match the seal.
 
-    `expected` are the bytes of tensors that can be in it, where that is known: the seal may be a forgery.
+    `expected` is the most bytes of tensors that can be in it, if known: the seal itself may be forged.
     """
     size = path.stat().st_size
     if size != seal.bytes:
-        raise ValueError(f"{path.name} is damaged: it has {size:,} bytes, and {seal.bytes:,} were written")
+        raise ValueError(f"{path.name} is damaged: it has {size:,} bytes, but {seal.bytes:,} were written")
     largest = free_memory(torch.device("cpu")) if expected is None else expected + LARGEST_HEADER
     content = read_file(path, largest)
     if hashlib.sha256(content).hexdigest() != seal.sha256:
@@ -51,7 +51,7 @@ def read_tensors(path: Path, seal: Seal, expected: int | None = None) -> dict[st
 
 
 def take(tensors: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
-    """Remove a tensor from a table and put it on `like`'s device; `ValueError` where its shape or dtype is another."""
+    """Pop a tensor and move it to `like`'s device; raises `ValueError` if its shape or dtype differs from `like`'s."""
     if name not in tensors:
         raise ValueError(f"there is no {name} in it")
     found = tensors.pop(name)
@@ -59,12 +59,12 @@ def take(tensors: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
         found = torch.view_as_complex(found)
     if found.shape != like.shape or found.dtype != like.dtype:
         raise ValueError(
-            f"its {name} is {tuple(found.shape)} {found.dtype}, and this run's is {tuple(like.shape)} {like.dtype}"
+            f"its {name} is {tuple(found.shape)} {found.dtype}, but this run's is {tuple(like.shape)} {like.dtype}"
         )
     return found.to(like.device)
 
 
 def _storable(tensor: Tensor) -> Tensor:
-    """The tensor, or the pairs that complex numbers of double precision are, which the format does not know."""
+    """The tensor; complex128, which the format does not support, as pairs of real numbers."""
     tensor = tensor.detach()
     return real_numbers(tensor) if tensor.dtype == torch.complex128 else tensor

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots
-from fedlalr.federation.replies.payload import Expected, Refused, Reply
+from fedlalr.federation.replies.payload import Expected, Rejected, Reply
 from fedlalr.federation.replies.reducing import reduce_slots
 from fedlalr.federation.replies.reductions import Max, Mean, Median, SlotReduction, Trimmed, clip, pieces
 from fedlalr.federation.replies.screening import Measured, Rejection, clip_buffers, clipped_clients, measure_reply
@@ -76,7 +76,7 @@ class SpooledInbox:
         self.expected = replace(expected, answered=expected.answered | {int(replies.clients)})
         return None
 
-    def reject(self, client: int, reason: str | Refused) -> Rejection:
+    def reject(self, client: int, reason: str | Rejected) -> Rejection:
         """Record that a client raised an error, disconnected, was too late or sent an unreadable reply."""
         self._rejected.append(Rejection.because(client, reason))
         return self._rejected[-1]

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedlalr.federation.observers import Observer
-from fedlalr.federation.replies.payload import Refused
+from fedlalr.federation.replies.payload import Rejected
 from fedlalr.federation.round import RoundOutcome
 from fedlalr.federation.run import with_included
 from fedlalr.flower.server.nodes import NodeRegistry
@@ -109,8 +109,8 @@ class Rounds:
             return
         try:
             found = reply_in(reply.content, inbox.expected, self.server.layout)
-        except Refused as refused:
-            inbox.reject(client, refused)
+        except Rejected as reason:
+            inbox.reject(client, reason)
             return
         except Exception as error:  # arbitrary content may raise any error
             inbox.reject(client, f"its reply cannot be read: {type(error).__name__}: {error}")

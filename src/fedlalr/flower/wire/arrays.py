@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedlalr.algorithms.slots import Slots
-from fedlalr.federation.replies.payload import Refused, array_from_npy, as_tensor
+from fedlalr.federation.replies.payload import Rejected, array_from_npy, as_tensor
 from fedlalr.training.interfaces import Buffers
 from fedlalr.training.layout import Layout
 
@@ -40,7 +40,7 @@ def encode(slots: Slots, buffers: Buffers, layout: Layout, how: str) -> dict[str
 def decode(
     records: Mapping[str, Mapping[str, bytes]], names: Iterable[str], layout: Layout, buffers: Buffers, how: str
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Named arrays of the expected slots, and of the buffers, from records of npy bytes; or `Refused`.
+    """Named arrays of the expected slots, and of the buffers, from records of npy bytes; or `Rejected`.
 
     Unexpected names keep their bytes: the next check rejects them by name. Missing names stay missing.
     """
@@ -70,14 +70,14 @@ def broadcast_from(
     flat = {}
     for slot in names:
         if missing := [name for name in layout.names if name not in slots.get(slot, {})]:
-            raise Refused(f"the server did not send {slot} of {missing[0]}; does it train the same module?")
+            raise Rejected(f"the server did not send {slot} of {missing[0]}; does it train the same module?")
         parts = [
             as_tensor(f"{slot}/{name}", slots[slot][name], shape, layout.dtype)
             for name, shape in zip(layout.names, layout.shapes, strict=True)
         ]
         flat[slot] = torch.cat([part.reshape(-1) for part in parts])
     if missing := [name for name in buffers if name not in found]:
-        raise Refused(f"the server did not send the buffer {missing[0]}; does it train the same module?")
+        raise Rejected(f"the server did not send the buffer {missing[0]}; does it train the same module?")
     return Slots(**flat), {name: as_tensor(name, found[name], like.shape, like.dtype) for name, like in buffers.items()}
 
 
@@ -97,7 +97,7 @@ def _unpacked(records: Mapping[str, Mapping[str, bytes]], how: str) -> dict[str,
     if how == "records":
         return {record: dict(arrays) for record, arrays in records.items()}
     if list(records) != [PACKED]:
-        raise Refused(f"the arrays must be in one record {PACKED!r}, not in {', '.join(map(repr, records)) or 'none'}")
+        raise Rejected(f"the arrays must be in one record {PACKED!r}, not in {', '.join(map(repr, records)) or 'none'}")
     unpacked: dict[str, dict[str, bytes]] = {}
     for key, content in records[PACKED].items():
         record, _, name = key.partition("/")

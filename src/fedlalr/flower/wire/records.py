@@ -12,7 +12,7 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedlalr.algorithms.slots import Slots
-from fedlalr.federation.replies.payload import Expected, Refused, Reply
+from fedlalr.federation.replies.payload import Expected, Rejected, Reply
 from fedlalr.flower.client.training import Answer
 from fedlalr.flower.wire.arrays import broadcast_from, decode, encode
 from fedlalr.flower.wire.instruction import Instruction
@@ -63,11 +63,11 @@ def answer_content(answer: Answer, instruction: Instruction, contract: str, layo
 
 
 def reply_in(content: RecordDict, expected: Expected, how: str) -> Reply:
-    """A client's reply, unchecked except for its form; raises `Refused` if it is malformed."""
+    """A client's reply, unchecked except for its form; raises `Rejected` if it is malformed."""
     facts = _facts(content)
     metrics = content.metric_records.get(METRICS)
     if metrics is None:
-        raise Refused(f"the reply has no record {METRICS!r}")
+        raise Rejected(f"the reply has no record {METRICS!r}")
     slots, buffers = decode(_contents(content), expected.table.up, expected.layout, expected.buffers, how)
     return Reply(
         client=_fact(facts, "client", int),
@@ -85,14 +85,14 @@ def reply_in(content: RecordDict, expected: Expected, how: str) -> Reply:
 def _fact(facts: Mapping[str, Any], name: str, kind: type) -> Any:
     value = facts.get(name)
     if type(value) is not kind:
-        raise Refused(f"the reply's {name} must be {kind.__name__}, not {type(value).__name__}")
+        raise Rejected(f"the reply's {name} must be {kind.__name__}, not {type(value).__name__}")
     return value
 
 
 def _facts(content: RecordDict) -> dict[str, Any]:
     facts = content.config_records.get(FACTS)
     if facts is None:
-        raise Refused(f"the message has no record {FACTS!r}; is the other side a fedlalr app?")
+        raise Rejected(f"the message has no record {FACTS!r}; is the other side a fedlalr app?")
     return dict(facts)
 
 
@@ -102,6 +102,6 @@ def _contents(content: RecordDict) -> dict[str, dict[str, bytes]]:
     for record, arrays in content.array_records.items():
         for name, array in arrays.items():
             if array.stype != NPY:
-                raise Refused(f"{record}/{name} must be serialised as {NPY!r}, not {array.stype[:40]!r}")
+                raise Rejected(f"{record}/{name} must be serialised as {NPY!r}, not {array.stype[:40]!r}")
             found.setdefault(record, {})[name] = array.data
     return found

@@ -1,1 +1,1 @@
-"""How a cohort trains: client by client, in worker processes, over ranks; and which engine a job gets."""
+"""Engines that train a cohort: client by client, in worker processes, over ranks; and how one is chosen."""

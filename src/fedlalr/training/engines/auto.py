@@ -1,12 +1,12 @@
-"""What `engine="auto"` picks, by a rule that depends on the job and the kind of machine, never on timing.
+"""How `engine="auto"` chooses, by a rule that depends on the job and the type of machine, never on timing.
 
-1. On a GPU: `stacked`, where the network can be stacked, else `reference`.
-2. On a CPU, for one client a round: `reference`.
-3. On a CPU, for a chain of linear layers with at most 1,000,000 parameters: `stacked`. Most of such a network's time is
-   overhead, which a stack pays once for all clients.
-4. On a CPU with several cores, for a round of at least 10⁹ multiplications or a network with recurrent layers:
-   `workers`, if copies of the data for them fit into an eighth of the machine's memory. Memory-mapped NumPy files are
-   not copied.
+1. On a GPU: `stacked` if the network can be stacked, else `reference`.
+2. On a CPU with one client per round: `reference`.
+3. On a CPU with a chain of linear layers and at most 1,000,000 parameters: `stacked`. Such a network spends most of its
+   time on overhead, which a stack pays once for all clients.
+4. On a CPU with several cores, if a round has at least 10⁹ multiplications or the network has recurrent layers:
+   `workers`, if the copies of the data that they need fit into an eighth of the machine's memory. Memory-mapped NumPy
+   files are not copied.
 5. Else `reference`.
 """
 
@@ -25,25 +25,25 @@ from fedlalr.training.torch_internals import DispatchMode
 from fedlalr.training.torch_state import copied, forked_generators, in_mode
 
 MOST_PARAMETERS = 1_000_000
-"""Up to which size a chain of linear layers is stacked on a CPU."""
+"""Largest chain of linear layers that is stacked on a CPU."""
 WORTH_PROCESSES = 1e9
-"""Multiplications of a round from which on worker processes pay."""
+"""Multiplications in a round from which worker processes pay off."""
 MOST_SHIPPED = 1 / 8
-"""Part of the machine's memory up to which data are copied for worker processes."""
+"""Largest part of the machine's memory for copies of the data in worker processes."""
 
 
 def candidates(training: Training, cohort: int) -> list[tuple[str, str]]:
-    """The engines to try in order, each with the reason for it. The last one takes every job."""
+    """The engines to try, in order, each with its reason. The last one takes every job."""
     if training.device.type != "cpu":
         return [("stacked", "on a GPU the cohort trains as one stack"), ("reference", "")]
     reference = ("reference", "on a CPU, and small")
     if cohort == 1:
-        return [("reference", "one client a round")]
+        return [("reference", "one client per round")]
     if is_small_chain(training):
         return [("stacked", "a small chain of linear layers on a CPU"), reference]
     cores = usable_cores()
     if cores > 1 and is_heavy(training, cohort):
-        return [("workers", f"a network that stacks badly on a CPU with {cores} cores"), reference]
+        return [("workers", f"stacking this network would be slow on a CPU with {cores} cores"), reference]
     return [reference]
 
 
@@ -56,14 +56,14 @@ def is_small_chain(training: Training) -> bool:
 
 
 def is_heavy(training: Training, cohort: int) -> bool:
-    """Whether a round is so much arithmetic, forward and twice as much backward, that processes for it pay."""
+    """Whether a round has enough arithmetic (a backward pass counts twice a forward pass) for processes to pay off."""
     if any(isinstance(layer, nn.RNNBase) for layer in training.model.modules()):
         return True
     return 3 * multiplications(training) * samples_of_round(training, cohort) >= WORTH_PROCESSES
 
 
 def samples_of_round(training: Training, cohort: int) -> float:
-    """How many samples go through the network in a round, each counted as often as it does; by the first clients."""
+    """Samples that pass through the network in a round, counted with repetitions; estimated from the first clients."""
     sizes = training.clients.sizes.double()
     clients = torch.arange(min(len(sizes), 1000), device="cpu")
     batch = sizes[clients] if training.batch_size is None else sizes[clients].clamp(max=training.batch_size)
@@ -71,7 +71,7 @@ def samples_of_round(training: Training, cohort: int) -> float:
 
 
 def estimated_seconds(training: Training, cohort: int) -> float:
-    """About how long a round takes on the CPU: the gradient of one small batch is timed, on a copy of the network."""
+    """Estimated duration of a round on the CPU, by timing the gradient of one small batch on a copy of the network."""
     inputs, targets = training.clients.batch(0, torch.zeros(8, dtype=torch.int64, device="cpu"))
     model = copied(training.model).eval()  # BatchNorm gets one sample eight times
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -85,11 +85,11 @@ def estimated_seconds(training: Training, cohort: int) -> float:
 
 
 def multiplications(training: Training) -> int:
-    """Of one sample's forward pass, whatever modules make them."""
+    """Multiplications in one sample's forward pass, for any modules."""
     model, counted = training.model, Multiplications()
     inputs, _ = training.clients.batch(0, torch.arange(1, device="cpu"))
     fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # which makes one operation of a whole layer of a transformer
+    torch.backends.mha.set_fastpath_enabled(False)  # it runs a whole transformer layer as one operation
     try:
         with torch.no_grad(), forked_generators(training.device), in_mode(model, training=False), counted:
             model(inputs)
@@ -99,7 +99,7 @@ def multiplications(training: Training) -> int:
 
 
 class Multiplications(DispatchMode):
-    """Counts those of products of matrices, convolutions and attention, which every module comes down to."""
+    """Counts multiplications in matrix products, convolutions and attention, which all modules are built from."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,8 +1,8 @@
-"""The distributed engine: the cohort shared by the processes that torchrun started.
+"""The distributed engine: splits the cohort over the processes that torchrun started.
 
 Every rank holds the server's state and trains a contiguous part of the cohort, with about the same number of local
-steps as the others. What the server needs of single clients (their ids, losses and failures) is gathered; the uploads
-themselves stay where they are and are reduced by all-reduce, see `Spread`. Inside a rank another engine trains.
+steps as the others. What the server needs to know about single clients (ids, losses and failures) is gathered; the
+uploads stay on their rank and are reduced by all-reduce, see `Spread`. Inside a rank, another engine trains.
 
     torchrun --nproc-per-node 4 -m fedlalr run …
 """
@@ -24,7 +24,7 @@ from fedlalr.training.stacked.engine import StackedEngine
 from fedlalr.training.stacked.trial import CannotStack
 
 Chosen = str | Callable[[Training], Engine]
-"""An engine by name, or a function that makes one."""
+"""An engine by name, or a function that creates one."""
 
 INNER = ("auto", "reference", "stacked")
 """Engines that may train inside a rank."""
@@ -48,7 +48,7 @@ class DistributedEngine:
         return self._spread(mine)
 
     def _spread(self, mine: Replies) -> Replies:
-        """What this rank's clients sent, with what the server needs to know of all others."""
+        """The replies of this rank's clients, with what the server needs to know about all others."""
         small = (mine.clients, mine.samples, mine.steps, mine.losses.cpu(), mine.failures, mine.traces)
         clients, samples, steps, losses, failures, traces = zip(*self.ranks.gather_values(small), strict=True)
         return replace(
@@ -74,9 +74,9 @@ class DistributedEngine:
 
 
 def join_ranks(engine: Chosen, device: torch.device) -> tuple[Chosen, Ranks]:
-    """The engine's name and the ranks of a run, which are several under torchrun.
+    """The engine's name and the ranks of a run; under torchrun there are several.
 
-    Another engine than this one would do the whole run once in every process, so it is refused there.
+    Any other engine would repeat the whole run in every process, so it is rejected under torchrun.
     """
     if not started_by_torchrun():
         return engine, ALONE
@@ -85,14 +85,14 @@ def join_ranks(engine: Chosen, device: torch.device) -> tuple[Chosen, Ranks]:
     kind = engine.partition(":")[0]
     if kind not in ("auto", "distributed"):
         raise ValueError(
-            f"torchrun started several processes, each of which would do the whole run with engine={engine!r}; use "
+            f"torchrun started several processes, and with engine={engine!r} each would do the whole run; use "
             f"engine='distributed' (or 'distributed:reference', 'distributed:stacked'), or start without torchrun"
         )
     return ("distributed" if kind == "auto" else engine), join(device)
 
 
 def shard(costs: Tensor, count: int) -> list[slice]:
-    """Cut a sequence of whole-numbered costs into contiguous parts of about the same sum.
+    """Split a sequence of integer costs into contiguous parts of about the same sum.
 
     >>> shard(torch.tensor([1, 1, 1, 1, 4]), 2)
     [slice(0, 4, None), slice(4, 5, None)]
@@ -108,7 +108,7 @@ def _no_rows(buffers: Buffers) -> Buffers:
 
 
 def _create_inner(name: str, training: Training) -> tuple[Engine, str]:
-    """The engine inside a rank: stacked where `auto` would stack without ranks, else one client after another."""
+    """The engine inside a rank: stacked if `auto` would stack without ranks, else the reference engine."""
     alone = "each training one client after another"
     stacks = name == "stacked" or (name == "auto" and (training.device.type != "cpu" or is_small_chain(training)))
     if not stacks:

@@ -1,6 +1,6 @@
-"""The reference engine: clients one after another, plain autograd. The definition of right.
+"""The reference engine: one client after another, with plain autograd. It defines the correct result.
 
-Every other engine is tested against this one. It runs any module, any loss, any data set, on any device.
+Every other engine is tested against it. It runs any module, loss and data set on any device.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class ReferenceEngine:
         for row, client in enumerate(work.clients.tolist()):
             try:
                 collected.add(row, *self.train_client(work, row, client, collected.traces))
-            except Exception as error:  # whatever a client's data or module raises is that client's failure alone
+            except Exception as error:  # whatever a client's data or module raises fails only that client
                 collected.fail(client, error)
         return collected.replies()
 
     def train_client(
         self, work: Work, row: int, client: int, traces: list[Trace]
     ) -> tuple[Slots, Buffers, Slots, Tensor]:
-        """One client's round: its upload, its buffers, what it keeps, its mean training loss."""
+        """One client's round: its upload, buffers, kept slots and mean training loss."""
         training, broadcast = self.training, work.broadcast
         model, algorithm = training.model, training.algorithm
         set_buffers(model, work.buffers)
@@ -77,13 +77,13 @@ class ReferenceEngine:
 
     @torch.no_grad()
     def _load(self, x: Tensor) -> None:
-        """`Layout.load` without a walk over the modules, which every local step would repeat."""
+        """`Layout.load` without traversing the modules in every local step."""
         parts = torch.split(x, [parameter.numel() for parameter in self.parameters])
         for parameter, part in zip(self.parameters, parts, strict=True):
             parameter.copy_(part.view(parameter.shape))
 
     def _with_others(self, state: Slots, inputs: Tensor, targets: Tensor) -> Slots:
-        """The client's slots with the further gradients of its batch, which leave the module's buffers alone."""
+        """The client's slots with the additional gradients of its batch, which do not change the module's buffers."""
         training, buffers = self.training, get_buffers(self.training.model)
 
         def gradient_at(x: Tensor) -> Tensor:
@@ -120,8 +120,8 @@ class ReferenceEngine:
 
     @torch.no_grad()
     def statistics(self, buffers: Buffers, client: int, round: int) -> Buffers:
-        """The buffers after one pass over a client's data with every normalisation layer averaging over the batches,
-        but for layers that the caller has put in evaluation mode."""
+        """The buffers after one pass over a client's data in which every normalisation layer averages over the batches,
+        except layers that the caller has put in evaluation mode."""
         training, model = self.training, self.training.model
         set_buffers(model, buffers)
         if not model.training:
@@ -143,17 +143,17 @@ class ReferenceEngine:
         return get_buffers(model)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to release."""
 
 
 def without_a_single(sizes: Tensor, batch_size: int) -> Tensor:
-    """Samples of clients to take statistics of: a last batch of one sample is left out, for it has no variance."""
+    """Samples of clients for statistics: a last batch of one sample is left out, since it has no variance."""
     alone = (sizes > 1) & (sizes % batch_size == 1)
     return sizes - alone.to(sizes.dtype)
 
 
 class Collector:
-    """Stacks the replies of clients that finish one by one, and names the ones that fail."""
+    """Stacks the replies of clients that finish one by one, and records those that fail."""
 
     def __init__(self, work: Work, training: Training) -> None:
         self.work, self.training = work, training

@@ -1,4 +1,4 @@
-"""Chooses the engine of a run."""
+"""The engines by name, and the choice of one for a run."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ ENGINES: dict[str, Callable[[Training], Engine]] = {
 }
 """Engines by name."""
 MOST_WORKERS = 1024
-"""Each is a process with a torch of its own."""
+"""Each worker is a process that imports torch."""
 
 
 def create_engine(name: str, training: Training, cohort: int) -> tuple[Engine, str]:
-    """The engine to train with and the reason for it."""
+    """The engine to train with and the reason for choosing it."""
     kind, option = check_engine(name)
     some = torch.arange(min(len(training.clients), 1000), device="cpu")
-    training.steps(1, some)  # an interval of the user's own may give anything, which is refused here
+    training.steps(1, some)  # rejects a user's interval that returns something invalid
     if kind == "workers":
-        return WorkersEngine(training, int(option) if option else None), "asked for"
+        return WorkersEngine(training, int(option) if option else None), "requested"
     if kind == "distributed":
         distributed = DistributedEngine(training, option or "auto")
         return distributed, distributed.reason
     if kind != "auto":
         try:
-            return ENGINES[kind](training), "asked for"
-        except CannotStack as refusal:
-            raise CannotStack(f"engine={name!r} cannot train this job: {refusal}. Use engine='auto'.") from refusal
-    refusals = ""
+            return ENGINES[kind](training), "requested"
+        except CannotStack as error:
+            raise CannotStack(f"engine={name!r} cannot train this job: {error}. Use engine='auto'.") from error
+    why_not = ""
     for choice, reason in candidates(training, cohort):
         try:
             engine = _workers_that_fit(training) if choice == "workers" else ENGINES[choice](training)
-        except CannotStack as refusal:
-            refusals = f"the cohort cannot be stacked: {refusal}"
-        except CannotShip as refusal:
-            refusals = str(refusal)
+        except CannotStack as error:
+            why_not = f"the cohort cannot be stacked: {error}"
+        except CannotShip as error:
+            why_not = str(error)
         else:
-            return engine, refusals or reason
+            return engine, why_not or reason
     raise AssertionError("the reference engine takes every job")
 
 
@@ -60,8 +60,8 @@ def _workers_that_fit(training: Training) -> WorkersEngine:
 
 
 def check_engine(name: str) -> tuple[str, str]:
-    """The engine that a name means, and its option: `workers:3`, three processes, or `distributed:stacked`, the engine
-    that trains inside each of them."""
+    """Split a name into the engine and its option: the number of processes in `workers:3`, or the engine inside each
+    rank in `distributed:stacked`."""
     kind, colon, option = name.partition(":")
     check_choice("engine", kind, ("auto", *ENGINES))
     if not colon:

@@ -1,6 +1,6 @@
-"""Memory that several processes share, and objects shipped through it once.
+"""Memory that several processes share, through which objects are shipped once.
 
-An arena is an anonymous file: it has no name that could be left behind, and goes away with the last process that holds
+An arena is an anonymous file: it has no name that could be left behind, and is freed with the last process that holds
 it, however that process ends.
 """
 
@@ -26,12 +26,12 @@ from torch import Tensor, nn
 _ALIGNMENT = 64
 
 Memory = tuple[int, int]
-"""Address and size. What several objects share is written once."""
+"""Address and size. Memory that several objects share is written once."""
 _STREAM: Memory = (0, 0)
 
 
 class Place(NamedTuple):
-    """Where a tensor lies in an arena."""
+    """The location of a tensor in an arena."""
 
     offset: int
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 
 class SharedMemoryPlan:
-    """Lays tensors out one behind the other."""
+    """Lays out tensors one after the other."""
 
     def __init__(self) -> None:
         self.places: dict[str, Place] = {}
@@ -69,14 +69,14 @@ class Arena:
 
     @classmethod
     def open(cls, descriptor: int) -> Arena:
-        """The memory of another process, by a descriptor of this one, which is closed: the memory stays."""
+        """The memory of another process, from a descriptor of this process. Closes the descriptor; the memory stays."""
         try:
             return cls(descriptor, os.fstat(descriptor).st_size)
         finally:
             os.close(descriptor)
 
     def tensors(self, places: Mapping[str, Place]) -> dict[str, Tensor]:
-        """Views of the arena, in place: what one process writes the others see."""
+        """Views of the arena: all processes see what one of them writes."""
         return {name: self._view(place) for name, place in places.items()}
 
     def _view(self, place: Place) -> Tensor:
@@ -86,7 +86,7 @@ class Arena:
         return torch.frombuffer(self.memory, dtype=place.dtype, count=count, offset=place.offset).view(place.shape)
 
     def close(self) -> None:
-        """Give the descriptor back; the memory itself goes when its last view does."""
+        """Close the descriptor; the memory itself is freed with its last view."""
         os.close(self.descriptor)
 
 
@@ -98,7 +98,7 @@ def _anonymous_file() -> int:
 
 
 class TooLarge(ValueError):
-    """An object takes more memory to ship than it may."""
+    """Shipping an object takes more memory than allowed."""
 
 
 def ship(
@@ -106,7 +106,7 @@ def ship(
 ) -> tuple[Arena, list[int]]:
     """Write an object into a new arena, its tensors and arrays as raw memory; returns where its pieces end.
 
-    `most` is how many bytes that may take in all: what is no raw memory is copied again by each of the `readers`.
+    `most` limits the bytes in total: everything but raw memory is copied again by each of the `readers`.
     """
     shipper = _Shipper(most, readers)
     modules = list(by_value)
@@ -137,16 +137,16 @@ def unship(arena: Arena, bounds: list[int]) -> Any:
 
 
 class _Shipper(cloudpickle.Pickler):  # type: ignore[misc]
-    """Cloudpickle with the memory of plain tensors and arrays kept out of the stream, and memory-mapped files sent by
+    """Cloudpickle that keeps the memory of plain tensors and arrays out of the stream and sends memory-mapped files by
     name."""
 
     def __init__(self, most: float, readers: int) -> None:
         self.stream = _Stream(self._check_size)
         self.raw: dict[Memory, memoryview] = {}
         self.order: list[Memory] = []
-        """The raw memory that the stream refers to, first to last."""
+        """The raw memory that the stream refers to, in order."""
         self._size, self._most = 0, most
-        self._copies = readers + 2  # of the stream: this one, the arena's, and what each reader makes of it
+        self._copies = readers + 2  # of the stream: this one, the arena's, and one per reader
         super().__init__(self.stream, protocol=5, buffer_callback=self._add)
 
     def reducer_override(self, obj: Any) -> Any:
@@ -162,7 +162,7 @@ class _Shipper(cloudpickle.Pickler):  # type: ignore[misc]
             if file is not None:
                 start = obj.ctypes.data - file.ctypes.data
                 return np.ndarray, (obj.shape, obj.dtype, file, start, obj.strides)
-            if type(obj) is np.memmap:  # NumPy would put its bytes into the stream
+            if type(obj) is np.memmap:  # NumPy would write its bytes to the stream
                 return np.asarray(obj).__reduce_ex__(5)
         return super().reducer_override(obj)
 
@@ -181,7 +181,7 @@ class _Shipper(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class _Stream(io.BytesIO):
-    """Memory to pickle into that has its size checked as it grows."""
+    """A pickle stream in memory whose size is checked as it grows."""
 
     def __init__(self, check: Callable[[], None]) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class _Stream(io.BytesIO):
 
 
 def _mapped_file(array: Any) -> Any:
-    """The memory-mapped file that an array is a part of. None where it is of none, or a private copy of one."""
+    """The memory-mapped file that an array is part of; None if there is none, or if it is a private copy."""
     while isinstance(array, np.ndarray) and not isinstance(array.base, mmap.mmap):
         array = array.base
     is_file = isinstance(array, np.memmap) and array.filename is not None and array.mode != "c"
@@ -206,7 +206,7 @@ def _tensor_from(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Ten
 
 
 def unimportable_modules(values: Iterable[object]) -> Iterator[ModuleType]:
-    """Modules that define the values' classes or functions but that another interpreter would not find by name."""
+    """Modules that define the values' classes or functions and that another interpreter could not import."""
     seen: set[str] = set()
     for value in values:
         owners = [value, *value.modules()] if isinstance(value, nn.Module) else [value]

@@ -1,4 +1,4 @@
-"""What a worker process does: train the clients it is told to, in the memory it shares with the run."""
+"""A worker process: trains the clients it is assigned, in memory shared with the run."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ _LENGTH = 8
 
 @dataclass(frozen=True)
 class Setup:
-    """What a worker is told at the beginning of a run."""
+    """Sent to a worker at the start of a run."""
 
     bounds: list[int]
-    """Where the pieces of the shipped `Training` lie in the arena that comes along."""
+    """Where the pieces of the shipped `Training` are in the arena that is sent along."""
     path: list[str]
     """Where to find modules."""
     dtype: torch.dtype
-    """What a module that makes tensors gets where it does not say."""
+    """The default dtype, for modules that create tensors."""
 
 
 class Rest:
-    """The run is over: let go of it and wait for the next."""
+    """The run is over: release it and wait for the next one."""
 
 
 @dataclass(frozen=True)
 class Orders:
-    """What a worker is told at the beginning of a round, or of a recalibration."""
+    """Sent to a worker at the start of a round or a recalibration."""
 
     work: Work
-    """With the tensors left out: they lie in the arena."""
+    """Without the tensors, which are in the arena."""
     places: dict[str, Place]
     recalibrate: bool = False
 
 
 class Channel:
-    """Whole messages, and now and then a file descriptor, over a socket."""
+    """Sends messages, some with a file descriptor, over a socket."""
 
     def __init__(self, endpoint: socket.socket) -> None:
         self.endpoint = endpoint
@@ -66,7 +66,7 @@ class Channel:
             self.endpoint.sendall(payload)
 
     def receive(self) -> tuple[Any, int | None]:
-        """The next message, with the descriptor that came along; EOFError when the other side is gone."""
+        """The next message and its descriptor, if any; raises EOFError if the other side is gone."""
         head, descriptors, _, _ = socket.recv_fds(self.endpoint, _LENGTH, 1)
         head += self._exactly(_LENGTH - len(head)) if head else b""
         if not head:
@@ -79,16 +79,16 @@ class Channel:
         while len(parts) < count:
             part = self.endpoint.recv(count - len(parts))
             if not part:
-                raise EOFError("the other side is gone in the middle of a message")
+                raise EOFError("the other side disappeared in the middle of a message")
             parts += part
         return bytes(parts)
 
 
 class Worker:
-    """Answers the orders of one run."""
+    """Carries out the orders of one run."""
 
     def __init__(self, training: Training) -> None:
-        training = replace(training, model=copied(training.model))  # its buffers must not be the shared ones
+        training = replace(training, model=copied(training.model))  # its buffers must not be shared
         self.training = training
         if any(isinstance(module, nn.Conv2d) for module in training.model.modules()):
             training.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -113,11 +113,11 @@ class Worker:
             self.training.layout.load(self.training.model, self.work.broadcast.x)
 
     def answer(self, row: int) -> tuple[int, str | None, list[Trace]]:
-        """Train the client at one place of the cohort; its error, if it raised, and its traces."""
+        """Train the client in one row of the cohort; returns its error, if it raised, and its traces."""
         assert self.work is not None
         assert self.orders is not None
         client, traces = int(self.work.clients[row]), list[Trace]()
-        draw = key(self.training.seed, MODULES, self.work.round, client)  # for data sets that draw, by other generators
+        draw = key(self.training.seed, MODULES, self.work.round, client)  # for data sets that use other generators
         random.seed(draw)
         np.random.seed(draw % 2**32)
         try:
@@ -129,7 +129,7 @@ class Worker:
                 self._write(row, "out_buffer", buffers)
                 self._write(row, "out_kept", kept)
                 self.memory["loss"][row] = loss
-        except Exception as error:  # a client's failure is the client's alone; the run is told
+        except Exception as error:  # fails only this client; the run records it
             return row, f"{type(error).__name__}: {error}", traces
         return row, None, traces
 
@@ -139,12 +139,12 @@ class Worker:
 
 
 def part(memory: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
-    """The tensors of one kind by their own names."""
+    """The tensors of one kind by name."""
     return {name.removeprefix(f"{kind}:"): tensor for name, tensor in memory.items() if name.startswith(f"{kind}:")}
 
 
 def main(descriptor: int) -> None:
-    """Serve the run at the other end of a socket."""
+    """Serve the process at the other end of a socket."""
     end_with_parent(descriptor)
     torch.set_num_threads(1)
     channel = Channel(socket.socket(fileno=descriptor))
@@ -160,12 +160,12 @@ def _set_up(setup: Setup, descriptor: int) -> tuple[Worker | None, str | None]:
     torch.set_default_dtype(setup.dtype)
     try:
         return Worker(unship(Arena.open(descriptor), setup.bounds)), None
-    except Exception as error:  # a class that cannot be imported here, a module with conditions of its own
+    except Exception as error:  # such as a class that cannot be imported here
         return None, f"{type(error).__name__}: {error}"
 
 
 def serve(channel: Channel) -> None:
-    """One run after another, until the process that started this one goes away."""
+    """Serve one run after another, until the process that started this one ends."""
     worker: Worker | None = None
     while True:
         message, descriptor = channel.receive()

@@ -1,10 +1,10 @@
-"""The workers engine: processes that train clients beside each other on a CPU, over shared memory.
+"""The workers engine: processes that train clients in parallel on a CPU, over shared memory.
 
-For models that stack badly, convolutions above all. The processes are started once per run, get model, loss and data
-once, and after that only the places of the cohort they are to train; weights never pass through a pipe. Each runs the
-reference engine on one thread, so the result does not depend on how many there are.
+For models that are slow when stacked, especially convolutions. The processes are started once per run and get model,
+loss and data once; after that they only receive the rows of the cohort to train, and weights never pass through a pipe.
+Each runs the reference engine on one thread, so the result does not depend on their number.
 
-Started by plain `subprocess`, so it works from a script without a main guard, a notebook, standard input and pytest.
+They are started with plain `subprocess`, so scripts without a main guard, notebooks, standard input and pytest work.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work
 from fedlalr.training.machine import usable_cores
 
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_TOP_PAD_": str(1 << 25)}
-"""glibc keeps what a step freed, instead of giving it back to the system and asking for zeroed pages in the next."""
+"""glibc keeps the memory that a step freed, instead of returning it and requesting zeroed pages in the next step."""
 
 _AHEAD = 2
-"""Clients a worker has at hand, so that it never waits for the next."""
+"""Clients that are assigned to a worker ahead of time, so that it never waits for the next."""
 
 
 class CannotShip(ValueError):
-    """The module, the loss or the data cannot be given to another process."""
+    """The module, the loss or the data cannot be sent to another process."""
 
 
 class WorkerDied(RuntimeError):
-    """A worker process ended on its own. The server's state is as it was before the round."""
+    """A worker process ended unexpectedly. The server's state is as it was before the round."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Process:
     channel: Channel
     in_hand: deque[int] = field(default_factory=deque)
     settled: bool = False
-    """It has heard everything and answered everything; an interruption finds it otherwise."""
+    """Whether no message is pending in either direction; after an interruption some may be."""
 
     def end(self) -> None:
         self.channel.endpoint.close()
@@ -64,10 +64,10 @@ class Process:
 
 
 _idle: list[Process] = []
-"""Processes of finished runs, ready for the next one of this interpreter."""
+"""Processes of finished runs, ready for the next run of this interpreter."""
 
 
-os.register_at_fork(after_in_child=_idle.clear)  # they answer to the parent
+os.register_at_fork(after_in_child=_idle.clear)  # they belong to the parent
 
 
 @atexit.register
@@ -83,7 +83,7 @@ class WorkersEngine:
     name = "workers"
 
     def __init__(self, training: Training, count: int | None = None, most: float = math.inf) -> None:
-        """`most` is how many bytes the copies for the processes may take."""
+        """`most` limits the bytes of the copies for the processes."""
         if training.device.type != "cpu":
             raise ValueError(
                 f"the workers engine trains on the CPU, not on {training.device}; use engine='stacked' there"
@@ -123,7 +123,7 @@ class WorkersEngine:
         return {name: buffer.clone() for name, buffer in part(memory, "out_buffer").items()}
 
     def close(self) -> None:
-        """Let the processes rest for the next run; end those that died or are in the middle of something."""
+        """Keep idle processes for the next run; end those that died or are still busy."""
         for process in self._processes:
             if not process.settled or process.popen.poll() is not None:
                 process.end()
@@ -170,7 +170,7 @@ class WorkersEngine:
             arena.close()
 
     def _prepare(self, work: Work, recalibrate: bool = False) -> tuple[dict[str, Tensor], Orders, int | None]:
-        """Put the round's tensors into shared memory; the descriptor to send along if the memory is new."""
+        """Copy the round's tensors to shared memory; returns the descriptor to send along if the memory is new."""
         plan, count, fresh = _plan(work, self.training), len(work.clients), None
         if self._arena is None or self._arena.size < plan.size:
             if self._arena is not None:
@@ -186,7 +186,7 @@ class WorkersEngine:
         return memory, Orders(bare, plan.places, recalibrate), fresh
 
     def _run(self, orders: Orders, descriptor: int | None, rows: list[int]) -> tuple[dict[int, str], list[Trace]]:
-        """Have every row done, whichever worker is free; the errors by row, and the traces."""
+        """Train every row on the next free worker; returns the errors by row, and the traces."""
         probe = orders.work.probe
         modules = unimportable_modules([probe] if probe is not None else [])
         for module in (found := list(modules)):
@@ -227,15 +227,15 @@ class WorkersEngine:
         try:
             process.channel.send(message, descriptor)
         except (BrokenPipeError, ConnectionError):
-            self._mourn(process)
+            self._raise_dead(process)
 
     def _receive(self, process: Process) -> object:
         try:
             return process.channel.receive()[0]
         except (EOFError, ConnectionError):
-            self._mourn(process)
+            self._raise_dead(process)
 
-    def _mourn(self, process: Process) -> NoReturn:
+    def _raise_dead(self, process: Process) -> NoReturn:
         code = process.popen.wait()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         what = f" while it trained client {int(self._cohort[process.in_hand[0]])}" if process.in_hand else ""
@@ -244,13 +244,13 @@ class WorkersEngine:
 
 def _unsendable(trouble: object) -> CannotShip:
     return CannotShip(
-        f"the run cannot be given to worker processes ({trouble}); define what it uses at the top level of a module, "
+        f"the run cannot be sent to worker processes ({trouble}); define what it uses at the top level of a module, "
         f"or use engine='reference'"
     )
 
 
 def _launch() -> Process:
-    """A resting process, or a new one."""
+    """An idle process, or a new one."""
     while _idle:
         process = _idle.pop()
         if process.popen.poll() is None:
@@ -274,7 +274,7 @@ def _launch() -> Process:
 
 
 def _plan(work: Work, training: Training) -> SharedMemoryPlan:
-    """Where everything of a round lies: what goes to the workers, then what comes back."""
+    """The layout of a round in shared memory: what is sent to the workers, then what comes back."""
     plan, count, table = SharedMemoryPlan(), len(work.clients), training.algorithm.slots
     size, dtype = training.layout.size, training.layout.dtype
     sent: tuple[tuple[str, Mapping[str, Tensor]], ...] = (
