@@ -174,7 +174,7 @@ def test_tensors_are_taken_like_arrays():
             replace(HONEST[2], buffers=HONEST[2].buffers | {"1.num_batches_tracked": np.array(1.5)}),
             "buffer 1.num_batches_tracked is float64",
         ),
-        (replace(HONEST[2], samples=0), "samples is 0, and a whole number from 1"),
+        (replace(HONEST[2], samples=0), "samples is 0, but a whole number from 1"),
         (replace(HONEST[2], samples=-5), "samples is -5"),
         (replace(HONEST[2], samples=math.nan), "samples is nan"),
         (replace(HONEST[2], samples=1e30), r"samples is 1e\+30"),
