@@ -97,7 +97,7 @@ def test_without_a_home_data_is_kept_here_and_that_is_said(tmp_path: Path, monke
     assert "there is no home folder" in said[0]
     assert "FEDLALR_DATA" in said[0]
     monkeypatch.setenv("FEDLALR_DATA", "~/data")
-    with pytest.raises(FileNotFoundError, match="write the path in full"):
+    with pytest.raises(FileNotFoundError, match="write the full path"):
         fetch.data_folder()
 
 

@@ -73,7 +73,7 @@ def test_a_finished_run_without_its_records_is_not_reused(tmp_path: Path, conten
     finished = job(tmp_path / "0")
     run([finished])
     (finished.folder / "metrics.jsonl").write_bytes(content)
-    with pytest.raises(config.ConfigError, match=r"metrics.jsonl has \d bytes, and at round 2 it had"):
+    with pytest.raises(config.ConfigError, match=r"metrics.jsonl has \d bytes, but at round 2 it had"):
         run([finished])
 
 

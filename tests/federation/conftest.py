@@ -1,4 +1,4 @@
-"""Shows what the fault suites counted at the end of a session."""
+"""Prints the counts of the fault tests at the end of a session."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Runs a federation in processes that die, again and again, until it is through. Started as a script by the tests.
+"""Runs a federation in processes that die, again and again, until it finishes. Started as a script by the tests.
 
 One host process imports everything once; every attempt is a child forked from it. A child is killed
 
@@ -57,7 +57,7 @@ def train(options: dict, run_dir: Path | None, end: Path) -> None:
 
 
 def child(options: dict, run_dir: Path | None, end: Path, prepare: Callable[[], None] = lambda: None) -> int:
-    """Fork an attempt, which may first prepare its own death."""
+    """Fork an attempt, which may first schedule its own death."""
     pid = os.fork()
     if pid:
         return pid
@@ -129,7 +129,7 @@ EVENTS = (
 
 
 def status(pid: int) -> int:
-    """0 when the child got through, minus the signal that killed it, or its exit code."""
+    """0 if the child finished, minus the signal that killed it, or its exit code."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
@@ -223,7 +223,7 @@ DEFAULTS = {
 if __name__ == "__main__":
     kind, root, given = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     options = DEFAULTS | given
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs with SIGINT ignored
     undisturbed = root / "undisturbed.end"
     code = status(child(options, None, undisturbed))
     if code:

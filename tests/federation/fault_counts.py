@@ -1,4 +1,4 @@
-"""How much the fault suites did: deaths, fuzzed cases, rejections. The terminal summary shows it."""
+"""Counts of the fault tests for the terminal summary: deaths, fuzzed cases, rejections."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections import Counter
 from collections.abc import Iterator
 
 deaths: Counter[str] = Counter()
-"""By what happened: kills, interrupts, half_written, resumed, ways of a disk to fail."""
+"""By event: kills, interrupts, half_written, resumed, disk failures."""
 cases: Counter[str] = Counter()
 rejected: Counter[str] = Counter()
-"""Cases of each kind of input, and those of them that ended in the documented error."""
+"""Cases of each kind of input, and how many of them raised the documented error."""
 
 PAYLOADS = ("replies", "arrays", "messages")
 """Kinds of input that come from clients."""
 
 
 def summary() -> Iterator[str]:
-    """What was counted in this run of the tests, in lines."""
+    """The counts of this test session, as lines."""
     if deaths["kills"] or deaths["interrupts"]:
         yield (
             f"killed (SIGKILL) at {deaths['kills']:,} instants and interrupted (SIGINT) at {deaths['interrupts']:,}; "

@@ -15,9 +15,9 @@ from federation import fault_counts
 
 SHORT, LONG = 60, 5000
 SLOW, SLOW_LONG = 20, 1000
-"""The same of a property that takes long."""
+"""The same for a slow property."""
 MEMORY = 700 << 20
-"""Bytes by which a whole property may raise the peak of the process."""
+"""Bytes by which a property may raise the process's peak memory."""
 
 
 def fuzz(
@@ -25,7 +25,7 @@ def fuzz(
 ) -> Callable[[Callable[..., bool]], Callable[..., None]]:
     """Run a property in its short form by default and in its long form under the marker `faults`.
 
-    The property gives whether the input was taken; otherwise it was rejected with the documented error.
+    The property returns whether the input was accepted; otherwise it was rejected with the documented error.
     """
 
     def decorate(check: Callable[..., bool]) -> Callable[..., None]:
@@ -67,7 +67,7 @@ json_values = st.recursive(
 
 @st.composite
 def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
-    """Something that was once this: cut, flipped, repeated, grown, or nothing of it left."""
+    """A damaged copy: truncated, with flipped bits, repeated, extended, or replaced."""
     content = bytearray(whole)
     for _ in range(draw(st.integers(1, 4))):
         place = draw(st.integers(0, max(len(content) - 1, 0)))

@@ -6,7 +6,7 @@ import os
 
 
 def interruptible(**changes: str) -> dict[str, str]:
-    """This environment with one thread and without the measuring of coverage.
+    """This environment with one thread and without measuring coverage.
 
     An interrupt that arrives while coverage holds its lock leaves the lock held, and the process waits for it forever.
     """

@@ -1,4 +1,4 @@
-"""A real disk that is full or read-only when a test wants it to be."""
+"""A real disk that a test can fill up or make read-only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 
 def fill(path: Path, leave: int = 0) -> None:
-    """Write a file until the disk has no room left but this."""
+    """Write a file until the disk has only this much space left."""
     with path.open("wb", buffering=0) as ballast:
         with suppress(OSError):
             while True:
@@ -21,7 +21,7 @@ def fill(path: Path, leave: int = 0) -> None:
 
 @contextmanager
 def small_disk(place: Path, *options: str) -> Iterator[Path]:
-    """A disk in memory, for the length of a test; skips it where that is not allowed."""
+    """A disk in memory for the duration of a test, which is skipped if mounting one is not allowed."""
     place.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", *options, "tmpfs", str(place)], capture_output=True).returncode:
         pytest.skip("needs the right to mount a small disk")

@@ -1,4 +1,4 @@
-"""The attack suite: each attack does harm where nothing is done against it, and a defence undoes it."""
+"""Each attack does harm without a defence, and a defence stops it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_an_undetected_fall_of_v_hat_is_possible_only_without_the_rule(attacks):
     ids=str,
 )
 def test_one_client_alone_raises_v_hat_for_all_unless_the_reduction_is_robust(how, least, most, attacks):
-    """With the maximum by the whole of what it sends; with the mean by its share."""
+    """With the maximum by everything it sends; with the mean by its share."""
 
     def engine(training):
         return attacks.AttackedEngine(ENGINES["reference"](training), attacks.inflate, torch.tensor([2]))

@@ -1,4 +1,4 @@
-"""A client that fails is named with its error, and the debug switch shows it alone with its data."""
+"""A failing client is named with its error, and debug=True trains it alone and shows its data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENGINES = ["reference", "stacked"]
 
 
 class Picky(nn.Module):
-    """A module that cannot stand some inputs."""
+    """A module that raises on some inputs."""
 
     def __init__(self):
         super().__init__()
@@ -106,7 +106,7 @@ def test_looking_changes_nothing(engine, capsys):
 
 
 class Greedy(nn.Module):
-    """A module that some inputs make ask for more memory than any machine has."""
+    """A module that requests more memory than any machine has, on some inputs."""
 
     def __init__(self):
         super().__init__()

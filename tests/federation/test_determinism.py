@@ -1,4 +1,4 @@
-"""The same seed gives the same bits, whatever the engine has to share out and wherever Python happens to put things.
+"""The same seed gives the same bits, however an engine splits its work and whatever Python's hash seed is.
 
 That any number of ranks agrees up to the rounding of a sum is tested with the distributed engine.
 """
@@ -82,7 +82,7 @@ fl.run(
 
 
 def test_a_run_started_in_a_process_with_another_hash_seed_resumes_to_the_same_bits(tmp_path):
-    """Sets of strings come in another order there: neither a result nor the facts of a run may follow it."""
+    """Sets of strings have another order there, on which neither a result nor the facts of a run may depend."""
     environment = os.environ | {"PYTHONHASHSEED": "12345", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", SCRIPT, "2", str(tmp_path)]
     subprocess.run(command, env=environment, check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""Death at any instant, full disks, interrupts: the run goes on to the same bits, and the last good state stands.
+"""Death at any instant, full disks, interrupts: the run resumes to the same bits, and the last good state is kept.
 
 The short forms run by default; `make test-faults` runs the long ones.
 """
@@ -30,7 +30,7 @@ posix = pytest.mark.skipif(os.name != "posix", reason="forks and signals as POSI
 
 
 def crash(kind: str, root: Path, **options: object) -> dict[str, int]:
-    """Run `crashing.py`, which fails unless every resumed run gives the undisturbed run's bits."""
+    """Run `crashing.py`, which fails unless every resumed run gives the bits of an uninterrupted run."""
     script = Path(__file__).with_name("crashing.py")
     done = subprocess.run(
         [sys.executable, str(script), kind, str(root), json.dumps(options)],
@@ -46,7 +46,7 @@ def crash(kind: str, root: Path, **options: object) -> dict[str, int]:
 
 @pytest.fixture
 def memory(tmp_path):
-    """A folder in memory where there is one: what a killed process wrote there stays, and flushing costs nothing."""
+    """A folder in memory, if possible: it keeps what a killed process wrote, and flushing costs nothing."""
     shared = Path("/dev/shm")
     if not shared.is_dir():
         yield tmp_path
@@ -60,7 +60,7 @@ def memory(tmp_path):
 
 
 FILED = ["fedlalr", "scaffold", "fedamsv2"]
-"""Algorithms of which different things are written to files."""
+"""Algorithms that write different things to files."""
 
 
 @posix
@@ -132,7 +132,7 @@ def test_a_run_killed_at_every_stage_of_a_round_resumes_to_the_same_bits(algorit
     [("fedlalr", 16, 1, 6), ("fedlalr", 100_000, 1, 3), ("scaffold", 30_000, 1, 4), ("sharedamsgrad", 1000, 3, 6)],
 )
 def test_a_run_killed_at_many_random_instants_resumes_to_the_same_bits(algorithm, width, every, rounds, tmp_path):
-    """Wide models are written for long, so that many deaths fall into it."""
+    """Wide models take long to write, so many deaths happen during a write."""
     options = {"algorithm": algorithm, "width": width, "every": every, "rounds": rounds}
     tally = crash("times", tmp_path, deaths=100, seed=width, **options)
     assert tally["kills"] >= 50
@@ -157,7 +157,7 @@ def assert_resumes(folder: Path, algorithm: fl.Algorithm | None = None) -> None:
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """Let no file grow beyond this, by the operating system's limit."""
+    """Limit the size of files by the operating system."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:

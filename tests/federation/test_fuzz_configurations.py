@@ -1,4 +1,4 @@
-"""Whatever a configuration file or an override says, it is a configuration or a `ConfigError`."""
+"""Arbitrary configuration files and overrides give a configuration or a `ConfigError`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a data file holds, it is the data or `DataCorrupt` (`DataNotFound`), within bounded memory."""
+"""Arbitrary data files give the data or `DataCorrupt` (`DataNotFound`), within bounded memory."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_a_gzip_bomb_is_corrupt_before_memory_is_taken():
 
 
 def test_an_image_bomb_is_corrupt():
-    image = bytearray(png())  # the header states a height of which the rest has nothing
+    image = bytearray(png())  # the header states a height that the rest does not have
     image[20:24] = (2**28).to_bytes(4, "big")
     image[29:33] = zlib.crc32(image[12:29]).to_bytes(4, "big")
     contents = {"a.png": bytes(image), "b.png": png(), "train_lables.json": b"[1]", "test_lables.json": b"[1, 2]"}

@@ -33,7 +33,7 @@ def test_a_configuration_has_the_options_with_their_defaults():
     defaults = {name: field.default for name, field in Config.model_fields.items() if name in OPTIONS}
     wanted = {each.name: each.default for each in fields(Options) if each.name in OPTIONS}
     different = {name for name in wanted if defaults[name] != wanted[name]}
-    assert different == {"local"}  # a table of its own in a file
+    assert different == {"local"}  # a nested table in a file
     assert defaults["local"].epochs == wanted["local"].count
 
 

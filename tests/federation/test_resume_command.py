@@ -24,7 +24,7 @@ SMALL = ["quickstart", "clients_per_round=3", "local.epochs=1", "checkpoint_ever
 
 
 def start_and_stop(folder: Path, stop: signal.Signals) -> tuple[int, str]:
-    """Begin an endless run, send its whole group a signal after some rounds, and give its exit code and output."""
+    """Start an endless run, send its process group a signal after some rounds, and return its exit code and output."""
     command = [sys.executable, "-m", "fedlalr", "run", *SMALL, "engine=workers:1", "rounds=1000000", "-q"]
     process = subprocess.Popen(
         [*command, "--run-dir", str(folder)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -72,7 +72,7 @@ def test_a_run_that_was_stopped_resumes_to_the_bits_of_one_that_was_not(stop, tm
 
 
 def test_a_full_disk_is_a_message_and_the_run_resumes_when_there_is_room(tmp_path):
-    """Whatever file it hits: the configuration at the start, a checkpoint, or the summary of the failure itself."""
+    """Whichever file it affects: the configuration at the start, a checkpoint, or the summary of the failure."""
     with small_disk(tmp_path / "disk", "-o", "size=1200k") as disk:
         folder, ballast = disk / "run", disk / "ballast"
         settings = [*SMALL[:-1], "checkpoint_every=1", "--run-dir", str(folder), "-q"]

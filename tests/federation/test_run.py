@@ -61,7 +61,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(model, clients):
 
 
 def test_whole_numbers_of_numpy_make_the_run_that_python_s_make(model, clients, tmp_path):
-    """A sweep over `np.arange` gives such numbers, and a run of it is the one that goes on without NumPy."""
+    """A sweep over `np.arange` gives such numbers, and its run can be resumed with Python's integers."""
     counts = {"rounds": 3, "clients_per_round": 2, "batch_size": 4, "seed": 5, "checkpoint_every": 2, "min_clients": 1}
     numpy = {name: np.int64(value) for name, value in counts.items()}
     first = fl.run(model, clients, fl.FedLALR(), **numpy, engine="reference", run_dir=tmp_path)
@@ -140,7 +140,7 @@ def test_statistics_do_not_suffer_from_how_large_they_were(clients):
 
 
 def test_recalibration_shows_in_the_first_rounds():
-    """The averaged statistics belong to the clients' models; fresh ones let the averaged model show what it learnt."""
+    """The averaged statistics belong to the clients' models; with recalibrated ones the averaged model does better."""
     digits = load_digits()
     inputs, labels = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
     parts = fl.data.partition(labels[:1500].numpy(), clients=20, scheme="dirichlet", alpha=0.3, seed=0)
@@ -384,7 +384,7 @@ def test_an_update_that_is_not_finite_fails_the_round(model, clients):
 
 
 def test_statistics_that_are_not_finite_fail_the_round(clients):
-    """The new x is so large that the variance of what it makes of the data is none."""
+    """The new x is so large that the variance of the activations overflows."""
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
     single = [(x.float(), y) for x, y in clients]
     settings = {**SETTINGS, "local": fl.Steps(1), "buffers": "recalibrate"}
@@ -475,7 +475,7 @@ def test_a_probe_sees_every_local_step_of_its_clients_and_include_puts_them_in(m
 
 
 class StopAt(fl.Observer):
-    """Ends a run after a round, and keeps the models that it was shown."""
+    """Ends a run after a round, and keeps the models it received."""
 
     def __init__(self, round: int) -> None:
         self.round, self.models, self.rounds, self.ended = round, [], [], 0
@@ -518,7 +518,7 @@ def test_an_observer_is_shown_the_model_of_every_round():
 
 
 class Remembering(nn.Module):
-    """Makes a buffer when it sees its first inputs."""
+    """Creates a buffer in its first forward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -566,7 +566,7 @@ def test_embeddings_with_padding_or_sparse_gradients_train_on_every_engine(engin
 
 @dataclass(frozen=True)
 class Counting(fl.FedAvg):
-    """With a server state that is not shaped like the model, or that lacks what is broadcast."""
+    """Has a server state that is not shaped like the model, or lacks a slot to broadcast."""
 
     lacking: bool = False
 

@@ -1,4 +1,4 @@
-"""Nothing that comes from outside is executed: where the sources could do so is known and stays known."""
+"""No input is executed: all places in the sources that could do so are listed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KNOWN = {
     ("training/ranks.py", "torch.load"): "the other ranks of the same run, which trust each other",
     ("config/yaml_file.py", "yaml.load"): "with a loader derived from SafeLoader",
 }
-"""Places that would execute what they read if it came from a stranger, and why it does not."""
+"""Places that would execute untrusted input, and why they never read any."""
 
 DANGEROUS = {
     "pickle.load", "pickle.loads", "pickle.Unpickler", "cloudpickle.load", "cloudpickle.loads", "marshal.loads",

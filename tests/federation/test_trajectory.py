@@ -72,7 +72,7 @@ def test_a_resumed_run_continues_its_trajectory(tmp_path):
     train(whole)
     path = tmp_path / "trajectory.jsonl"
     train(Trajectory([0, 1], path=path), rounds=2, run_dir=tmp_path)
-    with path.open("a") as file:  # a round that the checkpoint does not know, and a line cut short
+    with path.open("a") as file:  # a round after the checkpoint, and an incomplete line
         file.write('{"round": 3, "client": 0, "step": 1, "values": {}}\n{"round": 3, "cl')
     resumed = Trajectory([0, 1], path=path)
     train(resumed, run_dir=tmp_path, resume=True)

@@ -1,4 +1,4 @@
-"""Wrong input: each case with the message a person gets."""
+"""Invalid input: each case with its error message."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_labels_that_count_from_one_are_not_told_to_be_passed_over():
         run(nn.Linear(4, 3), clients)
 
 
-def test_targets_with_a_dimension_too_many_are_told_to_lose_it():
+def test_targets_with_an_extra_dimension_are_rejected_with_the_fix():
     clients = [(torch.zeros(3, 4), torch.zeros(3, 2, 1))] * 2
     with pytest.raises(ValueError, match=r"would broadcast .* for example with targets.squeeze\(-1\)"):
         run(nn.Linear(4, 2), clients, loss=nn.functional.l1_loss)

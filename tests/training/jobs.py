@@ -1,4 +1,4 @@
-"""A small federation that exercises everything an engine must get right, and the comparison of two engines on it."""
+"""A small federation that covers everything an engine must handle, and a comparison of two engines on it."""
 
 from __future__ import annotations
 

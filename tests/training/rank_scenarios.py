@@ -1,4 +1,4 @@
-"""What the ranks of `test_distributed.py` do, each in a process of its own."""
+"""What the ranks of `test_distributed.py` do, each in a separate process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Norms:
 
 
 class Watcher(fl.Observer):
-    """Probes the second round and keeps what it is shown."""
+    """Probes the second round and keeps what it receives."""
 
     def __init__(self) -> None:
         self.seen: list[object] = []
@@ -61,14 +61,14 @@ def job(engine: str, algorithm=None, **options):
 
 
 class Halved(fl.reductions.Mean):
-    """Goes half the way, in another precision."""
+    """Half the mean change, in another precision."""
 
     def reduce(self, values, reference, share):
         return (reference + (super().reduce(values, reference, share) - reference) / 2).double()
 
 
 def margin(outputs, targets):
-    """Of the test sample that is most wrong, which no mean over the ranks' shares gives."""
+    """The margin of the worst test sample, which is not a mean over the ranks' shares."""
     return (outputs.gather(1, targets[:, None]) - outputs).min()
 
 
@@ -92,11 +92,11 @@ JOBS = {
     "two clients": lambda engine: job(engine, clients_per_round=2),
     "one client": lambda engine: job(engine, clients_per_round=1),
 }
-"""Runs that must come out the same on any number of ranks."""
+"""Runs that must give the same result on any number of ranks."""
 
 
 def outcome(done):
-    """What can be compared of a run."""
+    """The parts of a run that can be compared."""
     result, seen = done
     records = [
         (r.round, r.loss, r.accuracy, r.train_loss, r.bytes_up, r.clients, r.metrics, r.rejected)
@@ -112,7 +112,7 @@ def same_results(folder: Path) -> dict:
 
 
 def other_weights(folder: Path) -> dict:
-    """Every rank draws other weights; the first one's count."""
+    """Every rank draws different weights; those of the first rank are used."""
     return outcome(job("auto", model=norm_model(seed=join(torch.device("cpu")).rank)))
 
 
@@ -182,7 +182,7 @@ def last_rank_dies(folder: Path) -> None:
 
 
 def play(rank: int, count: int, port: int, folder: Path, names: list[str]) -> None:
-    """Be a rank: play the scenarios one after the other and leave what each gave, or raised, in a file."""
+    """Be a rank: run the scenarios one after the other and write the result or error of each to a file."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "TORCHELASTIC_RUN_ID": "test"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Gradients of any length are cut down to a norm, in every form of the local step."""
+"""Gradients of any length are clipped to a norm, in every form of the local step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of modules that keep something of their last pass."""
+"""Copies of modules that keep tensors from their last forward pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedlalr.training.torch_state import copied
 
 
 class Attentive(nn.Module):
-    """Keeps what it computed, as one does to look at it later."""
+    """Keeps an intermediate result for later inspection."""
 
     def __init__(self):
         super().__init__()

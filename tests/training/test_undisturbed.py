@@ -1,4 +1,4 @@
-"""A run gives the same result whatever its caller has switched on around it, and leaves everything as it was."""
+"""The caller's torch state does not change the result of a run, and a run does not change that state."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_run_inside_autocast_computes_in_its_own_precision_with_its_own_weight
 
 
 class Drawing(nn.Module):
-    """A module that draws in evaluation mode too, as a variational one does."""
+    """A module that draws random numbers even in evaluation mode, like a variational one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def test_a_module_that_draws_is_measured_by_the_seed_and_leaves_the_callers_gene
 
 
 class Mixing(nn.Module):
-    """Makes a tensor without saying of which precision."""
+    """Creates a tensor without a dtype."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Samples(Dataset):
 @pytest.mark.parametrize("algorithm", [fl.FedLALR(), fl.SCAFFOLD()], ids=["fedlalr", "scaffold"])
 @pytest.mark.parametrize("kind", ["pairs", "datasets"])
 def test_another_default_device_changes_nothing(engine, algorithm, kind, tmp_path):
-    """A device without any memory stands for a GPU here: nothing that lands on it can be computed with."""
+    """The meta device stands in for a GPU here: tensors on it have no values."""
     clients = make_clients((8, 12, 6, 10, 14))
     clients[3][0][0] = float("nan")
     model = nn.Sequential(make_model()[0], nn.BatchNorm1d(6), nn.Linear(6, 3)).double()

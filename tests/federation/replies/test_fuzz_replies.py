@@ -1,4 +1,4 @@
-"""Whatever a client sends, it is taken or rejected with a reason."""
+"""Whatever a client sends is accepted or rejected with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defences do not shut honest clients out, cover buffers, and stop a single attacker, without a setting."""
+"""The default defences do not shut out honest clients, cover buffers, and stop a single attacker."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_one_attacker_of_fifty_is_stopped_by_default(attack, attacks, defences):
 
 @pytest.mark.parametrize("how", [reductions.Median(), reductions.Trimmed(0.2), reductions.Bounded(1.0)], ids=repr)
 def test_a_robust_reduction_of_x_covers_the_buffers(how, attacks):
-    """One of ten sends statistics that are far off. No bound is set: it is the reduction that holds."""
+    """One of ten clients sends statistics that are far off. There is no bound, so only the reduction protects."""
 
     def statistics(engine, how):
         torch.manual_seed(0)
@@ -128,7 +128,7 @@ def test_a_complex_buffer_is_clipped_like_any_other():
 
 
 def test_a_slot_that_is_not_broadcast_is_compared_with_x():
-    """A change of x that is sent as such, when most clients have nothing more to learn."""
+    """A change of x that is sent as a change, when most clients have nothing more to learn."""
     replies, broadcast, _ = cohort()
     table = SlotTable(down=("x",), up={"delta": "mean"})
     delta = torch.zeros(5, 8)
@@ -140,7 +140,7 @@ def test_a_slot_that_is_not_broadcast_is_compared_with_x():
 
 
 def test_replies_are_clipped_by_what_the_accepted_ones_say():
-    """Rejected replies have no part in the median."""
+    """Rejected replies do not count in the median."""
     replies, broadcast, table = cohort(count=5)
     x = replies.slots.x.clone()
     x[:2] = torch.nan

@@ -144,5 +144,5 @@ def test_a_reduction_that_picks_a_reply_gets_memory_of_its_own():
     uploads = Slots(x=torch.arange(6.0).view(2, 3))
     table = SlotTable(down=("x",), up={"x": "mean"})
     reduced = reduce_slots(uploads, Slots(x=torch.zeros(3)), torch.tensor([0.5, 0.5]), table, {"x": First()})
-    uploads.x.zero_()  # as an engine does that uses its memory again
+    uploads.x.zero_()  # as an engine that reuses its memory does
     assert reduced.x.tolist() == [0.0, 1.0, 2.0]

@@ -1,4 +1,4 @@
-"""Robust reductions: what they compute, what they keep, how far one hostile reply can move them."""
+"""Robust reductions: results, invariants, and how far one hostile reply can move them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_bounded_mean_cuts_a_long_change_to_the_median_length_and_leaves_short
 
 
 def test_a_bounded_mean_holds_where_most_of_the_cohort_stood_still():
-    """The median of the norms is exactly 0 then, as of v̂ late in training: the bound is a share of the broadcast."""
+    """The median of the norms is exactly 0 then, as for v̂ late in training: the bound is a share of the broadcast."""
     broadcast = torch.tensor([30.0, 40.0])
     values = broadcast.repeat(4, 1)
     values[3, 0] += 4e16

@@ -1,4 +1,4 @@
-"""Every payload that a server must survive: rejected with its client and the reason, and the server's state stands."""
+"""Every payload that a server must survive: rejected with client and reason, and the server's state is unchanged."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def expected(training: Training, state: ServerState) -> Expected:
 
 
 class Spy(ReferenceEngine):
-    """The reference engine, with a hand in what the clients send."""
+    """The reference engine with manipulated replies."""
 
     def __init__(self, training, tamper=lambda replies: replies):
         super().__init__(training)
@@ -142,11 +142,11 @@ def test_tensors_are_taken_like_arrays():
         (changed("v_hat", "0.weight", put(EPS_SQUARED / 2)), "v_hat fell below the broadcast v_hat"),
         (changed("v_hat", "0.weight", put(0.0)), "v_hat fell below the broadcast v_hat"),
         (changed("v_hat", "0.weight", put(-1.0)), "v_hat fell below the broadcast v_hat"),
-        (changed("x", "0.bias", lambda a: a[:1]), r"x/0.bias has shape \(1,\), and \(6,\) is expected"),
+        (changed("x", "0.bias", lambda a: a[:1]), r"x/0.bias has shape \(1,\), but \(6,\) is expected"),
         (changed("x", "0.bias", lambda a: a[:0]), r"x/0.bias has shape \(0,\)"),
         (changed("x", "0.weight", lambda a: a.T), r"x/0.weight has shape \(4, 6\)"),
         (changed("x", "0.bias", lambda a: a[None]), r"x/0.bias has shape \(1, 6\)"),
-        (changed("x", "0.bias", lambda a: a.astype("float32")), "x/0.bias is float32, and torch.float64 is expected"),
+        (changed("x", "0.bias", lambda a: a.astype("float32")), "x/0.bias is float32, but torch.float64 is expected"),
         (changed("x", "0.bias", lambda a: a.astype("int64")), "x/0.bias is int64"),
         (changed("x", "0.bias", lambda a: a.astype("complex128")), "x/0.bias is complex128"),
         (changed("x", "0.bias", lambda a: a.astype(object)), "x/0.bias is object"),
@@ -174,7 +174,7 @@ def test_tensors_are_taken_like_arrays():
             replace(HONEST[2], buffers=HONEST[2].buffers | {"1.num_batches_tracked": np.array(1.5)}),
             "buffer 1.num_batches_tracked is float64",
         ),
-        (replace(HONEST[2], samples=0), "samples is 0, and a whole number from 1"),
+        (replace(HONEST[2], samples=0), "samples is 0, but a whole number from 1"),
         (replace(HONEST[2], samples=-5), "samples is -5"),
         (replace(HONEST[2], samples=math.nan), "samples is nan"),
         (replace(HONEST[2], samples=1e30), r"samples is 1e\+30"),
@@ -186,8 +186,8 @@ def test_tensors_are_taken_like_arrays():
         (replace(HONEST[2], contract=contract(build(fl.FedLALR(eps=1e-5)))), "different hyper-parameters"),
         (replace(HONEST[2], contract=contract(build(fl.FedLALR(betas=(0.8, 0.9))))), "different hyper-parameters"),
         (replace(HONEST[2], contract=contract(replace(build(), local=fl.Steps(4)))), "different hyper-parameters"),
-        (replace(HONEST[2], run="another"), "the reply belongs to run 'another', and this is 'a run'"),
-        (replace(HONEST[2], round=7), "the reply belongs to round 7, and this is round 1"),
+        (replace(HONEST[2], run="another"), "the reply belongs to run 'another', but this is 'a run'"),
+        (replace(HONEST[2], round=7), "the reply belongs to round 7, but this is round 1"),
         (replace(HONEST[2], run=np.zeros(3)), r"the reply belongs to run array\(\[0., 0., 0.\]\)"),
         (replace(HONEST[2], round=torch.ones(2, 3).to_sparse()), "the reply belongs to round tensor"),
         (replace(HONEST[2], contract=np.zeros(3, "V8")), "different hyper-parameters"),
@@ -303,12 +303,12 @@ BOMB = npy(np.zeros(3)).replace(b"(3,)", b"(9**9,)") + b"\0" * 8
         (b"\x93NUMPY", "not a readable npy array"),
         (pickle.dumps([1.0, 2.0, 3.0]), "not a readable npy array"),
         (npy(np.array([1, "a", None], dtype=object), allow_pickle=True), "holds Python objects, which are never read"),
-        (npy(np.zeros(3))[:-1], "has 23 bytes of numbers, and 24 are expected"),
+        (npy(np.zeros(3))[:-1], "has 23 bytes of numbers, but 24 are expected"),
         (npy(np.zeros(3)) + b"\0", "has 25 bytes of numbers"),
         (npy(np.zeros(10_000)), "has 80,128 bytes, more than an array of shape"),
         (npy(np.zeros(2)), r"has shape \(2,\)"),
-        (npy(np.zeros(3, dtype="float32")), "is <f4, and <f8 is expected"),
-        (npy(np.zeros(3, dtype=">f8")), "is >f8, and <f8 is expected"),
+        (npy(np.zeros(3, dtype="float32")), "is <f4, but <f8 is expected"),
+        (npy(np.zeros(3, dtype=">f8")), "is >f8, but <f8 is expected"),
         (BOMB, "not a readable npy array"),
         (npy(np.zeros(3)).replace(b"(3,)", b"(8000000000,)"), r"not a readable|has shape"),
         (b"\x93NUMPY\x09\x00" + npy(np.zeros(3))[8:], r"npy format|not a readable"),
@@ -393,7 +393,7 @@ def raising(where: str, name: str, value: float):
     ],
 )
 def test_a_change_that_is_too_long_keeps_its_direction_and_is_shortened_to_the_bound(change, name):
-    """Honest outliers are heard, and a hostile one gets no further than an ordinary client times the ratio."""
+    """Honest outliers count, and a hostile client changes at most the ratio times an ordinary change."""
     found = []
     tampered(lambda slots, buffers: (change(slots, buffers), found.append({**slots, **buffers})))
     sent, broadcast = found[0][name], {**EXPECTED.broadcast, **EXPECTED.buffers}

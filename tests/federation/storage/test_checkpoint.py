@@ -1,4 +1,4 @@
-"""Checkpoints: a run that breaks off goes on to the same bits, and nothing good is ever lost."""
+"""Checkpoints: an interrupted run resumes to the same bits, and no good checkpoint is ever lost."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def same(first: fl.Result, second: fl.Result) -> bool:
 
 
 def numbers(result: fl.Result) -> list[tuple[object, ...]]:
-    """What of the metrics does not depend on the clock."""
+    """The metrics that do not depend on the clock."""
     return [
         (r.round, r.loss, r.accuracy, r.train_loss, r.lr, r.clients, r.bytes_up, r.rejected) for r in result.history
     ]
 
 
 class StopAt(fl.Observer):
-    """Breaks a run off after some round, as an error in somebody's display would."""
+    """Interrupts a run after some round, as an error in a progress display would."""
 
     def __init__(self, round: int, error: type[BaseException] = KeyboardInterrupt) -> None:
         self.round, self.error = round, error
@@ -125,14 +125,14 @@ def test_the_millionth_checkpoint_is_the_newest(tmp_path):
 
 
 class StopAtOnce(fl.Observer):
-    """Breaks a run off before its first round."""
+    """Interrupts a run before its first round."""
 
     def on_start(self, info):
         raise KeyboardInterrupt
 
 
 class StopTraining(fl.Observer):
-    """Breaks a run off in its first round."""
+    """Interrupts a run in its first round."""
 
     def probe(self, round):
         raise KeyboardInterrupt
@@ -168,7 +168,7 @@ def test_a_checkpoint_is_never_half_removed_under_its_name(tmp_path, monkeypatch
     with pytest.warns(RuntimeWarning, match="resuming from round 3"):
         resumed = run(run_dir=tmp_path, resume=True)
     assert removed
-    assert min(removed) >= 2  # of good ones only what two newer ones stand for
+    assert min(removed) >= 2  # a good one is removed only if there are two newer ones
     assert same(run(), resumed)
     assert sorted(os.listdir(tmp_path / "checkpoint")) == ["round-000005", "round-000006"]
 
@@ -210,7 +210,7 @@ def test_cohorts_of_one_leave_few_files_of_what_clients_keep(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(fl.SCAFFOLD(0.1), **options, run_dir=tmp_path, observers=[Watch(), StopAt(75)])
     resumed = run(fl.SCAFFOLD(0.1), **options, run_dir=tmp_path, resume=True, observers=[Watch()])
-    # Two checkpoints stay, and a merge is one file more than what the one before refers to.
+    # Two checkpoints are kept, and a merge adds one file to those that the previous one refers to.
     assert FILES // 2 < max(counts) <= FILES + 1
     assert same(whole, resumed)
 
@@ -255,7 +255,7 @@ def test_the_callers_generator_is_not_disturbed():
 def test_more_rounds_than_before_are_a_legal_change(tmp_path):
     run(run_dir=tmp_path, rounds=3)
     assert same(run(rounds=6), run(run_dir=tmp_path, resume=True, rounds=6))
-    assert len(run(run_dir=tmp_path, resume=True, rounds=6).history) == 6  # a finished run is given back as it is
+    assert len(run(run_dir=tmp_path, resume=True, rounds=6).history) == 6  # a finished run is returned as it is
     with pytest.raises(ValueError, match="rounds is 4, but 6 rounds of the run are done"):
         run(run_dir=tmp_path, resume=True, rounds=4)
 
@@ -361,7 +361,7 @@ def test_a_loss_that_keeps_a_log_can_be_resumed(tmp_path):
 
 
 def unusual_losses():
-    """Losses around which there is more than numbers."""
+    """Losses that capture more than numbers."""
     if flag := False:
         scale = 2.0
     names, kind, few = np.array(["a", "b"]), "smooth", np.longdouble(1)
@@ -494,7 +494,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning_and_two_are_an_error
 
 @pytest.mark.parametrize("kind", ["folder", "file"])
 def test_two_good_checkpoints_stay_after_damaged_ones_were_passed_over(kind, tmp_path):
-    """Also where the run stops before it comes to the damaged one's round again."""
+    """Even if the run stops before it reaches the damaged checkpoint's round again."""
     with pytest.raises(KeyboardInterrupt):
         run(run_dir=tmp_path, checkpoint_every=2, observers=[StopAt(4)])
     damaged = tmp_path / "checkpoint/round-000004"
@@ -572,7 +572,7 @@ def test_a_run_is_cleared_with_its_settings_last_and_before_another_can_take_its
 
 @contextmanager
 def ordinary_user():
-    """Root may write anywhere: be nobody for a while."""
+    """Root may write anywhere, so switch to the user nobody."""
     root = os.geteuid() == 0
     if root:
         os.seteuid(65534)
@@ -662,7 +662,7 @@ print(torch.backends.cpu.get_cpu_capability(), *(str(one.message) for one in cau
 
 @pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="there are no others to switch off")
 def test_other_instructions_of_the_processor_are_a_warning(tmp_path):
-    """torch is told by its own variable to do without the newer ones, as on an older processor."""
+    """An environment variable of torch disables the newer ones, as on an older processor."""
     run(run_dir=tmp_path, rounds=2)
     here = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
     done = subprocess.run(

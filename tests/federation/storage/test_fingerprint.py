@@ -1,4 +1,4 @@
-"""What of the clients' data a run is known by: a run is not resumed with other data."""
+"""How changed client data are detected: a run is not resumed with different data."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_run_is_not_resumed_with_other_samples_behind_its_datasets(kind, whose
 
 
 def pool(changed=()):
-    """Two hundred clients with 25 samples each, of which those of some clients are changed."""
+    """Two hundred clients with 25 samples each; the samples of some clients are changed."""
     inputs = torch.linspace(0, 1, 20_000, dtype=torch.float64).view(5000, 4).clone()
     for client in changed:
         inputs[25 * client : 25 * (client + 1)] += 1
@@ -84,7 +84,7 @@ def test_a_run_is_not_resumed_with_other_inputs_of_one_client_of_a_population(cl
 
 
 class Noisy(Own):
-    """Adds noise from a generator that nobody else knows, and none to the targets."""
+    """Adds noise from a private generator to the inputs, but not to the targets."""
 
     def __init__(self, pair, shift=0):
         super().__init__(pair)

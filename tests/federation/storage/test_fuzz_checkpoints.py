@@ -1,4 +1,4 @@
-"""Whatever a checkpoint's files hold: it is the checkpoint or the documented error; a run goes on or says why not."""
+"""Arbitrary checkpoint files are read correctly or raise the documented error; a run resumes or says why it cannot."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEPT_FILE = "kept-000001.safetensors"
 
 @once
 def a_checkpoint() -> tuple[bytes, bytes, bytes, Any]:
-    """A real one: description, tensors, what the clients keep, and a state that looks like it."""
+    """A real checkpoint: description, tensors, kept slots, and a state of the same form."""
     folder = Path(tempfile.mkdtemp())
     algorithm = fl.SCAFFOLD(0.1)
     fl.run(

@@ -1,4 +1,4 @@
-"""Files that are forged, pipes or endless are documented errors: no traceback, no hang, little memory."""
+"""Forged or endless files and pipes raise documented errors: no traceback, no hang, little memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def command(*arguments: object) -> tuple[int, str]:
 
 @pytest.fixture
 def little_memory() -> Iterator[None]:
-    """Two gigabytes more than now: reading a large file raises, and does not bring the machine down."""
+    """Limit memory to two gigabytes more than now: reading a large file raises instead of bringing the machine down."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + (2 << 30), limits[1]))
@@ -53,7 +53,7 @@ def little_memory() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of the library's and one of the command's."""
+    """A run of the library and one of the command."""
     folder = tmp_path_factory.mktemp("runs")
     run(folder / "library")
     assert command("run", *QUICK, "rounds=2", "--run-dir", folder / "command")[0] == 0
@@ -82,7 +82,7 @@ def pipe(path: Path) -> None:
 
 
 def with_one_changed(tree: Any, value: Any) -> Iterator[Any]:
-    """The tree with the value in the place of each of its parts."""
+    """Copies of the tree in which one part is replaced by the value."""
     for key in tree if isinstance(tree, dict) else range(len(tree) if isinstance(tree, list) else 0):
         for changed in (value, *with_one_changed(tree[key], value)):
             copy = tree.copy()
@@ -159,7 +159,7 @@ def test_metrics_that_are_a_pipe_or_endless_are_rejected(library: Path, tmp_path
     lines = metrics.read_bytes()
     with metrics.open("ab") as file:
         file.truncate(ENDLESS)
-    run(library, resume=True)  # up to the checkpoint everything is right, the rest is cut off
+    run(library, resume=True)  # everything up to the checkpoint is valid, the rest is truncated
     assert metrics.read_bytes() == lines
     endless(metrics)
     with pytest.raises(RunDirectoryError, match=r"metrics\.jsonl is damaged"):

@@ -1,4 +1,4 @@
-"""`engine="auto"` follows its stated rule and says what it picked and why."""
+"""`engine="auto"` follows its documented rule and reports its choice and the reason."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_multiplications_are_counted_and_the_module_is_left_as_it_was():
 
 
 class Transposed(nn.Module):
-    """A linear layer as GPT-2 has it: its weight is a parameter of its own, inputs first."""
+    """A linear layer as in GPT-2: its own weight parameter, with the inputs first."""
 
     def __init__(self, inputs, outputs):
         super().__init__()
@@ -131,7 +131,7 @@ def test_the_time_of_a_large_run_is_estimated_beforehand(engine, threshold, two_
     monkeypatch.setattr(auto, "WORTH_PROCESSES", threshold)
     training = make_training("batchnorm")
     clients = list(pairs_of(training.clients))
-    clients[0] = clients[0][0][:1], clients[0][1][:1]  # of a single sample BatchNorm cannot train
+    clients[0] = clients[0][0][:1], clients[0][1][:1]  # BatchNorm cannot train on a single sample
     info = fl.run(training.model, clients, fl.FedAvg(0.1), rounds=2, engine=engine).info
     if (engine, threshold) == ("auto", 1e4):
         assert info.seconds > 0
@@ -151,7 +151,7 @@ def test_what_cannot_be_given_to_workers_is_left_to_the_reference(two_cores, mon
 
 
 class Listed(Dataset):
-    """Samples in a list, which every process would get a copy of."""
+    """Samples in a list, which is copied to every process."""
 
     def __init__(self, inputs, targets):
         self.samples = [(sample.numpy().tobytes(), target) for sample, target in zip(inputs, targets, strict=True)]

@@ -1,4 +1,4 @@
-"""The distributed engine: one, two and three ranks agree, one of them writes, and a failure is everyone's."""
+"""The distributed engine: one, two and three ranks agree, only the first one writes, and one failure ends them all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHARED += ["first_rank_fails"]
 
 
 def start_ranks(count: int, folder: Path, names: list[str]) -> list[dict[str, object]]:
-    """Play scenarios on so many ranks; what each rank found."""
+    """Run scenarios on this many ranks; returns the results of each rank."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, scenarios.__file__, str(folder), str(count), *names]
     subprocess.run(command, env=environment, timeout=120, check=True)

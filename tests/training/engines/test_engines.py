@@ -189,7 +189,7 @@ def test_a_client_that_raises_is_named_and_the_others_continue(engine):
 
 
 class Norms:
-    """A probe that looks at every slot of two clients."""
+    """A probe that measures every slot of two clients."""
 
     def __init__(self) -> None:
         self.clients = frozenset({1, 4})
@@ -218,7 +218,7 @@ def test_probes_see_what_they_see_on_the_reference(engine):
 
 
 class Heavy(fl.FedAvg):
-    """Carries momentum down and gives all it has when a client ends, of which the table names x alone."""
+    """Broadcasts momentum and returns all slots from `finish`, although the table only names x."""
 
     @property
     def slots(self):

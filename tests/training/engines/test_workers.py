@@ -1,4 +1,4 @@
-"""The workers engine: the reference's bits from several processes, and what happens when one dies."""
+"""The workers engine: several processes give the reference engine's bits, and the death of one is reported."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Own(Dataset):
 
 
 class Mapped(Dataset):
-    """A client's part of a file that is mapped into memory as a whole."""
+    """A client's part of a memory-mapped file."""
 
     def __init__(self, inputs, start, targets):
         self.inputs, self.start, self.targets = inputs, start, targets
@@ -69,7 +69,7 @@ class Norm(nn.Module):
 
 
 class Deadly(nn.Module):
-    """Kills its own process when it meets client 3's mark."""
+    """Kills its own process when it sees client 3's marker."""
 
     def __init__(self):
         super().__init__()
@@ -153,7 +153,7 @@ def test_modules_and_data_sets_of_a_test_module_and_statistics_travel():
 
 
 def shipped(value):
-    """What another process gets of a value, and the bytes copied for it."""
+    """A value as another process receives it, and the bytes copied for it."""
     arena, bounds = ship(value)
     with closing(arena):
         return unship(arena, bounds), arena.size
@@ -234,14 +234,14 @@ def test_the_processes_of_a_finished_run_serve_the_next():
 
 
 class InterruptedAtTheStart(WorkersEngine):
-    """Ctrl-C comes while the processes make themselves ready."""
+    """Ctrl-C arrives while the processes start up."""
 
     def _receive(self, process):
         raise KeyboardInterrupt
 
 
 class InterruptedInAMessage(WorkersEngine):
-    """Ctrl-C comes when half of a round's orders is sent."""
+    """Ctrl-C arrives when half of a round's orders have been sent."""
 
     def _send(self, process, message, descriptor=None):
         process.channel.endpoint.sendall(b"half")
@@ -278,7 +278,7 @@ def _fall_apart():
 
 
 class Noisy(Dataset):
-    """Draws from every generator there is."""
+    """Draws from every random generator."""
 
     def __init__(self, pair):
         self.pair = pair
@@ -347,7 +347,7 @@ def test_it_runs_without_a_main_guard_and_without_a_file():
 
 
 def test_a_worker_goes_at_once_when_the_run_is_killed_and_no_signal_but_that_reaches_it(tmp_path: Path):
-    """Though it is in the middle of a client that never ends."""
+    """Even while it trains a client that never finishes."""
     path = tmp_path / "mine.py"
     busy = "        if os.getpid() != RUN:\n            print(os.getpid(), flush=True)\n            while True: pass\n"
     path.write_text("import os\nRUN = os.getpid()\n" + SCRIPT.replace("        return", f"{busy}        return"))

@@ -1,7 +1,8 @@
 """Replies from remote clients: their form is checked before anything is computed from them.
 
-Checked are names, shapes, dtypes, byte order, contiguity and counts, and that the reply belongs to this run, this round
-and a client of its cohort. Nothing is cast, broadcast, reordered or guessed: anything else is rejected by name.
+The checks cover names, shapes, dtypes, byte order, contiguity and counts, and that the reply belongs to this run, this
+round and a client of its cohort. Nothing is cast, broadcast, reordered or guessed: whatever does not fit is rejected,
+with its name.
 """
 
 from __future__ import annotations
@@ -112,18 +113,18 @@ def as_tensor(name: str, array: object, shape: Iterable[int], dtype: torch.dtype
         if not array.dtype.isnative:
             raise Rejected(f"{name} has swapped bytes ({array.dtype.str})")
         if array.dtype != numpy_dtype(dtype):
-            raise Rejected(f"{name} is {array.dtype}, and {dtype} is expected")
+            raise Rejected(f"{name} is {array.dtype}, but {dtype} is expected")
         contiguous = array.flags.c_contiguous
     elif isinstance(array, Tensor):
         if array.layout is not torch.strided or array.is_quantized or array.device.type == "meta":
             raise Rejected(f"{name} is not a plain tensor")
         if array.dtype != dtype:
-            raise Rejected(f"{name} is {array.dtype}, and {dtype} is expected")
+            raise Rejected(f"{name} is {array.dtype}, but {dtype} is expected")
         contiguous = array.is_contiguous()
     else:
         raise Rejected(f"{name} is a {type(array).__name__} and not an array")
     if tuple(array.shape) != shape:
-        raise Rejected(f"{name} has shape {tuple(array.shape)}, and {shape} is expected")
+        raise Rejected(f"{name} has shape {tuple(array.shape)}, but {shape} is expected")
     if not contiguous:
         raise Rejected(f"{name} is not contiguous")
     if isinstance(array, np.ndarray):
@@ -136,7 +137,7 @@ def check_count(name: str, value: object) -> int:
     number = value.item() if isinstance(value, np.integer | np.floating) else value
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
     if not is_number or not 1 <= number <= LARGEST_COUNT or number != int(number):  # type: ignore[operator,call-overload]
-        raise Rejected(f"{name} is {_short(value)}, and a whole number from 1 to {LARGEST_COUNT:,} is expected")
+        raise Rejected(f"{name} is {_short(value)}, but a whole number from 1 to {LARGEST_COUNT:,} is expected")
     count: int = int(number)  # type: ignore[call-overload]
     return count
 
@@ -169,7 +170,7 @@ def array_from_npy(name: str, content: bytes, shape: Iterable[int], dtype: torch
     try:
         version = np.lib.format.read_magic(stream)
         if version not in ((1, 0), (2, 0)):
-            raise Rejected(f"{name} is in npy format {version}, and 1.0 or 2.0 is expected")
+            raise Rejected(f"{name} is in npy format {version}, but 1.0 or 2.0 is expected")
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         found_shape, fortran, found = read(stream, max_header_size=LONGEST_HEADER)
     except Rejected:
@@ -179,14 +180,14 @@ def array_from_npy(name: str, content: bytes, shape: Iterable[int], dtype: torch
     if found.hasobject:
         raise Rejected(f"{name} holds Python objects, which are never read")
     if not found.isnative or found != wanted:
-        raise Rejected(f"{name} is {found.str}, and {wanted.str} is expected")
+        raise Rejected(f"{name} is {found.str}, but {wanted.str} is expected")
     if found_shape != shape or (fortran and len(shape) > 1):
         raise Rejected(
-            f"{name} has shape {found_shape}{' in Fortran order' if fortran else ''}, and {shape} is expected"
+            f"{name} has shape {found_shape}{' in Fortran order' if fortran else ''}, but {shape} is expected"
         )
     rest = len(content) - stream.tell()
     if rest != math.prod(shape) * wanted.itemsize:
-        raise Rejected(f"{name} has {rest:,} bytes of numbers, and {math.prod(shape) * wanted.itemsize:,} are expected")
+        raise Rejected(f"{name} has {rest:,} bytes of numbers, but {math.prod(shape) * wanted.itemsize:,} are expected")
     return np.frombuffer(content, wanted, offset=stream.tell()).reshape(shape)
 
 
@@ -208,12 +209,12 @@ def client_of(reply: Reply) -> int:
 def _check_origin(reply: Reply, expected: Expected) -> int:
     """The client that a reply comes from; `Rejected` unless its reply is expected."""
     if not isinstance(reply.run, str) or reply.run != expected.run:
-        raise Rejected(f"the reply belongs to run {_short(reply.run)}, and this is {expected.run!r}")
+        raise Rejected(f"the reply belongs to run {_short(reply.run)}, but this is {expected.run!r}")
     if not isinstance(reply.round, int) or reply.round != expected.round:
-        raise Rejected(f"the reply belongs to round {_short(reply.round)}, and this is round {expected.round}")
+        raise Rejected(f"the reply belongs to round {_short(reply.round)}, but this is round {expected.round}")
     client = client_of(reply)
     if client == NOBODY:
-        raise Rejected(f"the reply names client {_short(reply.client)}, and a whole number from 0 on is expected")
+        raise Rejected(f"the reply names client {_short(reply.client)}, but a whole number from 0 on is expected")
     if client in expected.answered:
         raise Rejected("the client has already replied")
     if client not in expected.clients:
