@@ -70,6 +70,7 @@ def test_a_run_killed_at_some_operations_on_files_resumes_to_the_same_bits(memor
     assert tally["half_written"] >= 1
 
 
+@pytest.mark.faults
 @posix
 def test_a_run_killed_while_it_merges_what_clients_keep_resumes_to_the_same_bits(memory):
     options = {"algorithm": "scaffold", "hyperparameters": {"lr": 0.1}, "rounds": 5, "cohort": 2, "kept_files": 2}

@@ -89,13 +89,7 @@ def test_replies_that_made_a_round_fail_are_among_the_refused(tmp_path: Path) ->
 def test_a_summary_that_is_no_table_is_refused_with_the_place(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("")
     (tmp_path / "summary.json").write_text("[1, 2]")
-<<<<<<< HEAD
-    with pytest.raises(
-        ConfigError, match=r"are damaged and cannot be read: summary\.json must contain a table of results"
-    ):
-=======
     with pytest.raises(ConfigError, match=r"damaged and cannot be read: summary\.json must contain a table of results"):
->>>>>>> english3
         read_run(tmp_path)
 
 
