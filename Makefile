@@ -3,8 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PROCESSES ?= 2
-# UTF-8, whatever the locale: setuptools writes the path of this folder into the environment.
-PIP := LC_ALL=C.UTF-8 $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: help demo test quick lint test-portable test-data test-flower test-faults test-browser test-track test-gpu test-slow docs clean
