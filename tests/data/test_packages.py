@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import shlex
 import sys
 import tarfile
 from collections.abc import Callable, Mapping
@@ -36,8 +37,10 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
     def make(name: str, script: str) -> Path:
-        path = folder / name
-        path.write_text(f"#!{sys.executable}\nimport pathlib, shutil, sys\n{script}\n")
+        path, program = folder / name, folder / f"{name}.py"
+        program.write_text(f"import pathlib, shutil, sys\n{script}\n")
+        command = f"{shlex.quote(sys.executable)} {shlex.quote(str(program))}"
+        path.write_text(f'#!/bin/sh\nexec {command} "$@"\n')  # a path with spaces cannot stand behind #!
         path.chmod(0o755)
         return path
 

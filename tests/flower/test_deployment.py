@@ -71,10 +71,11 @@ def test_service_units_use_existing_options():
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 def test_the_service_manager_accepts_the_units(tmp_path):
-    units = []
+    units, programs = [], tmp_path / "bin"
+    programs.symlink_to(Path(sys.executable).parent)  # whose own path may have spaces
     for source, name in (("superlink.service", "superlink.service"), ("supernode@.service", "supernode@0.service")):
         unit = tmp_path / name
-        unit.write_text((DEPLOY / source).read_text().replace("/opt/fedlalr/bin", str(Path(sys.executable).parent)))
+        unit.write_text((DEPLOY / source).read_text().replace("/opt/fedlalr/bin", str(programs)))
         units.append(str(unit))
     done = subprocess.run(
         ["systemd-analyze", "verify", *units], capture_output=True, text=True, timeout=60, check=False
