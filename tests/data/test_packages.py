@@ -39,7 +39,8 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
     def make(name: str, script: str) -> Path:
         path, program = folder / name, folder / f"{name}.py"
         program.write_text(f"import pathlib, shutil, sys\n{script}\n")
-        command = f"{shlex.quote(sys.executable)} {shlex.quote(str(program))}"
+        # without site packages, whose path may have accents: tools run under LC_ALL=C
+        command = f"{shlex.quote(sys.executable)} -S {shlex.quote(str(program))}"
         path.write_text(f'#!/bin/sh\nexec {command} "$@"\n')  # a path with spaces cannot stand behind #!
         path.chmod(0o755)
         return path
