@@ -11,7 +11,6 @@ def result():
     return measure(replace(SCALES["smoke"], steps=(64, 2048), clients=(1, 2, 4, 8), repeats=2))
 
 
-@pytest.mark.slow
 def test_figure_is_written_as_image_and_as_vectors(result, tmp_path):
     paths = draw(result, tmp_path / "figures")
     assert [path.name for path in paths] == ["speedup.png", "speedup.svg", "speedup.pdf"]
