@@ -48,10 +48,13 @@ _CHECKS: dict[Any, Callable[[str, Any, str], None]] = {
 def check_type(name: str, value: object, kind: Any) -> None:
     """Reject a value that does not match a type of this module or a `Literal`, each also `| None`; other types are
     not checked."""
-    kinds = [kind] if kind in _CHECKS else [each for each in (get_args(kind) or [kind]) if each is not NoneType]
+    also = ""
+    if NoneType in get_args(kind):
+        if value is None:
+            return
+        others = [each for each in get_args(kind) if each is not NoneType]
+        kind, also = others[0] if len(others) == 1 else None, " or None"
     if get_origin(kind) is Literal:
         check_choice(name, value, get_args(kind))
-    elif kinds != [kind] and value is None and NoneType in get_args(kind):
-        return
-    elif len(kinds) == 1 and kinds[0] in _CHECKS:
-        _CHECKS[kinds[0]](name, value, "" if kinds == [kind] else " or None")
+    elif kind in _CHECKS:
+        _CHECKS[kind](name, value, also)

@@ -30,7 +30,7 @@ from fedlalr.federation.record import Record
 from fedlalr.federation.replies.screening import SEVERAL, Streaks
 from fedlalr.federation.result import Result, named_state, trained_model
 from fedlalr.federation.round import RoundOutcome, Rules, ServerState
-from fedlalr.federation.storage.fingerprint import facts_of
+from fedlalr.federation.storage.fingerprint import facts_of, plain
 from fedlalr.federation.storage.journal import Journal
 from fedlalr.federation.validation import (
     check_cohort,
@@ -81,15 +81,15 @@ class Problem:
         cohort_size = check_cohort(options.clients_per_round, len(clients), options.min_clients)
         rules = options.rules(algorithm)
         training = options.training(model, algorithm, clients)
-        held_here = clients if isinstance(clients, Population) else None
-        test = options.test if options.test is not None else getattr(held_here, "test", None)
+        test = options.test if options.test is not None else getattr(clients, "test", None)
+        transform = clients.transform if isinstance(clients, Population) else None
         check_metrics(options.metrics, test)
         with undisturbed(training.device), forked_generators(training.device):
             if not remote:
                 check_problem(training, test)
             elif test is not None:
                 check_test(test)
-        return cls(model, training, options, rules, cohort_size, test, getattr(held_here, "transform", None))
+        return cls(model, training, options, rules, cohort_size, test, transform)
 
     def facts(self) -> dict[str, Any]:
         """Everything the result depends on; a run can only be resumed with the same facts."""
@@ -248,12 +248,12 @@ class Session:
 
     def _shared(self) -> dict[str, object]:
         """What must be the same on all ranks."""
-        options = {each.name: getattr(self.options, each.name) for each in options_in(Options, "server")}
+        options = {each.name: plain(getattr(self.options, each.name)) for each in options_in(Options, "server")}
         return {
             "algorithm": repr(self.training.algorithm),
             "rounds": self.options.rounds,
             "seed": self.options.seed,
-            "options": repr(options),
+            "options": options,
         }
 
 
