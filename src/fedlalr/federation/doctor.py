@@ -169,12 +169,16 @@ def _self_test() -> Iterator[Finding]:
         )
         return
     if any(not torch.equal(value, second.state["x"][name]) for name, value in first.state["x"].items()):
-        yield Finding("fails", "the same tiny run twice gives different bits", "runs here cannot be repeated exactly")
+        yield Finding(
+            "fails",
+            "the same tiny run twice gives different bits",
+            "runs here cannot be repeated exactly; try one thread: export OMP_NUM_THREADS=1",
+        )
     if not torch.tensor([1e-40]).mul(1).item():
         yield Finding(
             "fails",
             "very small numbers are flushed to zero",
-            "v̂ starts at ε²; do not call torch.set_flush_denormal(True)",
+            "v̂ starts at ε²; before every run: torch.set_flush_denormal(False)",
         )
 
 
