@@ -81,7 +81,7 @@ def test_workers_and_ranks_train_on_trees(form, right):
 def test_trees_of_fixed_shape_are_pooled_and_others_are_read_batch_by_batch():
     assert train(token_clients(), rounds=1).info.reason == "requested"
     ragged, options = FORMS["ragged data sets"]
-    assert "read batch by batch, because collate_fn forms" in train(ragged, rounds=1, **options).info.reason
+    assert "read batch by batch, because collate_fn forms the batches" in train(ragged, rounds=1, **options).info.reason
 
 
 @pytest.mark.parametrize("test", [TEST, pairs([TEST])[0], Rows(TEST), [Rows(TEST)[i] for i in range(5)]])
