@@ -80,7 +80,7 @@ def test_every_setting_reaches_the_run(tmp_path: Path) -> None:
         "clients_per_round=4",
         "local.steps=3",
         "batch_size=3",
-        "lr_decay=0.5",
+        "schedule={name: exponential, factor: 0.5}",
         "weight_decay=0.1",
         "decoupled_weight_decay=5.0",
         "clip_norm=1e-3",

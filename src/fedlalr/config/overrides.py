@@ -12,7 +12,7 @@ from fedlalr.config.errors import ConfigError, shortened
 
 Tree = dict[str, Any]
 
-SHORT = {"algorithm": "name", "model": "name", "data": "name", "partition": "scheme"}
+SHORT = {"algorithm": "name", "model": "name", "data": "name", "partition": "scheme", "schedule": "name"}
 """Sections that may be given as one word, and the key of that word."""
 
 _LOG = ("start", "base", "unit")

@@ -24,6 +24,7 @@ from fedlalr.federation.observers import Observer
 from fedlalr.federation.replies.reductions import SlotReduction, as_reductions
 from fedlalr.federation.replies.screening import MAX_NORM_RATIO
 from fedlalr.federation.round import Rules
+from fedlalr.federation.schedules import Constant, Schedule, check_rates, check_schedule, rates
 from fedlalr.training import Engine, Training
 from fedlalr.training.engines.registry import check_engine
 from fedlalr.training.layout import Layout
@@ -32,8 +33,6 @@ from fedlalr.training.options import LocalOptions, check_options, option
 from fedlalr.training.ranks import own_gpu
 from fedlalr.training.torch_state import undisturbed
 
-LEAST_DECAY = 1e-30
-"""Lower bound of the decay factor: too small to move a parameter, but not 0, as some methods divide by their rate."""
 _DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 
 
@@ -58,8 +57,13 @@ class Options(LocalOptions):
 
     rounds: Count = option(100, "Communication rounds.", scope="run")
     clients_per_round: Count | None = option(None, "Clients sampled in every round; None: all.", scope="server")
-    lr_decay: Positive = option(1.0, "Multiply the rate by this every `lr_decay_every` rounds.", scope="server")
-    lr_decay_every: Count = option(1, "Rounds between two decays of the rate.", scope="server")
+    schedule: Schedule = option(
+        Constant(),
+        "Multiplier of the algorithm's `lr` in each round: one of `fl.schedules`, such as "
+        "`fl.schedules.Cosine(warmup=5)`, or a function of the round.",
+        scope="server",
+        check=check_schedule,
+    )
     weighting: Literal["uniform", "samples"] = option(
         "uniform", "Weigh replies equally, or by their clients' number of samples.", scope="server"
     )
@@ -143,6 +147,7 @@ class Options(LocalOptions):
         check_model(model)
         check_algorithm(algorithm)
         check_options(self)
+        check_rates(self.schedule, algorithm.lr, self.rounds)
         if self.resume and self.run_dir is None:
             raise ValueError("resume=True needs run_dir, the directory of the run to resume")
 
@@ -164,8 +169,8 @@ class Options(LocalOptions):
         return Rules(self.weighting, self.buffers, self.min_clients, reductions, self.max_norm_ratio)
 
     def rate(self, algorithm: Algorithm, round: int) -> float:
-        """The clients' rate in a round (from 1), at least `LEAST_DECAY` of the algorithm's."""
-        return algorithm.lr * max(self.lr_decay ** ((round - 1) // self.lr_decay_every), LEAST_DECAY)
+        """The clients' rate in a round (from 1)."""
+        return rates(self.schedule, algorithm.lr, self.rounds)(round)
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -119,7 +119,7 @@ def test_a_last_sample_alone_is_left_out_of_recalibrated_statistics(engine, size
     clients = [(torch.randn(n, 6).double(), torch.arange(n) % 3) for n in sizes]
 
     def buffers(engine: str, clients: list) -> dict:
-        options = {"rounds": 1, "batch_size": 4, "local": fl.Steps(1), "buffers": "recalibrate", "lr_decay": 1.0}
+        options = {"rounds": 1, "batch_size": 4, "local": fl.Steps(1), "buffers": "recalibrate"}
         result = fl.run(model, clients, fl.FedAvg(lr=0.0 + 1e-300), engine=engine, device="cpu", **options)
         assert result.history[0].rejected == ()
         return dict(result.model.named_buffers())
