@@ -148,6 +148,11 @@ class Options(LocalOptions):
         check_algorithm(algorithm)
         check_options(self)
         check_rates(self.schedule, algorithm.lr, self.rounds)
+        if self.accumulate > 1 and self.batch_size is None:
+            raise ValueError(
+                f"accumulate is {self.accumulate}, but with batch_size=None a local step already has all of a client's "
+                f"samples; give the batch_size that fits into memory"
+            )
         if self.resume and self.run_dir is None:
             raise ValueError("resume=True needs run_dir, the directory of the run to resume")
 

@@ -39,10 +39,15 @@ class Training(LocalOptions):
         """Clipping and weight decay as one value."""
         return Regularisation(self.clip_norm, self.weight_decay, self.decoupled_weight_decay)
 
+    @property
+    def step_size(self) -> int | None:
+        """Samples in a local step; None: all of a client's."""
+        return None if self.batch_size is None else self.batch_size * self.accumulate
+
     def steps(self, round: int, clients: Tensor) -> Tensor:
         """K of each client in a round, int64 `[C]`."""
         sizes = self.clients.sizes[clients]
-        per_pass = batches_per_pass(sizes, self.batch_size, self.drop_last)
+        per_pass = batches_per_pass(sizes, self.step_size, self.drop_last)
         return checked(self.local, self.local.steps(round, per_pass), len(clients))
 
 

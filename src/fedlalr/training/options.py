@@ -44,7 +44,13 @@ class LocalOptions:
         check=_check_local,
     )
     batch_size: Count | None = option(50, "Samples in a mini-batch; None: all of a client's samples.")
-    drop_last: bool = option(False, "Leave out the last batch of a pass if it is smaller than `batch_size`.")
+    drop_last: bool = option(
+        False, "Leave out the last batch of a pass if it is smaller than `batch_size` (times `accumulate`)."
+    )
+    accumulate: Count = option(
+        1,
+        "Batches per local step: their gradients are averaged, as of one batch of `accumulate` * `batch_size` samples.",
+    )
     weight_decay: NotNegative = option(0.0, "Add this multiple of the parameters to every gradient (L2 penalty).")
     decoupled_weight_decay: NotNegative = option(
         0.0, "Multiply the parameters by 1 - lr * this before every local step, as AdamW does."

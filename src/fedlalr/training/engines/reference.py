@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from fedlalr.algorithms.slots import Slots
 from fedlalr.data.batches import PADDING, plan
 from fedlalr.data.random import MODULES, key
+from fedlalr.training.accumulation import terms_of, weighted_mean
 from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work
 from fedlalr.training.local_step import finish, local_step, other_gradients, without_drawing
 from fedlalr.training.torch_internals import BatchNorm
@@ -72,7 +74,7 @@ class ReferenceEngine:
         training, ids = self.training, torch.tensor([client], device="cpu")
         steps = training.steps(work.round, ids)
         sizes = training.clients.sizes[ids]
-        batches = plan(training.seed, work.round, ids, sizes, steps, training.batch_size, training.drop_last)[0]
+        batches = plan(training.seed, work.round, ids, sizes, steps, training.step_size, training.drop_last)[0]
         return [batch[batch != PADDING] for batch in batches]
 
     @torch.no_grad()
@@ -96,6 +98,15 @@ class ReferenceEngine:
         return state.replace(**other_gradients(training, self._others, state, at))
 
     def _gradient(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and gradient of a local step's batch, by micro-batches if it has several."""
+        size = self.training.batch_size
+        if size is None or len(targets) <= size:
+            return self._gradient_at_once(inputs, targets)
+        pairs = zip(inputs.split(size), targets.split(size), strict=True)
+        terms = partial(terms_of, self.training.loss)
+        return weighted_mean((*self._gradient_at_once(some, labels), terms(labels[None])[0]) for some, labels in pairs)
+
+    def _gradient_at_once(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         training = self.training
         if training.compute is None:
             loss = training.loss(training.model(inputs), targets)
