@@ -21,8 +21,18 @@ RAGGED = (7, 12, 6, 10, 11, 23)
 """Against steps of 12 samples in micro-batches of 4: whole steps, short micro-batches, and clients without a second."""
 
 
-@pytest.mark.parametrize("engine", ["reference", "stacked", "workers", "distributed:stacked"])
-@pytest.mark.parametrize(("model", "algorithm"), [("groupnorm", "fedlalr"), ("perceptron", "mimelite")])
+@pytest.mark.parametrize(
+    ("engine", "model", "algorithm"),
+    [
+        ("reference", "groupnorm", "fedlalr"),
+        ("reference", "perceptron", "mimelite"),
+        ("stacked", "groupnorm", "fedlalr"),
+        ("stacked", "perceptron", "mimelite"),
+        ("stacked", "logistic", "fedavg"),
+        ("workers", "perceptron", "fedlalr"),
+        ("distributed:stacked", "perceptron", "fedavg"),
+    ],
+)
 def test_micro_batches_equal_one_large_batch(engine, model, algorithm):
     parts = make_training(model, algorithm, sizes=RAGGED, batch_size=4, accumulate=3)
     whole = make_training(model, algorithm, sizes=RAGGED, batch_size=12)

@@ -210,6 +210,8 @@ else:
         "engine": str,
         "device": str,
         "dtype": Any,
+        "decayed": str | list[str] | None,
+        "trainable": str | list[str] | None,
     }
     OptionsConfig = create_model(
         "OptionsConfig",

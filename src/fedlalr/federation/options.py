@@ -30,6 +30,7 @@ from fedlalr.training.engines.registry import check_engine
 from fedlalr.training.layout import Layout
 from fedlalr.training.machine import half_precision_fault
 from fedlalr.training.options import LocalOptions, check_options, option
+from fedlalr.training.parameter_groups import freeze_others, matching, trainable_parameters
 from fedlalr.training.ranks import own_gpu
 from fedlalr.training.torch_state import undisturbed
 
@@ -124,12 +125,16 @@ class Options(LocalOptions):
     )
 
     def __post_init__(self) -> None:
-        """Convert NumPy integers, such as those of `np.arange`, names of dtypes, and ~ in the run directory."""
+        """Convert NumPy integers, such as those of `np.arange`, names of dtypes, single patterns, and ~ in the run
+        directory."""
         for each in fields(self):
             if isinstance(value := getattr(self, each.name), np.integer):
                 object.__setattr__(self, each.name, int(value))
         if isinstance(self.dtype, str):
             object.__setattr__(self, "dtype", _DTYPES.get(self.dtype, self.dtype))
+        for name in ("decayed", "trainable"):
+            if isinstance(value := getattr(self, name), str):
+                object.__setattr__(self, name, (value,))
         if str(self.run_dir).startswith("~"):  # otherwise a folder named ~ would be created
             object.__setattr__(self, "run_dir", str(at_home(str(self.run_dir))))
 
@@ -153,8 +158,23 @@ class Options(LocalOptions):
                 f"accumulate is {self.accumulate}, but with batch_size=None a local step already has all of a client's "
                 f"samples; give the batch_size that fits into memory"
             )
+        self._check_groups(model)
         if self.resume and self.run_dir is None:
             raise ValueError("resume=True needs run_dir, the directory of the run to resume")
+
+    def _check_groups(self, model: nn.Module) -> None:
+        """Reject patterns of parameters that match nothing, or have no effect."""
+        named = trainable_parameters(model)
+        if self.trainable is not None:
+            named = matching("trainable", self.trainable, named)
+        if self.decayed is None:
+            return
+        matching("decayed", self.decayed, named)
+        if not self.decoupled_weight_decay:
+            raise ValueError(
+                "decayed chooses the parameters with decoupled weight decay, but decoupled_weight_decay is 0; set that "
+                "too (weight_decay, the L2 penalty, applies to all parameters)"
+            )
 
     def training(self, model: nn.Module, algorithm: Algorithm, clients: Clients) -> Training:
         """How every client trains, for a private copy of the module."""
@@ -162,6 +182,8 @@ class Options(LocalOptions):
         where = choose_device(self.device)
         with undisturbed(where):
             private, compute = private_copy(model, where, self.dtype)
+            if self.trainable is not None:
+                freeze_others(private, self.trainable)
         fault = half_precision_fault(compute) if compute is not None and where.type == "cpu" else None
         if fault is not None:
             raise ValueError("; ".join(fault))

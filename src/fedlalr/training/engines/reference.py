@@ -102,7 +102,7 @@ class ReferenceEngine:
         size = self.training.batch_size
         if size is None or len(targets) <= size:
             return self._gradient_at_once(inputs, targets)
-        pairs = zip(inputs.split(size), targets.split(size), strict=True)
+        pairs = zip(torch.split(inputs, size), torch.split(targets, size), strict=True)
         terms = partial(terms_of, self.training.loss)
         return weighted_mean((*self._gradient_at_once(some, labels), terms(labels[None])[0]) for some, labels in pairs)
 
