@@ -83,6 +83,8 @@ def test_every_setting_reaches_the_run(tmp_path: Path) -> None:
         "schedule={name: exponential, factor: 0.5}",
         "weight_decay=0.1",
         "decoupled_weight_decay=5.0",
+        "accumulate=2",
+        "trainable=*.bias",
         "clip_norm=1e-3",
         "dtype=float64",
         "data.validation=0.5",

@@ -73,6 +73,8 @@ def _follow_methods(merged: Tree, changes: Mapping[str, Any]) -> None:
 
 
 def _value(text: str, value: str) -> Any:
+    if value.lstrip().startswith("*"):
+        return value.strip()  # a pattern such as *.bias; YAML would read an alias, of which there are none
     try:
         return yaml_file.parse(value)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter two: huge numbers, deep nesting
