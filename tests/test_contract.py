@@ -55,7 +55,13 @@ every = pytest.mark.parametrize("name", VARIANTS)
 
 
 def run(name: str, **options: object) -> fl.Result:
-    settings = {"rounds": 3, "local": fl.Steps(3), "batch_size": 4, "weight_decay": 1e-3, "lr_decay": 0.9}
+    settings = {
+        "rounds": 3,
+        "local": fl.Steps(3),
+        "batch_size": 4,
+        "weight_decay": 1e-3,
+        "schedule": fl.schedules.Exponential(0.9),
+    }
     model = options.pop("model", None) or make_model()
     return fl.run(
         model, options.pop("clients", make_clients()), VARIANTS[name], engine="reference", **(settings | options)

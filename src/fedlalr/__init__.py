@@ -45,6 +45,7 @@ from fedlalr.federation import (
     Stop,
     Trajectory,
     run,
+    schedules,
 )
 from fedlalr.federation.replies import reductions
 from fedlalr.training import Engine, Epochs, Interval, LogInterval, Probe, Replies, Steps, Trace, Training, Work
@@ -101,5 +102,6 @@ __all__ = [
     "models",
     "reductions",
     "run",
+    "schedules",
     "theory",
 ]

@@ -270,7 +270,7 @@ def test_a_run_ends_where_the_derivation_ends(case: Case) -> None:
         clients_per_round=setting.clients_per_round,
         local=setting.local,
         batch_size=setting.batch_size,
-        lr_decay=LR_DECAY,
+        schedule=fl.schedules.Exponential(LR_DECAY),
         weight_decay=WEIGHT_DECAY,
         clip_norm=setting.clip_norm,
         weighting=setting.weighting,

@@ -173,7 +173,13 @@ def flat(result: fl.Result, slot: str) -> Vector:
 @each_variant
 def test_v_hat_never_decreases_from_round_to_round_of_a_float32_run(momentum, second_moment):
     clients = tensors(client_data(), torch.float32)
-    options = {"local": fl.Epochs(2), "batch_size": 3, "clients_per_round": 3, "weight_decay": 1e-3, "lr_decay": 0.9}
+    options = {
+        "local": fl.Epochs(2),
+        "batch_size": 3,
+        "clients_per_round": 3,
+        "weight_decay": 1e-3,
+        "schedule": fl.schedules.Exponential(0.9),
+    }
     v_hats = [
         flat(run(clients, fedlalr(momentum, second_moment), initial_model(torch.float32), rounds=t, **options), "v_hat")
         for t in range(1, 6)

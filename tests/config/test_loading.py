@@ -47,7 +47,7 @@ def test_a_method_without_settings_in_the_preset_has_its_defaults() -> None:
         (f"algorithm.betas=[0.9, {10**400}]", ["beta2 must lie in [0, 1), not 1000"]),
         ("engine=workers:1000000000", ["the number of workers must be a whole number from 1 to 1024"]),
         ("weight_decay=-1", ["weight_decay cannot be -1"]),
-        ("lr_decay=.inf", ["lr_decay cannot be inf"]),
+        ("schedule={name: exponential, factor: .inf}", ["schedule: Exponential's factor must lie in (0, 1], not inf"]),
         ("partition.scheme=dirichelet", ["choose one of dirichlet, dirichlet-classes", "Did you mean 'dirichlet'?"]),
         ("buffers=recalibrated", ["choose one of average, recalibrate", "Did you mean 'recalibrate'?"]),
         ("dtype=half", ["choose one of float32, float64"]),

@@ -50,7 +50,7 @@ def test_the_cifar_presets_are_the_papers_problem(preset: str) -> None:
     assert (loaded.data.name, loaded.data.augment) == (preset, True)
     assert (loaded.partition.scheme, loaded.partition.clients, loaded.partition.alpha) == ("dirichlet", 100, 0.6)
     assert (loaded.clients_per_round, loaded.rounds, loaded.local.epochs, loaded.batch_size) == (50, 100, 5, 50)
-    assert (loaded.weight_decay, loaded.lr_decay, loaded.weighting) == (1e-3, 0.998, "uniform")
+    assert (loaded.weight_decay, loaded.schedule.options["factor"], loaded.weighting) == (1e-3, 0.998, "uniform")
     assert loaded.model.name == "convmixer"
 
 
@@ -58,7 +58,7 @@ def test_the_shakespeare_preset_is_the_papers_problem() -> None:
     loaded = config.load("shakespeare")
     assert (loaded.partition.scheme, loaded.partition.clients, loaded.clients_per_round) == ("natural", 100, 10)
     assert (loaded.rounds, loaded.local.epochs, loaded.batch_size) == (100, 5, 100)
-    assert (loaded.weight_decay, loaded.lr_decay, loaded.model.name) == (1e-4, 0.998, "charlstm")
+    assert (loaded.weight_decay, loaded.schedule.options["factor"], loaded.model.name) == (1e-4, 0.998, "charlstm")
 
 
 @pytest.mark.parametrize("preset", ["quickstart", "fashion", "mnist"])

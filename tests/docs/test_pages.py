@@ -124,6 +124,7 @@ def test_every_public_name_is_documented() -> None:
         "data",
         "models",
         "reductions",
+        "schedules",
         "theory",
         "ASSUMPTIONS",
     }:

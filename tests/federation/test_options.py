@@ -33,8 +33,9 @@ def test_a_configuration_has_the_options_with_their_defaults():
     defaults = {name: field.default for name, field in Config.model_fields.items() if name in OPTIONS}
     wanted = {each.name: each.default for each in fields(Options) if each.name in OPTIONS}
     different = {name for name in wanted if defaults[name] != wanted[name]}
-    assert different == {"local"}  # a nested table in a file
+    assert different == {"local", "schedule"}  # nested tables in a file
     assert defaults["local"].epochs == wanted["local"].count
+    assert fl.schedules.create(defaults["schedule"].name) == wanted["schedule"]
 
 
 def test_training_has_every_option_of_a_client():

@@ -186,9 +186,9 @@ def test_clipping_comes_before_weight_decay():
 
 
 def test_the_rate_decays_every_so_many_rounds(model, clients):
-    rates = [r.lr for r in fl.run(model, clients, fl.FedAvg(1.0), **SETTINGS, lr_decay=0.5).history]
-    assert rates == [1.0, 0.5, 0.25]
-    slower = fl.run(model, clients, fl.FedAvg(1.0), **SETTINGS, lr_decay=0.5, lr_decay_every=2).history
+    halved = fl.run(model, clients, fl.FedAvg(1.0), **SETTINGS, schedule=fl.schedules.Exponential(0.5)).history
+    assert [r.lr for r in halved] == [1.0, 0.5, 0.25]
+    slower = fl.run(model, clients, fl.FedAvg(1.0), **SETTINGS, schedule=fl.schedules.Exponential(0.5, every=2)).history
     assert [r.lr for r in slower] == [1.0, 1.0, 0.5]
 
 
@@ -243,13 +243,15 @@ def test_buffers_may_be_infinite_or_below_zero(clients, engine, how):
     assert result.model.least.isfinite()
 
 
+@pytest.mark.parametrize("schedule", [fl.schedules.Exponential(0.01), fl.schedules.Linear(final=0.0)])
 @pytest.mark.parametrize("algorithm", ["fedcm", "fedlada", "scaffold", "slowmo"])
-def test_methods_that_divide_by_the_rate_outlive_its_decay(clients, algorithm):
+def test_methods_that_divide_by_the_rate_outlive_its_decay(clients, algorithm, schedule):
     torch.manual_seed(0)
     single = [(inputs.float(), targets) for inputs, targets in clients]
     model = nn.Linear(single[0][0].shape[1], int(max(targets.max() for _, targets in single)) + 1)
-    metrics = fl.run(model, single, fl.algorithms.create(algorithm), **SETTINGS | {"rounds": 30}, lr_decay=0.01).history
-    assert len(metrics) == 30  # at 1e-60 of the rate, which is zero in single precision
+    settings = SETTINGS | {"rounds": 30, "schedule": schedule}
+    metrics = fl.run(model, single, fl.algorithms.create(algorithm), **settings).history
+    assert len(metrics) == 30  # at 1e-60 of the rate, which is zero in single precision, or exactly 0 of it
     assert not any(record.rejected for record in metrics)
 
 
@@ -260,7 +262,7 @@ def test_a_rate_below_zero_stays_below_zero(model, clients):
         def __init__(self):
             pass
 
-    metrics = fl.run(model, clients, Ascent(), **SETTINGS, lr_decay=0.5).history
+    metrics = fl.run(model, clients, Ascent(), **SETTINGS, schedule=fl.schedules.Exponential(0.5)).history
     assert [record.lr for record in metrics[:3]] == [-0.1, -0.05, -0.025]
 
 

@@ -18,7 +18,7 @@ SETTINGS: dict[str, Any] = {
     "local": fl.Epochs(1),
     "batch_size": 6,
     "weight_decay": 1e-3,
-    "lr_decay": 0.9,
+    "schedule": fl.schedules.Exponential(0.9),
     "clip_norm": 2.0,
     "seed": 5,
     "device": "cpu",

@@ -14,6 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.common.constant import ErrorCode
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import fedlalr as fl
@@ -38,6 +39,11 @@ from training.tokens import Rows, pad_tokens, token_clients, token_model, token_
 LALR = fl.FedLALR(lr=0.05)
 
 
+def without_buffers():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3)).double()
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_method_gives_the_simulators_bits(name, tmp_path):
     server = strategy(VARIANTS[name])
@@ -54,6 +60,24 @@ def test_buffers_weights_cohorts_and_any_order_of_arrival_give_the_simulators_bi
     wanted = simulated(LALR, with_buffers, settings | {"observers": [Cohorts(cohorts(grid))]})
     assert same(server.result, wanted)
     assert max(grid.pulled) == 1, "replies are pulled one at a time"
+
+
+@pytest.mark.parametrize("algorithm", [LALR, fl.SCAFFOLD(0.05)])
+def test_schedules_accumulation_and_groups_of_parameters_give_the_simulators_bits(algorithm, tmp_path):
+    settings = {
+        "rounds": 3,
+        "schedule": fl.schedules.Cosine(warmup=1),
+        "batch_size": 3,
+        "accumulate": 2,
+        "trainable": ("3.*", "0.weight"),
+        "decoupled_weight_decay": 0.5,
+        "decayed": ("3.*",),
+    }
+    server = strategy(algorithm, without_buffers, settings)
+    server.start(InProcessGrid(nodes(algorithm, tmp_path, without_buffers, settings)))
+    assert same(server.result, simulated(algorithm, without_buffers, settings))
+    assert set(server.result.state["x"]) == {"0.weight", "3.weight", "3.bias"}
+    assert all(parameter.requires_grad for parameter in server.result.model.parameters())
 
 
 def test_a_test_set_on_the_server_is_evaluated_as_in_the_simulator(tmp_path):

@@ -47,7 +47,12 @@ def test_on_the_papers_scale_a_run_is_the_preset_itself():
 def test_the_papers_setting_of_cifar10_is_as_printed():
     config = next(job.config for job in jobs("cifar") if job.config.algorithm.name == "fedlalr")
     assert (config.partition.clients, config.clients_per_round, config.rounds) == (100, 50, 100)
-    assert (config.local.epochs, config.batch_size, config.lr_decay, config.weight_decay) == (5, 50, 0.998, 1e-3)
+    assert (config.local.epochs, config.batch_size, config.schedule.options["factor"], config.weight_decay) == (
+        5,
+        50,
+        0.998,
+        1e-3,
+    )
     assert config.algorithm.options["lr"] == 2e-3
     assert config.model.name == "convmixer"
 
@@ -88,7 +93,7 @@ def test_shakespeare_is_run_by_roles_and_pooled():
 def test_smoke_keeps_the_papers_rates_and_shrinks_the_rest():
     for small, paper in zip(jobs("cifar", SMOKE), jobs("cifar"), strict=True):
         assert small.config.algorithm == paper.config.algorithm
-        assert (small.config.lr_decay, small.config.weight_decay) == (0.998, 1e-3)
+        assert (small.config.schedule.options["factor"], small.config.weight_decay) == (0.998, 1e-3)
         assert small.config.rounds < paper.config.rounds
         assert small.config.partition.clients == 20
 

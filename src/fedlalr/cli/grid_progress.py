@@ -122,5 +122,5 @@ def work(config: Config) -> float:
         samples = config.data.options.get("train") or SOURCES[config.data.name].train / population
         each = local.epochs * float(samples)
     else:
-        each = float((local.steps or local.start or 1) * (config.batch_size or 1))
+        each = float((local.steps or local.start or 1) * (config.batch_size or 1) * config.accumulate)
     return int(config.rounds) * cohort * each * _COST.get(config.model.name, 1.0)

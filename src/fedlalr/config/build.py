@@ -22,7 +22,7 @@ from fedlalr.config.schema import MODELS, OPTIONS, Config, LocalConfig, ModelCon
 from fedlalr.data import Population
 from fedlalr.data.population import Samples
 from fedlalr.data.sources import DataCorrupt
-from fedlalr.federation import Observer, Rejection, RepliesRejected, Result, RoundFailed, RunInfo, run
+from fedlalr.federation import Observer, Rejection, RepliesRejected, Result, RoundFailed, RunInfo, run, schedules
 from fedlalr.federation.storage.journal import RunDirectoryError
 from fedlalr.federation.trajectory import TRAJECTORY_FILE, Trajectory
 from fedlalr.training import Epochs, Interval, LogInterval, Steps
@@ -108,7 +108,11 @@ def build_interval(local: LocalConfig) -> Interval:
 
 def build_options(config: Config) -> dict[str, Any]:
     """The options of `fl.run` in a configuration."""
-    return {name: getattr(config, name) for name in OPTIONS} | {"local": build_interval(config.local)}
+    built = {
+        "local": build_interval(config.local),
+        "schedule": schedules.create(config.schedule.name, **config.schedule.options),
+    }
+    return {name: getattr(config, name) for name in OPTIONS} | built
 
 
 def execute(

@@ -44,7 +44,7 @@ def check(tree: Mapping[str, Any]) -> Config:
         algorithm = {**(settings if isinstance(settings, Mapping) else {}), **algorithm}
     if algorithm is not None:
         resolved["algorithm"] = algorithm
-    for section in ("model", "data", "partition"):
+    for section in ("model", "data", "partition", "schedule"):
         if section in resolved:
             resolved[section] = expand(section, resolved[section])
     try:

@@ -12,7 +12,7 @@ from fedlalr.config.errors import ConfigError, shortened
 
 Tree = dict[str, Any]
 
-SHORT = {"algorithm": "name", "model": "name", "data": "name", "partition": "scheme"}
+SHORT = {"algorithm": "name", "model": "name", "data": "name", "partition": "scheme", "schedule": "name"}
 """Sections that may be given as one word, and the key of that word."""
 
 _LOG = ("start", "base", "unit")
@@ -73,6 +73,8 @@ def _follow_methods(merged: Tree, changes: Mapping[str, Any]) -> None:
 
 
 def _value(text: str, value: str) -> Any:
+    if value.lstrip().startswith("*"):
+        return value.strip()  # a pattern such as *.bias; YAML would read an alias, of which there are none
     try:
         return yaml_file.parse(value)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter two: huge numbers, deep nesting

@@ -22,6 +22,7 @@ from fedlalr.common.option_types import Count, NotNegative, Positive, Seed
 from fedlalr.common.suggestions import hint
 from fedlalr.config.errors import listed
 from fedlalr.data.sources import SOURCES
+from fedlalr.federation import schedules
 from fedlalr.federation.options import Options, in_reading_order
 from fedlalr.training.engines.registry import ENGINES, check_engine
 from fedlalr.training.intervals import LEAST_BASE, MOST_STEPS
@@ -166,6 +167,19 @@ class AlgorithmConfig(Named):
         return {"name": given["name"], **check_method(given["name"], {k: v for k, v in given.items() if k != "name"})}
 
 
+class ScheduleConfig(Named):
+    """The learning-rate schedule, with all its options."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or not isinstance(given.get("name"), str):
+            return given
+        settings = {option: value for option, value in given.items() if option != "name"}
+        schedules.create(given["name"], **settings)
+        return {"name": given["name"], **schedules.options(given["name"]), **settings}
+
+
 class ProblemConfig(Section):
     """The data, the model and the method."""
 
@@ -189,7 +203,16 @@ if TYPE_CHECKING:
 
 else:
     _KINDS = get_type_hints(Options, include_extras=True)
-    _TEXTUAL = {"local": Any, "reduce": dict[str, str | Settings] | None, "engine": str, "device": str, "dtype": Any}
+    _TEXTUAL = {
+        "local": Any,
+        "schedule": Any,
+        "reduce": dict[str, str | Settings] | None,
+        "engine": str,
+        "device": str,
+        "dtype": Any,
+        "decayed": str | list[str] | None,
+        "trainable": str | list[str] | None,
+    }
     OptionsConfig = create_model(
         "OptionsConfig",
         __base__=ProblemConfig,
@@ -205,6 +228,7 @@ class Config(OptionsConfig):
     """A run, or several that differ in method and seed."""
 
     local: LocalConfig = LocalConfig(epochs=1)
+    schedule: ScheduleConfig = ScheduleConfig(name="constant")
     dtype: Literal["float32", "float64", "bfloat16", "float16"] | None = None
     trajectory: TrajectoryConfig | None = None
     target: Annotated[float, Field(gt=0, le=1)] | None = None

@@ -24,16 +24,16 @@ from fedlalr.federation.observers import Observer
 from fedlalr.federation.replies.reductions import SlotReduction, as_reductions
 from fedlalr.federation.replies.screening import MAX_NORM_RATIO
 from fedlalr.federation.round import Rules
+from fedlalr.federation.schedules import Constant, Schedule, check_rates, check_schedule, rates
 from fedlalr.training import Engine, Training
 from fedlalr.training.engines.registry import check_engine
 from fedlalr.training.layout import Layout
 from fedlalr.training.machine import half_precision_fault
 from fedlalr.training.options import LocalOptions, check_options, option
+from fedlalr.training.parameter_groups import freeze_others, matching, trainable_parameters
 from fedlalr.training.ranks import own_gpu
 from fedlalr.training.torch_state import undisturbed
 
-LEAST_DECAY = 1e-30
-"""Lower bound of the decay factor: too small to move a parameter, but not 0, as some methods divide by their rate."""
 _DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 
 
@@ -58,8 +58,13 @@ class Options(LocalOptions):
 
     rounds: Count = option(100, "Communication rounds.", scope="run")
     clients_per_round: Count | None = option(None, "Clients sampled in every round; None: all.", scope="server")
-    lr_decay: Positive = option(1.0, "Multiply the rate by this every `lr_decay_every` rounds.", scope="server")
-    lr_decay_every: Count = option(1, "Rounds between two decays of the rate.", scope="server")
+    schedule: Schedule = option(
+        Constant(),
+        "Multiplier of the algorithm's `lr` in each round: one of `fl.schedules`, such as "
+        "`fl.schedules.Cosine(warmup=5)`, or a function of the round.",
+        scope="server",
+        check=check_schedule,
+    )
     weighting: Literal["uniform", "samples"] = option(
         "uniform", "Weigh replies equally, or by their clients' number of samples.", scope="server"
     )
@@ -123,12 +128,16 @@ class Options(LocalOptions):
     )
 
     def __post_init__(self) -> None:
-        """Convert NumPy integers, such as those of `np.arange`, names of dtypes, and ~ in the run directory."""
+        """Convert NumPy integers, such as those of `np.arange`, names of dtypes, single patterns, and ~ in the run
+        directory."""
         for each in fields(self):
             if isinstance(value := getattr(self, each.name), np.integer):
                 object.__setattr__(self, each.name, int(value))
         if isinstance(self.dtype, str):
             object.__setattr__(self, "dtype", _DTYPES.get(self.dtype, self.dtype))
+        for name in ("decayed", "trainable"):
+            if isinstance(value := getattr(self, name), str):
+                object.__setattr__(self, name, (value,))
         if str(self.run_dir).startswith("~"):  # otherwise a folder named ~ would be created
             object.__setattr__(self, "run_dir", str(at_home(str(self.run_dir))))
 
@@ -146,8 +155,29 @@ class Options(LocalOptions):
         check_model(model)
         check_algorithm(algorithm)
         check_options(self)
+        check_rates(self.schedule, algorithm.lr, self.rounds)
+        if self.accumulate > 1 and self.batch_size is None:
+            raise ValueError(
+                f"accumulate is {self.accumulate}, but with batch_size=None a local step already has all of a client's "
+                f"samples; give the batch_size that fits into memory"
+            )
+        self._check_groups(model)
         if self.resume and self.run_dir is None:
             raise ValueError("resume=True needs run_dir, the directory of the run to resume")
+
+    def _check_groups(self, model: nn.Module) -> None:
+        """Reject patterns of parameters that match nothing, or have no effect."""
+        named = trainable_parameters(model)
+        if self.trainable is not None:
+            named = matching("trainable", self.trainable, named)
+        if self.decayed is None:
+            return
+        matching("decayed", self.decayed, named)
+        if not self.decoupled_weight_decay:
+            raise ValueError(
+                "decayed chooses the parameters with decoupled weight decay, but decoupled_weight_decay is 0; set that "
+                "too (weight_decay, the L2 penalty, applies to all parameters)"
+            )
 
     def training(self, model: nn.Module, algorithm: Algorithm, clients: Clients) -> Training:
         """How every client trains, for a private copy of the module."""
@@ -155,6 +185,8 @@ class Options(LocalOptions):
         where = choose_device(self.device)
         with undisturbed(where):
             private, compute = private_copy(model, where, self.dtype)
+            if self.trainable is not None:
+                freeze_others(private, self.trainable)
         fault = half_precision_fault(compute) if compute is not None and where.type == "cpu" else None
         if fault is not None:
             raise ValueError("; ".join(fault))
@@ -167,8 +199,8 @@ class Options(LocalOptions):
         return Rules(self.weighting, self.buffers, self.min_clients, reductions, self.max_norm_ratio)
 
     def rate(self, algorithm: Algorithm, round: int) -> float:
-        """The clients' rate in a round (from 1), at least `LEAST_DECAY` of the algorithm's."""
-        return algorithm.lr * max(self.lr_decay ** ((round - 1) // self.lr_decay_every), LEAST_DECAY)
+        """The clients' rate in a round (from 1)."""
+        return rates(self.schedule, algorithm.lr, self.rounds)(round)
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -66,4 +66,6 @@ def trained_model(model: nn.Module, state: ServerState, training: Training) -> n
     set_buffers(trained, state.buffers)
     for mine, theirs in zip(trained.modules(), model.modules(), strict=True):
         mine.training = theirs.training
+    for own, given in zip(trained.parameters(), model.parameters(), strict=True):
+        own.requires_grad_(given.requires_grad)  # `trainable` froze some of them
     return trained

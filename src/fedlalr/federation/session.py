@@ -31,6 +31,7 @@ from fedlalr.federation.record import Record
 from fedlalr.federation.replies.screening import SEVERAL, Streaks
 from fedlalr.federation.result import Result, named_state, trained_model
 from fedlalr.federation.round import RoundOutcome, Rules, ServerState
+from fedlalr.federation.schedules import depends_on_rounds
 from fedlalr.federation.storage.fingerprint import facts_of, plain
 from fedlalr.federation.storage.journal import Journal
 from fedlalr.federation.validation import (
@@ -95,6 +96,8 @@ class Problem:
         """Everything the result depends on; a run can only be resumed with the same facts."""
         chosen = {each.name: getattr(self.options, each.name) for each in options_in(Options, "server")}
         chosen |= {"clients_per_round": self.cohort_size, "reduce": self.rules.reduce}
+        if depends_on_rounds(self.options.schedule):
+            chosen["rounds"] = self.options.rounds
         return facts_of(self.training, self.training.clients, self.test, chosen)
 
 

@@ -16,6 +16,7 @@ from fedlalr.data.population import Clients, Population
 from fedlalr.data.trees import Tree, first_leaf, moved, named_leaves
 from fedlalr.federation.evaluation import is_class_target
 from fedlalr.federation.observers import Observer
+from fedlalr.training.accumulation import check_terms
 from fedlalr.training.calling import MODEL_LOSS, arguments, call, own_loss, prediction
 from fedlalr.training.interfaces import Training
 from fedlalr.training.local_step import starting_slots
@@ -100,6 +101,8 @@ def check_problem(training: Training, test: Clients | None) -> None:
             inputs = training.clients.transform.test(inputs)
         check_arguments(training.model, inputs, targets if training.loss == MODEL_LOSS else None, whose)
         outputs = _outputs(training, inputs, targets, whose)
+        if training.accumulate > 1 and clients is not test:
+            check_terms(training.loss, targets)
         if training.loss == MODEL_LOSS:
             own_loss(outputs)
             continue

@@ -98,7 +98,7 @@ def passes_per_round(config: Config) -> float:
     if config.local.steps is None or config.batch_size is None:
         return math.nan
     samples = SOURCES[config.data.name].train * (1 - config.data.validation)
-    return cohort * config.local.steps * int(config.batch_size) / samples
+    return cohort * config.local.steps * int(config.batch_size * config.accumulate) / samples
 
 
 def write_curves(results: Sequence[PanelCurves], path: Path) -> Path:

@@ -264,11 +264,12 @@ def described(settings: Sequence[Setting], *left_out: str) -> list[str]:
     sentences = []
     for setting in settings:
         config = setting.config
+        batch = config.batch_size and config.batch_size * config.accumulate
         facts = {
             "cohort": f"{config.clients_per_round or _population(config)} of {_population(config)} clients per round",
             "rounds": f"{config.rounds} {_counted('rounds', config.rounds)}",
             "local": _length(config),
-            "batch": f"batches of {config.batch_size}" if config.batch_size else "all samples in one batch",
+            "batch": f"batches of {batch}" if batch else "all samples in one batch",
         }
         held_out = f"; tested on {config.data.validation * 100:g} % of the training images, held out"
         norm = f"; BatchNorm statistics {'averaged' if config.buffers == 'average' else 'recalibrated'}"

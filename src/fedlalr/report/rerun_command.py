@@ -15,7 +15,7 @@ from fedlalr.config.loading import CONFIG_FILE
 from fedlalr.config.overrides import SHORT
 from fedlalr.config.yaml_file import parse
 
-SECTIONS = ("data", "partition", "model", "algorithm", "local")
+SECTIONS = ("data", "partition", "model", "algorithm", "local", "schedule")
 INCIDENTAL = ("algorithm", "seed", "device", "engine", "trajectory")
 """Settings that are not part of a problem's description."""
 MOST_NAMED = 3

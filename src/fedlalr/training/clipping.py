@@ -16,6 +16,8 @@ class Regularisation:
     clip_norm: float | None = None
     weight_decay: float = 0.0
     decoupled_weight_decay: float = 0.0
+    decayed: Tensor | None = None
+    """1 at the coordinates `[P]` that decoupled weight decay applies to, 0 elsewhere; None: to all."""
 
     @property
     def is_off(self) -> bool:
@@ -28,6 +30,11 @@ class Regularisation:
             gradient = gradient * clip_factor(gradient, self.clip_norm)
         return gradient + self.weight_decay * x if self.weight_decay else gradient
 
+    def shrinkage(self, lr: float | Tensor) -> float | Tensor:
+        """The factor by which decoupled weight decay shrinks x."""
+        rate = lr * self.decoupled_weight_decay
+        return 1 - rate if self.decayed is None else 1 - rate * self.decayed
+
     def apply_(self, gradient: Tensor, x: Tensor, lr: float) -> None:
         """Clip and decay in place: overwrites the gradient, and x if the weight decay is decoupled."""
         if self.clip_norm is not None:
@@ -35,7 +42,7 @@ class Regularisation:
         if self.weight_decay:
             gradient.add_(x, alpha=self.weight_decay)
         if self.decoupled_weight_decay:
-            x.mul_(1 - lr * self.decoupled_weight_decay)
+            x.mul_(self.shrinkage(lr))
 
 
 def clip_factor(gradient: Tensor, most: float) -> Tensor:

@@ -113,10 +113,12 @@ class TritonStep:
         factor = None if clip_norm is None else clip_factor(gradient, clip_norm).squeeze(-1)
         amsgrad = len(self.slots) > 1
         step[(-(-x.numel() // BLOCK),)](
-            *tensors, *() if amsgrad else (None, None, None), rate, factor, active, x.numel(), x.shape[-1],
+            *tensors, *() if amsgrad else (None, None, None), rate, factor, active, regularisation.decayed,
+            x.numel(), x.shape[-1],
             regularisation.weight_decay, regularisation.decoupled_weight_decay,
             *self.algorithm.betas if amsgrad else (0.0, 0.0),
-            CLIPPED=factor is not None, GUARDED=active is not None, AMSGRAD=amsgrad, BLOCK=BLOCK, num_warps=4,
+            CLIPPED=factor is not None, GUARDED=active is not None, MASKED=regularisation.decayed is not None,
+            AMSGRAD=amsgrad, BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import torch
@@ -16,6 +17,7 @@ from fedlalr.training.clipping import Regularisation
 from fedlalr.training.intervals import checked
 from fedlalr.training.layout import Layout
 from fedlalr.training.options import LocalOptions
+from fedlalr.training.parameter_groups import matching, trainable_parameters
 from fedlalr.training.ranks import WHOLE, Spread
 
 Buffers = dict[str, Tensor]
@@ -34,15 +36,31 @@ class Training(LocalOptions):
     compute: torch.dtype | None = None
     """bfloat16 or float16: run the model under autocast; parameters and moments keep the layout's dtype."""
 
-    @property
+    @cached_property
     def regularisation(self) -> Regularisation:
         """Clipping and weight decay as one value."""
-        return Regularisation(self.clip_norm, self.weight_decay, self.decoupled_weight_decay)
+        decayed = self.decayed_names
+        mask = None if len(decayed) == len(self.layout.names) else self.layout.mask(decayed, self.device)
+        return Regularisation(self.clip_norm, self.weight_decay, self.decoupled_weight_decay, mask)
+
+    @property
+    def decayed_names(self) -> Collection[str]:
+        """The parameters with decoupled weight decay; by default matrices, but neither biases nor norms."""
+        if not self.decoupled_weight_decay:
+            return self.layout.names
+        if self.decayed is None:
+            return [name for name, shape in zip(self.layout.names, self.layout.shapes, strict=True) if len(shape) > 1]
+        return matching("decayed", self.decayed, trainable_parameters(self.model))
+
+    @property
+    def step_size(self) -> int | None:
+        """Samples in a local step; None: all of a client's."""
+        return None if self.batch_size is None else self.batch_size * self.accumulate
 
     def steps(self, round: int, clients: Tensor) -> Tensor:
         """K of each client in a round, int64 `[C]`."""
         sizes = self.clients.sizes[clients]
-        per_pass = batches_per_pass(sizes, self.batch_size, self.drop_last)
+        per_pass = batches_per_pass(sizes, self.step_size, self.drop_last)
         return checked(self.local, self.local.steps(round, per_pass), len(clients))
 
 

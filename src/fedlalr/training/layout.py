@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import prod
 
@@ -45,6 +46,12 @@ class Layout:
     def size(self) -> int:
         """P, the number of trainable parameters."""
         return sum(prod(shape) for shape in self.shapes)
+
+    def mask(self, names: Collection[str], device: torch.device) -> Tensor:
+        """1 at the parameters with these names, 0 elsewhere, as a flat vector."""
+        sizes = torch.tensor([prod(shape) for shape in self.shapes], device=device)
+        ones = torch.tensor([name in names for name in self.names], device=device, dtype=self.dtype)
+        return ones.repeat_interleave(sizes)
 
     def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
         """The flat vector of named tensors, as a copy."""

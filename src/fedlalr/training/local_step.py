@@ -23,7 +23,7 @@ def local_step(training: Training, client: Slots, gradient: Tensor, broadcast: S
     regularisation = training.regularisation
     gradient = regularisation.gradient(gradient, client.x)
     if regularisation.decoupled_weight_decay:
-        client = client.replace(x=client.x * (1 - context.lr * regularisation.decoupled_weight_decay))
+        client = client.replace(x=client.x * regularisation.shrinkage(context.lr))
     return training.algorithm.step(client, gradient, broadcast, context)
 
 

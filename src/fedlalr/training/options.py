@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import Field, dataclass, field, fields
+from functools import partial
 from typing import Any, Literal, get_type_hints
 
 from torch import Tensor, nn
 
 from fedlalr.common.option_types import Count, NotNegative, Positive, Seed, check_type
 from fedlalr.training.intervals import Epochs, Interval
+from fedlalr.training.parameter_groups import Patterns, check_patterns
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -64,10 +66,22 @@ class LocalOptions:
         check=_check_local,
     )
     batch_size: Count | None = option(50, "Samples in a mini-batch; None: all of a client's samples.")
-    drop_last: bool = option(False, "Leave out the last batch of a pass if it is smaller than `batch_size`.")
+    drop_last: bool = option(
+        False, "Leave out the last batch of a pass if it is smaller than `batch_size` (times `accumulate`)."
+    )
+    accumulate: Count = option(
+        1,
+        "Batches per local step: their gradients are averaged, as of one batch of `accumulate` * `batch_size` samples.",
+    )
     weight_decay: NotNegative = option(0.0, "Add this multiple of the parameters to every gradient (L2 penalty).")
     decoupled_weight_decay: NotNegative = option(
-        0.0, "Multiply the parameters by 1 - lr * this before every local step, as AdamW does."
+        0.0, "Multiply the parameters that are `decayed` by 1 - lr * this before every local step, as AdamW does."
+    )
+    decayed: Patterns | None = option(
+        None,
+        'Patterns of the parameters with decoupled weight decay, such as `("*.weight",)`; None: those with at least '
+        "two dimensions, so neither biases nor norms.",
+        check=partial(check_patterns, "decayed"),
     )
     clip_norm: Positive | None = option(
         None, "Clip each client's gradient to this norm before every local step; None: no clipping."
@@ -89,6 +103,12 @@ class LocalOptions:
         "Forms a batch of a list of samples, as in torch's DataLoader; None: samples of equal shapes are stacked.",
         check=_check_collate_fn,
         config=False,
+    )
+    trainable: Patterns | None = option(
+        None,
+        'Patterns of the parameters to train, such as `("head.*", "*.bias")`; the others are frozen; None: all. '
+        "Parameters without `requires_grad` stay frozen.",
+        check=partial(check_patterns, "trainable"),
     )
     seed: Seed = option(0, "Seed of sampling, batch order, augmentation and dropout.")
 

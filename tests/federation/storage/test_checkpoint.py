@@ -26,7 +26,13 @@ from fedlalr.federation.storage.kept_files import FILES
 from fedlalr.training.stacked.engine import StackedEngine
 from test_contract import VARIANTS
 
-SETTINGS = {"local": fl.Steps(2), "batch_size": 4, "clients_per_round": 3, "lr_decay": 0.9, "engine": "reference"}
+SETTINGS = {
+    "local": fl.Steps(2),
+    "batch_size": 4,
+    "clients_per_round": 3,
+    "schedule": fl.schedules.Exponential(0.9),
+    "engine": "reference",
+}
 
 
 def run(algorithm=None, **options):
@@ -269,7 +275,7 @@ def test_more_rounds_than_before_are_a_legal_change(tmp_path):
         ({"local": fl.Steps(3)}, r"local\.count was 2 and is now 3"),
         ({"local": fl.Epochs(3)}, r"different settings: local was Steps\(count=2\) and is now Epochs\(count=3\)\. Use"),
         ({"batch_size": 5}, "batch_size was 4 and is now 5"),
-        ({"lr_decay": 1.0}, "lr_decay was 0.9 and is now 1.0"),
+        ({"schedule": fl.schedules.Exponential(0.8)}, r"schedule\.factor was 0\.9 and is now 0\.8"),
         ({"weight_decay": 0.1}, "weight_decay was 0.0 and is now 0.1"),
         ({"clip_norm": 1.0}, "clip_norm was None and is now 1.0"),
         ({"clients_per_round": 2}, "clients_per_round was 3 and is now 2"),

@@ -66,6 +66,7 @@ def test_every_kind_of_model_gives_the_references_result(model, algorithm, engin
         {"batch_size": None},
         {"batch_size": 100},
         {"clip_norm": None, "weight_decay": 0.0, "decoupled_weight_decay": 0.0},
+        {"accumulate": 2},
         {"loss": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64))},
         {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)},
         {"loss": lambda outputs, targets: (outputs.softmax(1) - nn.functional.one_hot(targets, 3)).square().mean()},
@@ -79,6 +80,7 @@ def test_every_kind_of_model_gives_the_references_result(model, algorithm, engin
         "full-batch",
         "wide-batch",
         "bare",
+        "accumulate",
         "weighted-loss",
         "smooth-loss",
         "own-loss",
@@ -119,7 +121,7 @@ def test_a_last_sample_alone_is_left_out_of_recalibrated_statistics(engine, size
     clients = [(torch.randn(n, 6).double(), torch.arange(n) % 3) for n in sizes]
 
     def buffers(engine: str, clients: list) -> dict:
-        options = {"rounds": 1, "batch_size": 4, "local": fl.Steps(1), "buffers": "recalibrate", "lr_decay": 1.0}
+        options = {"rounds": 1, "batch_size": 4, "local": fl.Steps(1), "buffers": "recalibrate"}
         result = fl.run(model, clients, fl.FedAvg(lr=0.0 + 1e-300), engine=engine, device="cpu", **options)
         assert result.history[0].rejected == ()
         return dict(result.model.named_buffers())

@@ -6,6 +6,7 @@ them so where there is no GPU.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -147,10 +148,10 @@ def test_the_embedding_kernel_sums_the_gradients_of_each_symbol() -> None:
 
 
 @pytest.mark.parametrize("size", LENGTHS)
-@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize(("guarded", "masked"), [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("algorithm", [FedLALR(lr=0.01), FedAvg(lr=0.01), FedAdam(lr=0.01)])
 def test_the_fused_step_is_the_algorithms_own_with_everything_around_it(
-    size: int, guarded: bool, algorithm: Algorithm
+    size: int, guarded: bool, masked: bool, algorithm: Algorithm
 ) -> None:
     fused = fused_step(algorithm, DEVICE, torch.float32)
     assert fused is not None
@@ -165,6 +166,9 @@ def test_the_fused_step_is_the_algorithms_own_with_everything_around_it(
     state = everything if isinstance(algorithm, FedLALR) else everything.only("x")
     gradient = torch.randn(CLIENTS, size, device=DEVICE)
     around = Regularisation(0.5, 1e-3, 1e-2) if guarded else Regularisation()
+    if masked:  # strong, so that a coordinate with another coordinate's decay is noticed
+        decayed = (torch.arange(size, device=DEVICE) % 3 > 0).float()
+        around = replace(around, decoupled_weight_decay=10.0, decayed=decayed)
     active = torch.tensor([True, False, True], device=DEVICE) if guarded else None
     training = cast(Training, SimpleNamespace(algorithm=algorithm, regularisation=around))
     context = Context(round=1, lr=0.01, steps=1)

@@ -9,6 +9,7 @@ import resource
 import warnings
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from fedlalr.federation.round import Rules, run_round
 from fedlalr.federation.session import initial_state
 from fedlalr.models import CharLSTM, ConvMixer
 from fedlalr.training import Epochs, Steps
+from fedlalr.training.clipping import Regularisation
 from fedlalr.training.engines.registry import create_engine
 from fedlalr.training.fused_steps import fused_step
 from fedlalr.training.interfaces import Training
@@ -495,8 +497,9 @@ def test_every_algorithm_gives_back_the_slots_it_started_with(name):
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("active", [None, torch.tensor([True, False, True])])
 def test_fused_steps_on_a_cpu_agree_with_the_algorithms_own(algorithm, lr, clip, active):
-    training = make_training("perceptron", clip_norm=clip)
-    object.__setattr__(training, "algorithm", algorithm)
+    decayed = None if clip is None else torch.tensor([1, 0, 0, 1, 1, 0, 1], dtype=torch.float64)
+    around = Regularisation(clip, 1e-2, 1e-2, decayed)
+    training = SimpleNamespace(algorithm=algorithm, regularisation=around)
     step = fused_step(algorithm, CPU, torch.float64)
     broadcast = algorithm.init(torch.randn(7, dtype=torch.float64))
     start = algorithm.start(broadcast, Slots()).map(lambda slot: slot.repeat(3, 1) + 0.1)
@@ -506,7 +509,7 @@ def test_fused_steps_on_a_cpu_agree_with_the_algorithms_own(algorithm, lr, clip,
         new = local_step(training, start, gradient, broadcast, Context(1, lr, 3, k))
         start = new if active is None else Slots(**{n: torch.where(active[:, None], new[n], start[n]) for n in new})
         assert step is not None
-        step(mine, gradient.clone(), lr, training.regularisation, active)
+        step(mine, gradient.clone(), lr, around, active)
     for name, slot in start.items():
         torch.testing.assert_close(mine[name], slot, rtol=1e-13, atol=1e-15)
 

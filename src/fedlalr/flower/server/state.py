@@ -151,5 +151,5 @@ class FederatedServer:
     def _steps(self, round: int, samples: int) -> int:
         """Local steps for a number of samples, computed here: methods that scale by them must not trust a client."""
         training = self.training
-        batches = batches_per_pass(torch.tensor([samples]), training.batch_size, training.drop_last)
+        batches = batches_per_pass(torch.tensor([samples]), training.step_size, training.drop_last)
         return int(checked(training.local, training.local.steps(round, batches), 1))

@@ -67,7 +67,7 @@ def samples_of_round(training: Training, cohort: int) -> float:
     """Samples that pass through the network in a round, counted with repetitions; estimated from the first clients."""
     sizes = training.clients.sizes.double()
     clients = torch.arange(min(len(sizes), 1000), device="cpu")
-    batch = sizes[clients] if training.batch_size is None else sizes[clients].clamp(max=training.batch_size)
+    batch = sizes[clients] if training.step_size is None else sizes[clients].clamp(max=training.step_size)
     return float((training.steps(1, clients) * batch).mean()) * cohort
 
 

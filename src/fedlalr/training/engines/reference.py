@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,7 +15,8 @@ from torch import Tensor
 from fedlalr.algorithms.slots import Slots
 from fedlalr.data.batches import PADDING, plan
 from fedlalr.data.random import MODULES, key
-from fedlalr.data.trees import Tree
+from fedlalr.data.trees import Tree, length, map_tree, rows
+from fedlalr.training.accumulation import terms_of, weighted_mean
 from fedlalr.training.calling import batch_loss, call
 from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work
 from fedlalr.training.local_step import finish, local_step, other_gradients, without_drawing
@@ -74,7 +76,7 @@ class ReferenceEngine:
         training, ids = self.training, torch.tensor([client], device="cpu")
         steps = training.steps(work.round, ids)
         sizes = training.clients.sizes[ids]
-        batches = plan(training.seed, work.round, ids, sizes, steps, training.batch_size, training.drop_last)[0]
+        batches = plan(training.seed, work.round, ids, sizes, steps, training.step_size, training.drop_last)[0]
         return [batch[batch != PADDING] for batch in batches]
 
     @torch.no_grad()
@@ -98,6 +100,18 @@ class ReferenceEngine:
         return state.replace(**other_gradients(training, self._others, state, at))
 
     def _gradient(self, inputs: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
+        """Loss and gradient of a local step's batch, by micro-batches if it has several."""
+        size, count = self.training.batch_size, length(targets)
+        if size is None or count <= size:
+            return self._gradient_at_once(inputs, targets)
+        parts = [rows((inputs, targets), slice(first, first + size)) for first in range(0, count, size)]
+        terms = partial(terms_of, self.training.loss)
+        return weighted_mean(
+            (*self._gradient_at_once(some, labels), terms(map_tree(lambda leaf: leaf[None], labels))[0])
+            for some, labels in parts
+        )
+
+    def _gradient_at_once(self, inputs: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
         training = self.training
         if training.compute is None:
             loss = batch_loss(training.model, training.loss, inputs, targets)

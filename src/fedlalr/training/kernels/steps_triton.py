@@ -14,9 +14,9 @@ import triton.language as tl
 
 @triton.jit
 def step_block(
-    gradient, x, m, v, v_hat, lr, factor, active, place, client, elements,
+    gradient, x, m, v, v_hat, lr, factor, active, decayed, place, client, elements, size,
     weight_decay, decoupled, beta1, beta2,
-    CLIPPED: tl.constexpr, GUARDED: tl.constexpr, AMSGRAD: tl.constexpr, WHOLE: tl.constexpr,
+    CLIPPED: tl.constexpr, GUARDED: tl.constexpr, MASKED: tl.constexpr, AMSGRAD: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """The step at some places. WHOLE: all of them exist and belong to one client, so memory moves in wide words."""
     keep = None if WHOLE else place < elements
@@ -26,6 +26,8 @@ def step_block(
     if CLIPPED:
         g *= tl.load(factor + client, mask=keep)
     g += weight_decay * x_old
+    if MASKED:
+        decoupled *= tl.load(decayed + (place - client * size), mask=keep)
     if AMSGRAD:
         m_old = tl.load(m + place, mask=keep)
         v_old = tl.load(v + place, mask=keep)
@@ -52,23 +54,23 @@ def step_block(
 
 @triton.jit
 def step(
-    gradient, x, m, v, v_hat, lr, factor, active, elements, size, weight_decay, decoupled, beta1, beta2,
-    CLIPPED: tl.constexpr, GUARDED: tl.constexpr, AMSGRAD: tl.constexpr, BLOCK: tl.constexpr,
+    gradient, x, m, v, v_hat, lr, factor, active, decayed, elements, size, weight_decay, decoupled, beta1, beta2,
+    CLIPPED: tl.constexpr, GUARDED: tl.constexpr, MASKED: tl.constexpr, AMSGRAD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One element-wise pass over `[C, P]`: AMSGrad, or SGD, which has no m, v and v̂.
 
-    `factor` and `active` are `[C]`, `lr` is a scalar on the device.
+    `factor` and `active` are `[C]`, `lr` is a scalar on the device; `decayed` `[P]` masks the decoupled weight decay.
     """
     first = tl.program_id(0).to(tl.int64) * BLOCK
     place = first + tl.arange(0, BLOCK)
     client = first // size
     if (first + BLOCK <= elements) & ((first + BLOCK - 1) // size == client):
         step_block(
-            gradient, x, m, v, v_hat, lr, factor, active, place, client, elements,
-            weight_decay, decoupled, beta1, beta2, CLIPPED, GUARDED, AMSGRAD, True,
+            gradient, x, m, v, v_hat, lr, factor, active, decayed, place, client, elements, size,
+            weight_decay, decoupled, beta1, beta2, CLIPPED, GUARDED, MASKED, AMSGRAD, True,
         )  # fmt: skip
     else:
         step_block(
-            gradient, x, m, v, v_hat, lr, factor, active, place, place // size, elements,
-            weight_decay, decoupled, beta1, beta2, CLIPPED, GUARDED, AMSGRAD, False,
+            gradient, x, m, v, v_hat, lr, factor, active, decayed, place, place // size, elements, size,
+            weight_decay, decoupled, beta1, beta2, CLIPPED, GUARDED, MASKED, AMSGRAD, False,
         )  # fmt: skip

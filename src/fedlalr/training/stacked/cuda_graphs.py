@@ -75,7 +75,7 @@ class StaticSteps:
         self.reason = ""
         """Why capturing was turned off."""
         widest = int(training.clients.sizes.max())
-        self._width = min(training.batch_size or widest, widest)
+        self._width = min(training.step_size or widest, widest)
         self._memory: Memory | None = None
         self._graphs: dict[object, torch.cuda.CUDAGraph] = {}
         self._met: set[object] = set()

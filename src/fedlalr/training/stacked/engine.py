@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.data.population import Population
+from fedlalr.training.accumulation import has_single
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.fused_steps import FUSED_STEPS, fused_step
 from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work
@@ -25,7 +26,7 @@ from fedlalr.training.memory import Chunks, is_out_of_memory, keep_freed_memory
 from fedlalr.training.stacked.cuda_graphs import StaticSteps, draws, keeps_its_slots
 from fedlalr.training.stacked.feed import Feed
 from fedlalr.training.stacked.forms.convmixer import ConvMixerForm
-from fedlalr.training.stacked.gradient import Batch, ForwardGradient, gradient_at
+from fedlalr.training.stacked.gradient import AccumulatedGradient, Batch, ForwardGradient, StackedGradient, gradient_at
 from fedlalr.training.stacked.linear import LinearGradient
 from fedlalr.training.stacked.linear_rounds import LinearRounds
 from fedlalr.training.stacked.stack import Stack, stacked
@@ -41,7 +42,10 @@ class StackedEngine:
 
     def __init__(self, training: Training) -> None:
         self.training = training
-        self._gradient = choose_gradient(training)
+        self._network = choose_gradient(training)
+        self._gradient: StackedGradient = self._network
+        if training.accumulate > 1 and training.batch_size is not None:
+            self._gradient = AccumulatedGradient(training, self._network, training.batch_size)
         self._others = training.algorithm.slots.gradients
         self._fused = fused_step(training.algorithm, training.device, training.layout.dtype)
         self._reference = ReferenceEngine(training)
@@ -129,7 +133,7 @@ class StackedEngine:
         feed = Feed(self.training, work.round, work.clients)
         if self._needs_two_samples:
             alone = torch.zeros(len(work.clients), dtype=torch.bool, device="cpu")
-            alone[feed.order] = (feed.counts == 1).any(0)
+            alone[feed.order] = has_single(feed.counts, self.training.batch_size).any(0)
             if alone.any():
                 return self._set_aside(work, alone)
         if self._static is not None and work.probe is None and steps is None:
@@ -177,7 +181,7 @@ class StackedEngine:
 
     @property
     def _needs_two_samples(self) -> bool:
-        forward = self._gradient.forward if isinstance(self._gradient, ForwardGradient) else None
+        forward = self._network.forward if isinstance(self._network, ForwardGradient) else None
         return isinstance(forward, VmapForward) and forward.needs_two_samples
 
     def _start(self, work: Work, feed: Feed) -> Stack:
@@ -247,7 +251,7 @@ class StackedEngine:
     @cached_property
     def _statistics(self) -> TakesStatistics | None:
         """The network for statistics, or None if it has a custom BatchNorm subclass."""
-        form = self._gradient.forward if isinstance(self._gradient, ForwardGradient) else None
+        form = self._network.forward if isinstance(self._network, ForwardGradient) else None
         if isinstance(form, ConvMixerForm):
             return form
         forward = VmapForward(self.training.model)

@@ -45,7 +45,7 @@ class Feed:
         self.longest = int(self.steps[0])
         """K of the client with the most steps."""
         sizes = training.clients.sizes[self.clients]
-        self.counts = batch_counts(sizes, self.steps, training.batch_size, training.drop_last).T
+        self.counts = batch_counts(sizes, self.steps, training.step_size, training.drop_last).T
         """Real samples of every batch, `[K, C]`."""
         small = self.counts.numel() * int(sizes.max()) < LARGE_PLAN
         positions = plan(
@@ -54,7 +54,7 @@ class Feed:
             self.clients,
             sizes,
             self.steps,
-            training.batch_size,
+            training.step_size,
             training.drop_last,
             None if small or not isinstance(training.clients, Population) else training.device,
         )

@@ -7,14 +7,15 @@ vmap, or a hand-written form. `LinearGradient` is written out by hand for the sm
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedlalr.data.trees import Tree
+from fedlalr.data.trees import Tree, first_leaf, rows
+from fedlalr.training.accumulation import Part, terms_of, weighted_mean
 from fedlalr.training.calling import MODEL_LOSS
 from fedlalr.training.interfaces import Buffers, Training
 from fedlalr.training.stacked.forms import StackedForward
@@ -32,6 +33,11 @@ class Batch(NamedTuple):
     """A tree of `[C, B, …]`."""
     mask: Tensor | None = None
     """Which samples are real, bool `[C, B]`; None if all are. The rest are copies of the client's own samples."""
+
+    def samples(self, first: int, last: int) -> Batch:
+        """Some samples of every client."""
+        inputs, targets = rows((self.inputs, self.targets), (slice(None), slice(first, last)))
+        return Batch(inputs, targets, None if self.mask is None else self.mask[:, first:last])
 
 
 class StackedGradient(Protocol):
@@ -86,3 +92,40 @@ class ForwardGradient:
         """One client's loss."""
         assert self.training.loss != MODEL_LOSS
         return mean_loss(self.training.loss, outputs, targets, mask, self._ignored)
+
+
+class AccumulatedGradient:
+    """Averages the gradients of micro-batches, so that only a few samples of each client are in memory at a time."""
+
+    def __init__(self, training: Training, gradient: StackedGradient, size: int) -> None:
+        self.training, self._gradient, self._size = training, gradient, size
+
+    def __call__(self, x: Tensor, buffers: Buffers, batch: Batch) -> tuple[Tensor, Tensor, Buffers]:
+        width = first_leaf(batch.targets).shape[1]
+        if width <= self._size:
+            return self._gradient(x, buffers, batch)
+
+        def parts() -> Iterator[Part]:
+            nonlocal buffers
+            for first in range(0, width, self._size):
+                part = batch.samples(first, first + self._size)
+                losses, gradient, buffers = self._held(x, buffers, part)
+                yield losses, gradient, terms_of(self.training.loss, part.targets, part.mask)
+
+        losses, gradient = weighted_mean(parts())
+        return losses, gradient, buffers
+
+    def _held(self, x: Tensor, buffers: Buffers, part: Batch) -> tuple[Tensor, Tensor, Buffers]:
+        """The gradient of a micro-batch; clients that have no sample in it keep their buffers."""
+        if part.mask is None:
+            return self._gradient(x, buffers, part)
+        before, some = {name: buffer.clone() for name, buffer in buffers.items()}, part.mask.any(1)
+        losses, gradient, after = self._gradient(x, buffers, part)
+        return (
+            losses,
+            gradient,
+            {
+                name: torch.where(some.view(-1, *[1] * (old.dim() - 1)), after[name], old)
+                for name, old in before.items()
+            },
+        )

@@ -89,7 +89,10 @@ class LinearRounds:
     def __init__(self, training: Training, gradient: LinearGradient, forms: Forms) -> None:
         self.training, self._gradient = training, gradient
         self._step = forms.cpu(training.algorithm)
-        self._decay = replace(training.regularisation, clip_norm=None)  # clipping needs all layers of a client
+        # Clipping needs all layers of a client; a layer is decayed as a whole or not at all.
+        self._decay = replace(training.regularisation, clip_norm=None, decayed=None)
+        self._no_decay = replace(self._decay, decoupled_weight_decay=0.0)
+        self._decayed = None if training.regularisation.decayed is None else training.decayed_names
         self.descends = forms is SGD and training.regularisation.is_off
         """Whether a local step is a bare gradient step, which needs no materialised gradient."""
         finish = type(training.algorithm).finish
@@ -145,15 +148,17 @@ class LinearRounds:
                 self._update(layers, parts, active == layers.clients, lr)
 
     def _update(self, layers: Layers, parts: dict[str, dict[str, Tensor]], everyone: bool, lr: float) -> None:
-        """The fused step: over everything at once, or layer by layer if some clients have finished."""
-        training, pieces = self.training, [layers.whole]
-        if training.clip_norm is not None:
-            clip(list(parts["gradient"].values()), training.clip_norm)
-        if not everyone:
-            names = layers.layout.names
-            pieces = [Slots(**{slot: values[name] for slot, values in parts.items()}) for name in names]
-        for piece in pieces:
-            self._step(piece, piece.gradient, lr, self._decay)
+        """The fused step: over everything at once, or layer by layer if some clients have finished or some layers are
+        not decayed."""
+        if self.training.clip_norm is not None:
+            clip(list(parts["gradient"].values()), self.training.clip_norm)
+        if everyone and self._decayed is None:
+            self._step(layers.whole, layers.whole.gradient, lr, self._decay)
+            return
+        for name in layers.layout.names:
+            piece = Slots(**{slot: values[name] for slot, values in parts.items()})
+            decay = self._decay if self._decayed is None or name in self._decayed else self._no_decay
+            self._step(piece, piece.gradient, lr, decay)
 
 
 Step = tuple[int, Tensor, LossSlope]

@@ -43,7 +43,7 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
         "local": fl.Epochs(2),
         "batch_size": 4,
         "weight_decay": 1e-3,
-        "lr_decay": 0.9,
+        "schedule": fl.schedules.Exponential(0.9),
         "seed": 3,
         "device": "cpu",
         "min_clients": int(config["min-clients"]),
