@@ -53,6 +53,11 @@ def test_a_test_set_has_the_same_forms(form):
     assert equal(held_out.batch(0, torch.tensor([1, 2])), wanted)
 
 
+def test_a_population_of_clients_is_no_test_set():
+    with pytest.raises(TypeError, match=r"test is the data of 2 clients; .*population\.test"):
+        as_test(as_clients([SAMPLES, SAMPLES]))
+
+
 def test_what_may_be_computed_or_does_not_fit_is_read_batch_by_batch(monkeypatch):
     def clients():
         return as_clients([TABLE, TABLE])
@@ -77,11 +82,17 @@ def test_what_may_be_computed_or_does_not_fit_is_read_batch_by_batch(monkeypatch
         ({"x": 1, "start": 2, "end": 3}, ["start", "end"], ({"x": 1}, {"start": 2, "end": 3})),
         (({"x": 1}, {"y": 2}), None, ({"x": 1}, {"y": 2})),
         (((torch.tensor(1), torch.tensor(4)), 2), None, ((1, 4), 2)),
+        ({"x": [0.5, 1.0], "mask": [True, False], "label": 0.5}, None, ({"x": [0.5, 1.0], "mask": [True, False]}, 0.5)),
         (([1, 4], [[2, 3], [5, 6]]), None, (torch.tensor([1, 4]), torch.tensor([[2, 3], [5, 6]]))),
     ],
 )
 def test_inputs_and_targets_of_a_sample(sample, target, wanted):
     assert equal(collate([sample], "the", target), map_tree(lambda leaf: torch.as_tensor(leaf)[None], wanted))
+
+
+def test_numbers_in_pairs_keep_the_dtype_of_torchs_own_collation():
+    inputs, targets = collate([(1.5, 0.5), (2.5, 1)], "the")
+    assert (inputs.dtype, targets.dtype) == (torch.float64, torch.float64)
 
 
 def test_a_collate_fn_forms_the_batches_and_its_dict_is_split():

@@ -40,6 +40,7 @@ def run(model: nn.Module, clients: Clients | Sequence[object], algorithm: Algori
         algorithm: Such as `fl.FedLALR(lr=2e-3)`.
     """
     chosen = Options.named(options)
+    chosen.check(model, algorithm)  # two of the options say how to read the clients
     problem = Problem.of(model, as_clients(clients, chosen.target, chosen.collate_fn), algorithm, chosen)
     with Session(problem, Simulation(problem)) as session:
         for _ in session.rounds():
