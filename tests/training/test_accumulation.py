@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 import fedlalr as fl
 from closeness import difference
@@ -21,6 +22,19 @@ from training.tokens import token_clients, token_loss, token_model
 
 RAGGED = (7, 12, 6, 10, 11, 23)
 """Against steps of 12 samples in micro-batches of 4: whole steps, short micro-batches, and clients without a second."""
+
+
+class Pairs(Dataset):
+    """Read batch by batch, unlike tensors."""
+
+    def __init__(self, inputs, targets):
+        self.inputs, self.targets = inputs, targets
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, i):
+        return self.inputs[i], self.targets[i]
 
 
 @pytest.mark.parametrize(
@@ -49,12 +63,19 @@ def test_a_pass_that_is_cut_short_equals_one_large_batch(engine):
 
 
 @pytest.mark.parametrize("engine", ["reference", "stacked"])
-def test_a_mean_over_labels_that_count_equals_that_of_one_large_batch(engine):
+def test_a_batch_that_holds_all_samples_is_not_cut(engine):
+    parts = make_training("logistic", sizes=RAGGED, batch_size=23, accumulate=2)
+    whole = make_training("logistic", sizes=RAGGED, batch_size=46)
+    assert_same_outcomes(federate(engine, parts), federate("reference", whole))
+
+
+@pytest.mark.parametrize(("engine", "as_data_sets"), [("reference", False), ("stacked", False), ("stacked", True)])
+def test_a_mean_over_labels_that_count_equals_that_of_one_large_batch(engine, as_data_sets):
     """Some micro-batches have fewer labels than others, one has none."""
     torch.manual_seed(0)
     inputs, targets = torch.randn(3, 8, 4).double(), torch.randint(0, 3, (3, 8))
     targets[0, :3] = targets[1, ::2] = targets[2, 1:7] = -100
-    clients = [*zip(inputs, targets, strict=True)]
+    clients = [Pairs(*pair) if as_data_sets else pair for pair in zip(inputs, targets, strict=True)]
     options = {"rounds": 2, "local": fl.Epochs(2), "engine": engine, "device": "cpu"}
     parts = fl.run(make_model(), clients, fl.FedLALR(0.05), batch_size=2, accumulate=4, **options)
     whole = fl.run(make_model(), clients, fl.FedLALR(0.05), batch_size=8, **options)
