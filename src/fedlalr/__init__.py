@@ -9,6 +9,7 @@ from fedlalr import data, models, theory
 from fedlalr.algorithms import (
     SCAFFOLD,
     Algorithm,
+    AlignedLALR,
     Context,
     DeltaSGD,
     FedAdagrad,
@@ -54,6 +55,7 @@ __version__ = "0.2.0"
 __all__ = [
     "SCAFFOLD",
     "Algorithm",
+    "AlignedLALR",
     "CheckpointError",
     "Context",
     "DeltaSGD",

@@ -15,8 +15,11 @@ from algorithms.numpy_federation import Client, Kept, Method, Round, State, Vect
 # FedLALR and its variants ------------------------------------------------------------
 
 
-def fedlalr(beta1: float, beta2: float, momentum: str = "average", second_moment: str = "mean") -> Method:
-    """Algorithms 1 to 3 of the FedLALR paper and the composition of the last two."""
+def fedlalr(
+    beta1: float, beta2: float, momentum: str = "average", second_moment: str = "mean", eps: float | None = None
+) -> Method:
+    """Algorithms 1 to 3 of the FedLALR paper and the composition of the last two. With ε, the averages are corrected
+    as if they had started at zero in this round."""
 
     def play(server: State, kept: Kept, r: Round) -> State:
         ends: list[tuple[Vector, Vector, Vector]] = []
@@ -24,12 +27,15 @@ def fedlalr(beta1: float, beta2: float, momentum: str = "average", second_moment
             x = server["x"]
             m = np.zeros_like(x) if momentum == "restart" else server["m"]
             v = v_hat = server["v_hat"]
-            for oracle in client.oracles:
+            for k, oracle in enumerate(client.oracles, start=1):
                 g = oracle(x)
                 m = beta1 * m + (1 - beta1) * g
                 v = beta2 * v + (1 - beta2) * g**2
                 v_hat = np.maximum(v_hat, v)
-                x = x - r.lr * m / np.sqrt(v_hat)
+                if eps is None:
+                    x = x - r.lr * m / np.sqrt(v_hat)
+                else:
+                    x = x - r.lr * np.sqrt(1 - beta2**k) / (1 - beta1**k) * m / (np.sqrt(v_hat) + eps)
             ends.append((x, m, v_hat))
         xs, ms, v_hats = zip(*ends, strict=True)
         after = {"x": r.mean(xs), "v_hat": np.max(v_hats, axis=0) if second_moment == "max" else r.mean(v_hats)}
@@ -56,6 +62,36 @@ def fedlada(beta1: float, beta2: float, a: float) -> Method:
             v_hats.append(v_hat)
         steps = r.mean([float(client.steps) for client in r.clients])
         return {"x": r.mean(xs), "v_hat": r.mean(v_hats), "g_a": (server["x"] - r.mean(xs)) / (r.lr * steps)}
+
+    return play
+
+
+def aligned_lalr(
+    beta1: float, beta2: float, eps: float, gamma: float, kappa: float, second_moment: str, corrected: bool = False
+) -> Method:
+    """Restarted AMSGrad from max(ε², κ v̂); in a round every client also repeats γ of the server's last change."""
+
+    def play(server: State, kept: Kept, r: Round) -> State:
+        xs, v_hats = [], []
+        for client in r.clients:
+            x, m = server["x"], np.zeros_like(server["x"])
+            v = v_hat = np.maximum(eps**2, kappa * server["v_hat"])
+            for k, oracle in enumerate(client.oracles, start=1):
+                g = oracle(x)
+                m = beta1 * m + (1 - beta1) * g
+                v = beta2 * v + (1 - beta2) * g**2
+                v_hat = np.maximum(v_hat, v)
+                own = m / np.sqrt(v_hat)
+                if corrected:
+                    own = np.sqrt(1 - beta2**k) / (1 - beta1**k) * m / (np.sqrt(v_hat) + eps)
+                x = x - r.lr * own
+                if gamma:
+                    x = x + gamma * server["d"] / client.steps
+            xs.append(x)
+            v_hats.append(v_hat)
+        v_hat = np.max(v_hats, axis=0) if second_moment == "max" else r.mean(v_hats)
+        after = {"x": r.mean(xs), "v_hat": v_hat}
+        return after | {"d": r.mean(xs) - server["x"]} if gamma else after
 
     return play
 

@@ -1,6 +1,7 @@
 """The methods, one file each: pure functions on named slots."""
 
 from fedlalr.algorithms.adaalter import LocalAdaAlter
+from fedlalr.algorithms.alignedlalr import AlignedLALR
 from fedlalr.algorithms.deltasgd import DeltaSGD
 from fedlalr.algorithms.fedadagrad import FedAdagrad
 from fedlalr.algorithms.fedadam import FedAdam
@@ -27,6 +28,7 @@ __all__ = [
     "ALGORITHMS",
     "SCAFFOLD",
     "Algorithm",
+    "AlignedLALR",
     "Context",
     "DeltaSGD",
     "FedAMS",

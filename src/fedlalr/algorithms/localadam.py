@@ -21,12 +21,11 @@ Kingma, Ba. "Adam: A Method for Stochastic Optimization". ICLR 2015. arXiv 1412.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from fedlalr.algorithms.bias_correction import gathered
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
 from fedlalr.common.checks import check_betas, check_positive
 
@@ -59,8 +58,8 @@ class LocalAdam:
         n = client.n + 1
         m = beta1 * client.m + (1 - beta1) * gradient
         v = beta2 * client.v + (1 - beta2) * gradient**2
-        m_corrected = m / _bias(beta1, n)
-        v_corrected = v / _bias(beta2, n)
+        m_corrected = m / gathered(beta1, n)
+        v_corrected = v / gathered(beta2, n)
         x = client.x - context.lr * m_corrected / (v_corrected.sqrt() + self.eps)
         return Slots(x=x, m=m, v=v, n=n)
 
@@ -69,8 +68,3 @@ class LocalAdam:
 
     def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
         return reduced
-
-
-def _bias(beta: float, n: Tensor) -> Tensor:
-    """1 − βⁿ; computed as such in float32, two numbers near 1 would cancel half of the digits or more."""
-    return -torch.expm1(n * math.log(beta)) if beta else torch.ones_like(n)

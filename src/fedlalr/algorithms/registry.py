@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from fedlalr.algorithms.adaalter import LocalAdaAlter
+from fedlalr.algorithms.alignedlalr import AlignedLALR
 from fedlalr.algorithms.deltasgd import DeltaSGD
 from fedlalr.algorithms.fedadagrad import FedAdagrad
 from fedlalr.algorithms.fedadam import FedAdam
@@ -49,6 +50,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "localadam": LocalAdam,
     "mimelite": MimeLite,
     "deltasgd": DeltaSGD,
+    "alignedlalr": AlignedLALR,
 }
 """Name → factory; `fedamsv1` and `fedamsv2` are one class with its option fixed."""
 PAPER_METHODS = ("fedlalr", "fedavg", "fedadam", "fedamsv1", "fedamsv2", "lafedopt")

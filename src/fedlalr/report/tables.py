@@ -30,6 +30,7 @@ NAMES = {
     "localadam": "local Adam",
     "mimelite": "MimeLite",
     "deltasgd": "Δ-SGD",
+    "alignedlalr": "AlignedLALR",
 }
 """Methods as written in papers."""
 

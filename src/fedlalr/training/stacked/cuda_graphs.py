@@ -201,7 +201,7 @@ class StaticSteps:
 
     def _update(self, memory: Memory, state: Slots, gradient: Tensor, context: Context, active: Tensor | None) -> None:
         if self._fused is not None:
-            self._fused(state, gradient, context.lr, self.training.regularisation, active)
+            self._fused(state, gradient, memory.broadcast, context, self.training.regularisation, active)
             return
         new = apart(local_step(self.training, state, gradient, memory.broadcast, context), state)
         for name, slot in state.items():
