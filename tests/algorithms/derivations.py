@@ -6,7 +6,7 @@ written out, so that it can be read beside the paper.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -325,25 +325,79 @@ def shared_amsgrad(beta1: float, beta2: float) -> Method:
     return play
 
 
-def local_adam(beta1: float, beta2: float, eps: float) -> Method:
-    """Adam on every client, its moments and its step count kept from one of its rounds to the next; x averaged."""
+def adam(state: State, client: Client, lr: float, beta1: float, beta2: float, eps: float) -> State:
+    """Adam's x, m, v and step count after a client's local steps."""
+    x, m, v, count = state["x"], state["m"], state["v"], state["n"]
+    for oracle in client.oracles:
+        g = oracle(x)
+        count = count + 1
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        x = x - lr * (m / (1 - beta1**count)) / (np.sqrt(v / (1 - beta2**count)) + eps)
+    return {"x": x, "m": m, "v": v, "n": count}
+
+
+def local_adam(beta1: float, beta2: float, eps: float, moments: str = "keep") -> Method:
+    """Adam on every client, its moments and its step count kept from one of its rounds to the next, begun again in
+    every round, or averaged like x, where the count is the mean number of steps."""
 
     def play(server: State, kept: Kept, r: Round) -> State:
+        zero = np.zeros_like(server["x"])
         ends = []
         for client in r.clients:
-            x = server["x"]
-            zero = np.zeros_like(x)
-            mine = kept.get(client.id, {"m": zero, "v": zero, "n": zero})
-            m, v, count = mine["m"], mine["v"], mine["n"]
-            for oracle in client.oracles:
+            before = {"m": zero, "v": zero, "n": zero}
+            if moments == "keep":
+                before = kept.get(client.id, before)
+            elif moments == "average":
+                before = server
+            after = adam(before | {"x": server["x"]}, client, r.lr, beta1, beta2, eps)
+            if moments == "keep":
+                kept[client.id] = {name: after[name] for name in ("m", "v", "n")}
+            ends.append(after)
+        names = ("x", "m", "v", "n") if moments == "average" else ("x",)
+        return {name: r.mean([end[name] for end in ends]) for name in names}
+
+    return play
+
+
+def diloco(server_lr: float, momentum: float, beta1: float, beta2: float, eps: float) -> Method:
+    """Outer gradient x − mean x_i; buf = µ buf + gradient; x steps against gradient + µ buf. Here m is −buf."""
+    inner = local_adam(beta1, beta2, eps)
+
+    def play(server: State, kept: Kept, r: Round) -> State:
+        gradient = server["x"] - inner(server, kept, r)["x"]
+        buffer = momentum * -server["m"] + gradient
+        return {"x": server["x"] - server_lr * (gradient + momentum * buffer), "m": -buffer}
+
+    return play
+
+
+def fedadamw(beta1: float, beta2: float, eps: float, gamma: float, shapes: Sequence[tuple[int, ...]] | None) -> Method:
+    """Algorithm of the FedAdamW paper, with alignment by γ/K of the last mean change, and v as the mean of each of the
+    given blocks, or whole."""
+
+    def sent(v: Vector) -> Vector:
+        if shapes is None:
+            return v
+        sizes = [int(np.prod(shape)) for shape in shapes]
+        return np.concatenate([np.full_like(part, part.mean()) for part in np.split(v, np.cumsum(sizes)[:-1])])
+
+    def play(server: State, kept: Kept, r: Round) -> State:
+        xs, vs = [], []
+        for client in r.clients:
+            x, m, v = server["x"], np.zeros_like(server["x"]), server["v"]
+            for k, oracle in enumerate(client.oracles, start=1):
                 g = oracle(x)
-                count = count + 1
                 m = beta1 * m + (1 - beta1) * g
                 v = beta2 * v + (1 - beta2) * g**2
-                x = x - r.lr * (m / (1 - beta1**count)) / (np.sqrt(v / (1 - beta2**count)) + eps)
-            kept[client.id] = {"m": m, "v": v, "n": count}
-            ends.append(x)
-        return {"x": r.mean(ends)}
+                x = x - r.lr * (m / (1 - beta1**k)) / (np.sqrt(v / (1 - beta2 ** (server["t"] + k))) + eps)
+                if gamma:
+                    x = x + gamma * server["d"] / client.steps
+            xs.append(x)
+            vs.append(sent(v))
+        steps = r.mean([float(client.steps) for client in r.clients])
+        after = {"x": r.mean(xs), "v": r.mean(vs), "t": server["t"] + steps}
+        return after | {"d": r.mean(xs) - server["x"]} if gamma else after
 
     return play
 

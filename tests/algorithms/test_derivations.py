@@ -20,8 +20,10 @@ from fedlalr.algorithms import (
     Algorithm,
     AlignedLALR,
     DeltaSGD,
+    DiLoCo,
     FedAdagrad,
     FedAdam,
+    FedAdamW,
     FedAMS,
     FedAvg,
     FedAvgM,
@@ -169,6 +171,29 @@ CASES: dict[str, Case] = {
         {"v_hat": 0.05**2, "g_a": 0.0},
     ),
     "localadam": Case(LocalAdam(lr=5e-3, betas=BETAS, eps=1e-3), d.local_adam(*BETAS, 1e-3)),
+    "localadam-restart": Case(
+        LocalAdam(lr=5e-3, betas=BETAS, eps=1e-3, moments="restart"), d.local_adam(*BETAS, 1e-3, "restart")
+    ),
+    "localadam-average": Case(
+        LocalAdam(lr=5e-3, betas=BETAS, eps=1e-3, moments="average"),
+        d.local_adam(*BETAS, 1e-3, "average"),
+        {"m": 0.0, "v": 0.0, "n": 0.0},
+    ),
+    "diloco": Case(
+        DiLoCo(lr=5e-3, betas=BETAS, eps=1e-3, server_lr=0.8, momentum=0.6),
+        d.diloco(0.8, 0.6, *BETAS, 1e-3),
+        {"m": 0.0},
+    ),
+    "fedadamw": Case(
+        FedAdamW(lr=5e-3, betas=BETAS, eps=1e-3, align=0.4),
+        d.fedadamw(*BETAS, 1e-3, 0.4, NETWORK.shapes),
+        {"v": 0.0, "t": 0.0, "d": 0.0},
+    ),
+    "fedadamw-whole": Case(
+        FedAdamW(lr=5e-3, betas=BETAS, eps=1e-3, align=0.0, blocks=False),
+        d.fedadamw(*BETAS, 1e-3, 0.0, None),
+        {"v": 0.0, "t": 0.0},
+    ),
     "mimelite": Case(MimeLite(lr=0.1, betas=BETAS), d.mimelite(BETAS), {"m": 0.0}),
     "mimelite-adam": Case(
         MimeLite(lr=0.02, betas=BETAS, eps=0.05, base="adam"), d.mimelite(BETAS, 0.05), {"m": 0.0, "v": 0.05**2}

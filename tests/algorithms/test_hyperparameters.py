@@ -14,6 +14,7 @@ from fedlalr.algorithms import ALGORITHMS, FedAMS, FedLALR, LAFedOpt, create, op
 POSITIVE = ("lr", "server_lr", "eps", "server_eps", "initial", "gamma")
 FRACTIONS = ("beta1", "beta", "momentum", "align")
 SHARES = {"fedcm": "alpha", "fedlada": "alpha", "alignedlalr": "keep"}
+FLAGS = [("fedlalr", "bias_correction"), ("alignedlalr", "bias_correction"), ("fedadamw", "blocks")]
 PAIRS = {"betas": "", "server_betas": " of server_betas"}
 CHOICES = {
     ("fedlalr", "momentum"): "'average', 'restart'",
@@ -22,6 +23,7 @@ CHOICES = {
     ("fedadam", "bias_correction"): "False, True, 'flower'",
     ("lafedopt", "server"): "'average', 'adam'",
     ("lafedopt", "correction"): "'none', 'local', 'joint'",
+    ("localadam", "moments"): "'keep', 'restart', 'average'",
     ("mimelite", "base"): "'momentum', 'adam'",
 }
 
@@ -69,11 +71,11 @@ def test_the_share_of_the_own_gradient_must_lie_above_zero_and_up_to_one() -> No
             check_rejected(name, rf"{option} must lie in \(0, 1\], not ", **{option: value})
 
 
-@pytest.mark.parametrize("name", ["fedlalr", "alignedlalr"])
-def test_the_bias_correction_of_clients_is_on_or_off(name: str) -> None:
-    for value in (1, "flower", None):
-        with pytest.raises(TypeError, match=r"^bias_correction must be True or False, not "):
-            create(name, bias_correction=value)
+def test_a_switch_is_on_or_off() -> None:
+    for name, option in FLAGS:
+        for value in (1, "flower", None):
+            with pytest.raises(TypeError, match=rf"^{option} must be True or False, not "):
+                create(name, **{option: value})
 
 
 def test_a_start_or_pull_must_not_be_negative() -> None:
@@ -104,6 +106,8 @@ def test_fedams_has_options_one_and_two(option: object) -> None:
         ("fedlada", {"alpha": 1}),
         ("fedprox", {"mu": 0}),
         ("alignedlalr", {"align": 0, "keep": 1}),
+        ("fedadamw", {"align": 0}),
+        ("diloco", {"momentum": 0}),
         ("slowmo", {"beta": 0}),
         ("fedavgm", {"momentum": 0}),
         ("deltasgd", {"delta": 0}),
@@ -123,7 +127,7 @@ def test_hyperparameters_are_frozen(name: str) -> None:
 
 
 def test_every_option_is_checked_somewhere_here() -> None:
-    others = {"initial_v", "mu", "delta", *SHARES.values(), *(option for _, option in CHOICES)}
+    others = {"initial_v", "mu", "delta", *SHARES.values(), *(option for _, option in [*CHOICES, *FLAGS])}
     checked = {*POSITIVE, *FRACTIONS, *PAIRS, *others}
     assert {option for name in ALGORITHMS for option in options(name)} == checked
 

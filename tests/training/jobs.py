@@ -30,6 +30,9 @@ VARIANTS: dict[str, Algorithm] = {name: make() for name, make in ALGORITHMS.item
     "alignedlalr unaligned max": fl.AlignedLALR(align=0.0, second_moment="max"),
     "alignedlalr unaligned mean": fl.AlignedLALR(align=0.0, second_moment="mean"),
     "alignedlalr keep": fl.AlignedLALR(keep=0.8, bias_correction=True),
+    "localadam restart": fl.LocalAdam(moments="restart"),
+    "localadam average": fl.LocalAdam(moments="average"),
+    "fedadamw whole": fl.FedAdamW(blocks=False),
     "lafedopt local": fl.LAFedOpt(correction="local"),
     "lafedopt joint": fl.LAFedOpt(correction="joint", server="adam"),
 }

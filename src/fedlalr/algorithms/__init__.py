@@ -3,8 +3,10 @@
 from fedlalr.algorithms.adaalter import LocalAdaAlter
 from fedlalr.algorithms.alignedlalr import AlignedLALR
 from fedlalr.algorithms.deltasgd import DeltaSGD
+from fedlalr.algorithms.diloco import DiLoCo
 from fedlalr.algorithms.fedadagrad import FedAdagrad
 from fedlalr.algorithms.fedadam import FedAdam
+from fedlalr.algorithms.fedadamw import FedAdamW
 from fedlalr.algorithms.fedams import FedAMS
 from fedlalr.algorithms.fedavg import FedAvg
 from fedlalr.algorithms.fedavgm import FedAvgM
@@ -31,9 +33,11 @@ __all__ = [
     "AlignedLALR",
     "Context",
     "DeltaSGD",
+    "DiLoCo",
     "FedAMS",
     "FedAdagrad",
     "FedAdam",
+    "FedAdamW",
     "FedAvg",
     "FedAvgM",
     "FedCM",

@@ -9,8 +9,10 @@ from functools import partial
 from fedlalr.algorithms.adaalter import LocalAdaAlter
 from fedlalr.algorithms.alignedlalr import AlignedLALR
 from fedlalr.algorithms.deltasgd import DeltaSGD
+from fedlalr.algorithms.diloco import DiLoCo
 from fedlalr.algorithms.fedadagrad import FedAdagrad
 from fedlalr.algorithms.fedadam import FedAdam
+from fedlalr.algorithms.fedadamw import FedAdamW
 from fedlalr.algorithms.fedams import FedAMS
 from fedlalr.algorithms.fedavg import FedAvg
 from fedlalr.algorithms.fedavgm import FedAvgM
@@ -51,6 +53,8 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "mimelite": MimeLite,
     "deltasgd": DeltaSGD,
     "alignedlalr": AlignedLALR,
+    "fedadamw": FedAdamW,
+    "diloco": DiLoCo,
 }
 """Name → factory; `fedamsv1` and `fedamsv2` are one class with its option fixed."""
 PAPER_METHODS = ("fedlalr", "fedavg", "fedadam", "fedamsv1", "fedamsv2", "lafedopt")

@@ -91,6 +91,9 @@ class SlotTable:
     stays exactly as it was. `kept` stays on the client from one of its rounds to the next and starts at zero. `grows`
     names slots that can only grow from the broadcast value, so that a reply below it is rejected.
 
+    `blocks` names slots with one number for each parameter tensor, the same in all its coordinates; only that number is
+    sent. A client's upload of such a slot is replaced by its mean over each tensor.
+
     `gradients` requests more than the gradient at x: before every step the engine writes into a client's slot the
     gradient of the same mini-batch at another of its slots, e.g. `{"g_start": "x_start"}`.
     """
@@ -100,9 +103,10 @@ class SlotTable:
     kept: tuple[str, ...] = ()
     grows: tuple[str, ...] = field(default=())
     gradients: Mapping[str, str] = field(default_factory=dict)
+    blocks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for what, names in (("down", self.down), ("kept", self.kept), ("grows", self.grows)):
+        for what, names in (("down", self.down), ("kept", self.kept), ("grows", self.grows), ("blocks", self.blocks)):
             if isinstance(names, str) or len(set(names)) < len(names):
                 raise ValueError(f"{what} must name slots, each once, such as ('x', 'm'), not {names!r}")
         if "x" not in self.down:
@@ -113,6 +117,11 @@ class SlotTable:
         for name in self.grows:
             if name not in self.up or name not in self.down:
                 raise ValueError(f"slot {name!r} is listed in grows but is not in both down and up")
+        for name in self.blocks:
+            if name == "x" or name not in (*self.up, *self.down):
+                raise ValueError(
+                    f"slot {name!r} is listed in blocks, which must name slots in down or up other than 'x'"
+                )
 
 
 @dataclass(frozen=True)

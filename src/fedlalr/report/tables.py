@@ -31,6 +31,8 @@ NAMES = {
     "mimelite": "MimeLite",
     "deltasgd": "Δ-SGD",
     "alignedlalr": "AlignedLALR",
+    "fedadamw": "FedAdamW",
+    "diloco": "DiLoCo",
 }
 """Methods as written in papers."""
 

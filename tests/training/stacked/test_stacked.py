@@ -451,7 +451,10 @@ ragged = (6, 8, 10, 12, 14, 16, 18, 20) * 3
 
 @pytest.mark.parametrize(
     "algorithm",
-    ["fedlalr", "fedavg", "lafedopt", "localadam", "scaffold", "adaalter", "mimelite", "deltasgd", "alignedlalr"],
+    [
+        *("fedlalr", "fedavg", "lafedopt", "localadam", "scaffold", "adaalter", "mimelite", "deltasgd", "alignedlalr"),
+        *("localadam restart", "fedadamw", "diloco"),
+    ],
 )
 @pytest.mark.parametrize("model", ["batchnorm", "perceptron"])
 @pytest.mark.parametrize("decay", [0.0, 0.01])  # without it a step may hand the very memory of x on to another slot

@@ -201,7 +201,7 @@ class StackedEngine:
         """The replies of a stack's clients; copied unless the stack's memory is `owned` by the caller."""
         training, count = self.training, len(feed.clients)
         context = work.context(steps=self._steps(feed.steps), step=self._steps(feed.steps))
-        upload, kept = finish(training.algorithm, stack.state, work.broadcast, context)
+        upload, kept = finish(training, stack.state, work.broadcast, context)
         if not owned:
             upload, kept = (slots.map(lambda tensor: tensor.clone()) for slots in (upload, kept))
             stack = Stack(stack.state, {name: buffer.clone() for name, buffer in stack.buffers.items()}, stack.total)
