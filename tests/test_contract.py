@@ -61,6 +61,7 @@ VECTORS = {  # model-sized vectors (down, up) of each method, from its paper
     "localadam average": (3, 3),
     "diloco": (1, 1),
     "fedadamw": (2, 1),
+    "fedmuon": (3, 2),
     "fedadamw whole unaligned": (2, 2),
     "mimelite": (2, 2),
     "deltasgd": (1, 1),

@@ -44,6 +44,7 @@ RATES = {  # of the methods for which the preset has none, rounded to what learn
     "alignedlalr": ["lr=0.01"],
     "fedadamw": ["lr=0.01"],
     "diloco": ["lr=0.01"],
+    "fedmuon": ["lr=0.1"],
 }
 RUNS = {
     **{name: [f"algorithm={name}", *(f"algorithm.{rate}" for rate in RATES.get(name, []))] for name in ALGORITHMS},

@@ -402,6 +402,59 @@ def fedadamw(beta1: float, beta2: float, eps: float, gamma: float, shapes: Seque
     return play
 
 
+def fedmuon(
+    beta: float,
+    alpha: float,
+    vector_rate: float,
+    betas: tuple[float, float],
+    eps: float,
+    shapes: Sequence[tuple[int, ...]],
+) -> Method:
+    """Muon on matrices, through the singular values themselves: five times σ ← aσ + bσ³ + cσ⁵. Adam on vectors."""
+    beta1, beta2 = betas
+
+    def orthogonal(matrix: Vector) -> Vector:
+        u, sigma, vh = np.linalg.svd(matrix, full_matrices=False)
+        sigma = sigma / np.sqrt((sigma**2).sum())
+        for _ in range(5):
+            sigma = 3.4445 * sigma - 4.7750 * sigma**3 + 2.0315 * sigma**5
+        return (u * sigma) @ vh
+
+    def parts(vector: Vector) -> list[Vector]:
+        ends = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
+        return [part.reshape(shape) for part, shape in zip(np.split(vector, ends), shapes, strict=True)]
+
+    def joined(each: Sequence[Vector]) -> Vector:
+        return np.concatenate([part.ravel() for part in each])
+
+    def play(server: State, kept: Kept, r: Round) -> State:
+        xs, ms = [], []
+        for client in r.clients:
+            x, momenta = server["x"], parts(server["m"])
+            first = [np.zeros(shape) for shape in shapes]
+            second = [np.zeros(shape) for shape in shapes]
+            for k, oracle in enumerate(client.oracles, start=1):
+                along = []
+                for j, g in enumerate(parts(oracle(x))):
+                    if g.ndim == 2:
+                        momenta[j] = beta * momenta[j] + g
+                        along.append(orthogonal(momenta[j]))
+                    else:
+                        first[j] = beta1 * first[j] + (1 - beta1) * g
+                        second[j] = beta2 * second[j] + (1 - beta2) * g**2
+                        root = np.sqrt(second[j] / (1 - beta2**k)) + eps
+                        along.append(vector_rate * first[j] / (1 - beta1**k) / root)
+                x = x - (1 - alpha) * r.lr * joined(along)
+                if alpha:
+                    x = x + alpha * server["d"] / client.steps
+            xs.append(x)
+            ms.append(joined(momenta))
+        after = {"x": r.mean(xs), "m": r.mean(ms)}
+        return after | {"d": r.mean(xs) - server["x"]} if alpha else after
+
+    return play
+
+
 # Two gradients in a step -------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,7 @@ from fedlalr.algorithms import (
     FedCM,
     FedLADA,
     FedLALR,
+    FedMuon,
     FedNova,
     FedProx,
     FedYogi,
@@ -188,6 +189,16 @@ CASES: dict[str, Case] = {
         FedAdamW(lr=5e-3, betas=BETAS, eps=1e-3, align=0.4),
         d.fedadamw(*BETAS, 1e-3, 0.4, NETWORK.shapes),
         {"v": 0.0, "t": 0.0, "d": 0.0},
+    ),
+    "fedmuon": Case(
+        FedMuon(lr=0.02, beta=0.7, align=0.4, vector_rate=0.3, betas=BETAS, eps=1e-3),
+        d.fedmuon(0.7, 0.4, 0.3, BETAS, 1e-3, NETWORK.shapes),
+        {"m": 0.0, "d": 0.0},
+    ),
+    "fedmuon-unaligned": Case(
+        FedMuon(lr=0.02, beta=0.7, align=0.0, vector_rate=0.3, betas=BETAS, eps=1e-3),
+        d.fedmuon(0.7, 0.0, 0.3, BETAS, 1e-3, NETWORK.shapes),
+        {"m": 0.0},
     ),
     "fedadamw-whole": Case(
         FedAdamW(lr=5e-3, betas=BETAS, eps=1e-3, align=0.0, blocks=False),

@@ -11,7 +11,7 @@ import torch
 
 from fedlalr.algorithms import ALGORITHMS, FedAMS, FedLALR, LAFedOpt, create, options
 
-POSITIVE = ("lr", "server_lr", "eps", "server_eps", "initial", "gamma")
+POSITIVE = ("lr", "server_lr", "eps", "server_eps", "initial", "gamma", "vector_rate")
 FRACTIONS = ("beta1", "beta", "momentum", "align")
 SHARES = {"fedcm": "alpha", "fedlada": "alpha", "alignedlalr": "keep"}
 FLAGS = [("fedlalr", "bias_correction"), ("alignedlalr", "bias_correction"), ("fedadamw", "blocks")]
@@ -108,6 +108,7 @@ def test_fedams_has_options_one_and_two(option: object) -> None:
         ("alignedlalr", {"align": 0, "keep": 1}),
         ("fedadamw", {"align": 0}),
         ("diloco", {"momentum": 0}),
+        ("fedmuon", {"align": 0, "beta": 0}),
         ("slowmo", {"beta": 0}),
         ("fedavgm", {"momentum": 0}),
         ("deltasgd", {"delta": 0}),

@@ -15,7 +15,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "algorithms"
 NAMES = [
     *("fedlalr", "fedavg", "fedadam", "fedamsv1", "fedamsv2", "lafedopt", "adaalter", "sharedamsgrad", "fedcm"),
     *("slowmo", "fedprox", "scaffold", "fednova", "fedadagrad", "fedyogi", "fedavgm", "fedlada", "localadam"),
-    *("mimelite", "deltasgd", "alignedlalr", "fedadamw", "diloco"),
+    *("mimelite", "deltasgd", "alignedlalr", "fedadamw", "diloco", "fedmuon"),
 ]
 
 

@@ -13,6 +13,7 @@ from fedlalr.algorithms.fedavgm import FedAvgM
 from fedlalr.algorithms.fedcm import FedCM
 from fedlalr.algorithms.fedlada import FedLADA
 from fedlalr.algorithms.fedlalr import FedLALR
+from fedlalr.algorithms.fedmuon import FedMuon
 from fedlalr.algorithms.fednova import FedNova
 from fedlalr.algorithms.fedprox import FedProx
 from fedlalr.algorithms.fedyogi import FedYogi
@@ -43,6 +44,7 @@ __all__ = [
     "FedCM",
     "FedLADA",
     "FedLALR",
+    "FedMuon",
     "FedNova",
     "FedProx",
     "FedYogi",

@@ -19,6 +19,7 @@ from fedlalr.algorithms.fedavgm import FedAvgM
 from fedlalr.algorithms.fedcm import FedCM
 from fedlalr.algorithms.fedlada import FedLADA
 from fedlalr.algorithms.fedlalr import FedLALR
+from fedlalr.algorithms.fedmuon import FedMuon
 from fedlalr.algorithms.fednova import FedNova
 from fedlalr.algorithms.fedprox import FedProx
 from fedlalr.algorithms.fedyogi import FedYogi
@@ -55,6 +56,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "alignedlalr": AlignedLALR,
     "fedadamw": FedAdamW,
     "diloco": DiLoCo,
+    "fedmuon": FedMuon,
 }
 """Name → factory; `fedamsv1` and `fedamsv2` are one class with its option fixed."""
 PAPER_METHODS = ("fedlalr", "fedavg", "fedadam", "fedamsv1", "fedamsv2", "lafedopt")

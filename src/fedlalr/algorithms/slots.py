@@ -14,6 +14,7 @@ from collections.abc import Callable, ItemsView, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 Reduction = Literal["mean", "max"]
@@ -96,6 +97,8 @@ class SlotTable:
 
     `gradients` requests more than the gradient at x: before every step the engine writes into a client's slot the
     gradient of the same mini-batch at another of its slots, e.g. `{"g_start": "x_start"}`.
+
+    `shapes` requests the shapes of the parameters in `context.shapes`, for methods that are not element-wise.
     """
 
     down: tuple[str, ...]
@@ -104,6 +107,7 @@ class SlotTable:
     grows: tuple[str, ...] = field(default=())
     gradients: Mapping[str, str] = field(default_factory=dict)
     blocks: tuple[str, ...] = ()
+    shapes: bool = False
 
     def __post_init__(self) -> None:
         for what, names in (("down", self.down), ("kept", self.kept), ("grows", self.grows), ("blocks", self.blocks)):
@@ -143,6 +147,8 @@ class Context:
     """Number of clients whose replies count in this round."""
     population: int = 1
     """Number of clients in total."""
+    shapes: tuple[torch.Size, ...] = ()
+    """The parameters' shapes, in the order of the flat vector, on clients, if the slot table requests them."""
 
 
 @runtime_checkable

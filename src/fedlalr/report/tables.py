@@ -33,6 +33,7 @@ NAMES = {
     "alignedlalr": "AlignedLALR",
     "fedadamw": "FedAdamW",
     "diloco": "DiLoCo",
+    "fedmuon": "FedMuon",
 }
 """Methods as written in papers."""
 

@@ -24,8 +24,17 @@ from training.jobs import MODELS, TOLERANCE, VARIANTS, assert_same_outcomes, fed
 pytestmark = pytest.mark.filterwarnings("error")
 
 OTHERS = [name for name in ENGINES if name not in ("reference", "distributed")]
-KINDS_OF_SLOTS = ("fedlalr", "fedlalr restart max", "scaffold", "sharedamsgrad", "mimelite", "deltasgd", "fedadamw")
-"""Kept state, four slots, other gradients, block means: what an engine that only moves slots can get wrong."""
+KINDS_OF_SLOTS = (
+    "fedlalr",
+    "fedlalr restart max",
+    "scaffold",
+    "sharedamsgrad",
+    "mimelite",
+    "deltasgd",
+    "fedadamw",
+    "fedmuon",
+)
+"""Kept state, four slots, other gradients, block means, shapes: what an engine that only moves slots can get wrong."""
 PAIRS = [(name, engine) for name in VARIANTS for engine in OTHERS if engine == "stacked" or name in KINDS_OF_SLOTS]
 PAIRS += [(name, "distributed:stacked") for name in KINDS_OF_SLOTS]
 KINDS_OF_MODELS = [

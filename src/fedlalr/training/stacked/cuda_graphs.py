@@ -90,6 +90,7 @@ class StaticSteps:
                 step=memory.step,
                 cohort=work.cohort,
                 population=work.population,
+                shapes=work.shapes,
             )
             self._take(memory, layout, layout.active > shape.active, context)
         return memory.stack.rows(0, start.size)
@@ -274,5 +275,6 @@ def keeps_its_slots(training: Training, params: Tensor) -> bool:
     algorithm = training.algorithm
     server = algorithm.init(params)
     state, broadcast = starting_slots(algorithm, server), server.only(*algorithm.slots.down)
-    new = algorithm.step(state, torch.zeros_like(params), broadcast, Context(round=1, lr=algorithm.lr, steps=1, step=1))
+    context = Context(round=1, lr=algorithm.lr, steps=1, step=1, shapes=training.shapes)
+    new = algorithm.step(state, torch.zeros_like(params), broadcast, context)
     return set(state) == set(new)
