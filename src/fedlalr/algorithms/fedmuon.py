@@ -87,7 +87,7 @@ class FedMuon:
 
     def _matrix_step(self, m: Tensor, v: Tensor, gradient: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor, Tensor]:
         m = self.beta * m + gradient
-        return orthogonalised(m.unflatten(-1, (shape[0], -1))).flatten(-2), m, v
+        return orthogonalised(m.reshape(*m.shape[:-1], shape[0], -1)).flatten(-2), m, v
 
     def _vector_step(self, m: Tensor, v: Tensor, gradient: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         beta1, beta2 = self.betas
@@ -115,7 +115,7 @@ def orthogonalised(matrices: Tensor) -> Tensor:
     a, b, c = COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]
     found = matrices.mT if tall else matrices  # the products are smaller
-    norm = torch.linalg.matrix_norm(found, keepdim=True)
+    norm: Tensor = torch.linalg.matrix_norm(found, keepdim=True)
     found = found / norm.clamp(min=torch.finfo(norm.dtype).tiny)
     for _ in range(STEPS):
         square = found @ found.mT
