@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedlalr.algorithms import Algorithm, FedLALR, Slots
+from fedlalr.algorithms import Algorithm, Context, FedLALR, Slots
 from fedlalr.training.clipping import Regularisation
 from fedlalr.training.fused_steps import fused_step
 from fedlalr.training.layout import Layout
@@ -32,7 +32,7 @@ class StackedSteps:
         start = algorithm.start(algorithm.init(self.layout.flatten(dict(model.named_parameters()))), Slots())
         self.state = start.map(lambda slot: slot.expand(clients, -1).clone())
         self.buffers = {name: buffer.expand(clients, *buffer.shape).clone() for name, buffer in model.named_buffers()}
-        self.lr = torch.tensor(1e-3, device=device)
+        self.context = Context(round=1, lr=torch.tensor(1e-3, device=device), steps=1, step=1)
         self.losses = torch.zeros(clients, device=device)
         self._graph = self._capture()
 
@@ -47,7 +47,7 @@ class StackedSteps:
         losses = each.view(self.targets.shape).mean(dim=1)
         (gradient,) = torch.autograd.grad(losses.sum(), x)
         with torch.no_grad():
-            self.update(self.state, gradient, self.lr, Regularisation(weight_decay=WEIGHT_DECAY))
+            self.update(self.state, gradient, Slots(), self.context, Regularisation(weight_decay=WEIGHT_DECAY))
             self.losses.copy_(losses)
             for name, buffer in self.buffers.items():
                 buffer.copy_(after[name])

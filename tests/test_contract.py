@@ -17,6 +17,12 @@ VARIANTS: dict[str, Algorithm] = {name: make() for name, make in ALGORITHMS.item
     "fedlalr restart": fl.FedLALR(momentum="restart"),
     "fedlalr max": fl.FedLALR(second_moment="max"),
     "fedlalr restart max": fl.FedLALR(momentum="restart", second_moment="max"),
+    "fedlalr bias correction": fl.FedLALR(bias_correction=True),
+    "alignedlalr unaligned": fl.AlignedLALR(align=0.0),
+    "alignedlalr keep mean": fl.AlignedLALR(keep=0.9, second_moment="mean"),
+    "localadam restart": fl.LocalAdam(moments="restart"),
+    "localadam average": fl.LocalAdam(moments="average"),
+    "fedadamw whole unaligned": fl.FedAdamW(blocks=False, align=0.0),
     "lafedopt local": fl.LAFedOpt(correction="local"),
     "lafedopt joint": fl.LAFedOpt(correction="joint"),
     "lafedopt adam": fl.LAFedOpt(server="adam"),
@@ -27,6 +33,10 @@ VECTORS = {  # model-sized vectors (down, up) of each method, from its paper
     "fedlalr restart": (2, 2),
     "fedlalr max": (3, 3),
     "fedlalr restart max": (2, 2),
+    "fedlalr bias correction": (3, 3),
+    "alignedlalr": (3, 2),
+    "alignedlalr unaligned": (2, 2),
+    "alignedlalr keep mean": (3, 2),
     "fedavg": (1, 1),
     "fedadam": (1, 1),
     "fedamsv1": (1, 1),
@@ -47,9 +57,18 @@ VECTORS = {  # model-sized vectors (down, up) of each method, from its paper
     "fedavgm": (1, 1),
     "fedlada": (3, 2),
     "localadam": (1, 1),
+    "localadam restart": (1, 1),
+    "localadam average": (3, 3),
+    "diloco": (1, 1),
+    "fedadamw": (2, 1),
+    "fedmuon": (3, 2),
+    "fedadamw whole unaligned": (2, 2),
     "mimelite": (2, 2),
     "deltasgd": (1, 1),
 }
+
+BLOCKS = {"localadam average": (1, 0), "fedadamw": (2, 1), "fedadamw whole unaligned": (1, 0)}
+"""Slots (down, up) with one number for each parameter tensor."""
 
 every = pytest.mark.parametrize("name", VARIANTS)
 
@@ -116,10 +135,13 @@ def test_bytes_follow_from_the_slot_table(name):
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
     parameters = sum(p.numel() for p in model.parameters())
     record = run(name, model=model, clients_per_round=3, batch_size=5).history[0]
-    down, up = VECTORS[name]
-    statistics = 6 + 6 + 1
-    assert record.bytes_down == 3 * (down * parameters + statistics) * 8
-    assert record.bytes_up == 3 * (up * parameters + statistics) * 8
+    tensors, statistics = len(list(model.parameters())), 6 + 6 + 1
+    down, up = (
+        vectors * parameters + blocks * tensors
+        for vectors, blocks in zip(VECTORS[name], BLOCKS.get(name, (0, 0)), strict=True)
+    )
+    assert record.bytes_down == 3 * (down + statistics) * 8
+    assert record.bytes_up == 3 * (up + statistics) * 8
 
 
 @every

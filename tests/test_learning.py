@@ -41,6 +41,10 @@ RATES = {  # of the methods for which the preset has none, rounded to what learn
     "localadam": ["lr=0.01"],
     "mimelite": ["lr=0.3"],
     "deltasgd": ["lr=0.2"],
+    "alignedlalr": ["lr=0.01"],
+    "fedadamw": ["lr=0.01"],
+    "diloco": ["lr=0.01"],
+    "fedmuon": ["lr=0.1"],
 }
 RUNS = {
     **{name: [f"algorithm={name}", *(f"algorithm.{rate}" for rate in RATES.get(name, []))] for name in ALGORITHMS},
@@ -48,6 +52,11 @@ RUNS = {
     "fedlalr, restart": ["algorithm.momentum=restart"],
     "fedlalr, max": ["algorithm.second_moment=max"],
     "fedlalr, restart and max": ["algorithm.momentum=restart", "algorithm.second_moment=max"],
+    "fedlalr, bias correction": ["algorithm.bias_correction=true"],
+    "alignedlalr, keep and mean": [
+        *("algorithm=alignedlalr", "algorithm.lr=0.01", "algorithm.keep=0.9", "algorithm.second_moment=mean")
+    ],
+    "localadam, average": ["algorithm=localadam", "algorithm.lr=0.01", "algorithm.moments=average"],
     "fedlalr, growing interval": ["local={start: 3, base: 2.0}"],
     "fedlalr, clients of different sizes": ["partition.scheme=lognormal"],
     "fedlalr, weighted by samples": ["partition.scheme=lognormal", "weighting=samples"],

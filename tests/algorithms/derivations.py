@@ -6,7 +6,7 @@ written out, so that it can be read beside the paper.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -15,8 +15,11 @@ from algorithms.numpy_federation import Client, Kept, Method, Round, State, Vect
 # FedLALR and its variants ------------------------------------------------------------
 
 
-def fedlalr(beta1: float, beta2: float, momentum: str = "average", second_moment: str = "mean") -> Method:
-    """Algorithms 1 to 3 of the FedLALR paper and the composition of the last two."""
+def fedlalr(
+    beta1: float, beta2: float, momentum: str = "average", second_moment: str = "mean", eps: float | None = None
+) -> Method:
+    """Algorithms 1 to 3 of the FedLALR paper and the composition of the last two. With ε, the averages are corrected
+    as if they had started at zero in this round."""
 
     def play(server: State, kept: Kept, r: Round) -> State:
         ends: list[tuple[Vector, Vector, Vector]] = []
@@ -24,12 +27,15 @@ def fedlalr(beta1: float, beta2: float, momentum: str = "average", second_moment
             x = server["x"]
             m = np.zeros_like(x) if momentum == "restart" else server["m"]
             v = v_hat = server["v_hat"]
-            for oracle in client.oracles:
+            for k, oracle in enumerate(client.oracles, start=1):
                 g = oracle(x)
                 m = beta1 * m + (1 - beta1) * g
                 v = beta2 * v + (1 - beta2) * g**2
                 v_hat = np.maximum(v_hat, v)
-                x = x - r.lr * m / np.sqrt(v_hat)
+                if eps is None:
+                    x = x - r.lr * m / np.sqrt(v_hat)
+                else:
+                    x = x - r.lr * np.sqrt(1 - beta2**k) / (1 - beta1**k) * m / (np.sqrt(v_hat) + eps)
             ends.append((x, m, v_hat))
         xs, ms, v_hats = zip(*ends, strict=True)
         after = {"x": r.mean(xs), "v_hat": np.max(v_hats, axis=0) if second_moment == "max" else r.mean(v_hats)}
@@ -56,6 +62,36 @@ def fedlada(beta1: float, beta2: float, a: float) -> Method:
             v_hats.append(v_hat)
         steps = r.mean([float(client.steps) for client in r.clients])
         return {"x": r.mean(xs), "v_hat": r.mean(v_hats), "g_a": (server["x"] - r.mean(xs)) / (r.lr * steps)}
+
+    return play
+
+
+def aligned_lalr(
+    beta1: float, beta2: float, eps: float, gamma: float, kappa: float, second_moment: str, corrected: bool = False
+) -> Method:
+    """Restarted AMSGrad from max(ε², κ v̂); in a round every client also repeats γ of the server's last change."""
+
+    def play(server: State, kept: Kept, r: Round) -> State:
+        xs, v_hats = [], []
+        for client in r.clients:
+            x, m = server["x"], np.zeros_like(server["x"])
+            v = v_hat = np.maximum(eps**2, kappa * server["v_hat"])
+            for k, oracle in enumerate(client.oracles, start=1):
+                g = oracle(x)
+                m = beta1 * m + (1 - beta1) * g
+                v = beta2 * v + (1 - beta2) * g**2
+                v_hat = np.maximum(v_hat, v)
+                own = m / np.sqrt(v_hat)
+                if corrected:
+                    own = np.sqrt(1 - beta2**k) / (1 - beta1**k) * m / (np.sqrt(v_hat) + eps)
+                x = x - r.lr * own
+                if gamma:
+                    x = x + gamma * server["d"] / client.steps
+            xs.append(x)
+            v_hats.append(v_hat)
+        v_hat = np.max(v_hats, axis=0) if second_moment == "max" else r.mean(v_hats)
+        after = {"x": r.mean(xs), "v_hat": v_hat}
+        return after | {"d": r.mean(xs) - server["x"]} if gamma else after
 
     return play
 
@@ -289,25 +325,132 @@ def shared_amsgrad(beta1: float, beta2: float) -> Method:
     return play
 
 
-def local_adam(beta1: float, beta2: float, eps: float) -> Method:
-    """Adam on every client, its moments and its step count kept from one of its rounds to the next; x averaged."""
+def adam(state: State, client: Client, lr: float, beta1: float, beta2: float, eps: float) -> State:
+    """Adam's x, m, v and step count after a client's local steps."""
+    x, m, v, count = state["x"], state["m"], state["v"], state["n"]
+    for oracle in client.oracles:
+        g = oracle(x)
+        count = count + 1
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        x = x - lr * (m / (1 - beta1**count)) / (np.sqrt(v / (1 - beta2**count)) + eps)
+    return {"x": x, "m": m, "v": v, "n": count}
+
+
+def local_adam(beta1: float, beta2: float, eps: float, moments: str = "keep") -> Method:
+    """Adam on every client, its moments and its step count kept from one of its rounds to the next, begun again in
+    every round, or averaged like x, where the count is the mean number of steps."""
 
     def play(server: State, kept: Kept, r: Round) -> State:
+        zero = np.zeros_like(server["x"])
         ends = []
         for client in r.clients:
-            x = server["x"]
-            zero = np.zeros_like(x)
-            mine = kept.get(client.id, {"m": zero, "v": zero, "n": zero})
-            m, v, count = mine["m"], mine["v"], mine["n"]
-            for oracle in client.oracles:
+            before = {"m": zero, "v": zero, "n": zero}
+            if moments == "keep":
+                before = kept.get(client.id, before)
+            elif moments == "average":
+                before = server
+            after = adam(before | {"x": server["x"]}, client, r.lr, beta1, beta2, eps)
+            if moments == "keep":
+                kept[client.id] = {name: after[name] for name in ("m", "v", "n")}
+            ends.append(after)
+        names = ("x", "m", "v", "n") if moments == "average" else ("x",)
+        return {name: r.mean([end[name] for end in ends]) for name in names}
+
+    return play
+
+
+def diloco(server_lr: float, momentum: float, beta1: float, beta2: float, eps: float) -> Method:
+    """Outer gradient x − mean x_i; buf = µ buf + gradient; x steps against gradient + µ buf. Here m is −buf."""
+    inner = local_adam(beta1, beta2, eps)
+
+    def play(server: State, kept: Kept, r: Round) -> State:
+        gradient = server["x"] - inner(server, kept, r)["x"]
+        buffer = momentum * -server["m"] + gradient
+        return {"x": server["x"] - server_lr * (gradient + momentum * buffer), "m": -buffer}
+
+    return play
+
+
+def fedadamw(beta1: float, beta2: float, eps: float, gamma: float, shapes: Sequence[tuple[int, ...]] | None) -> Method:
+    """Algorithm of the FedAdamW paper, with alignment by γ/K of the last mean change, and v as the mean of each of the
+    given blocks, or whole."""
+
+    def sent(v: Vector) -> Vector:
+        if shapes is None:
+            return v
+        sizes = [int(np.prod(shape)) for shape in shapes]
+        return np.concatenate([np.full_like(part, part.mean()) for part in np.split(v, np.cumsum(sizes)[:-1])])
+
+    def play(server: State, kept: Kept, r: Round) -> State:
+        xs, vs = [], []
+        for client in r.clients:
+            x, m, v = server["x"], np.zeros_like(server["x"]), server["v"]
+            for k, oracle in enumerate(client.oracles, start=1):
                 g = oracle(x)
-                count = count + 1
                 m = beta1 * m + (1 - beta1) * g
                 v = beta2 * v + (1 - beta2) * g**2
-                x = x - r.lr * (m / (1 - beta1**count)) / (np.sqrt(v / (1 - beta2**count)) + eps)
-            kept[client.id] = {"m": m, "v": v, "n": count}
-            ends.append(x)
-        return {"x": r.mean(ends)}
+                x = x - r.lr * (m / (1 - beta1**k)) / (np.sqrt(v / (1 - beta2 ** (server["t"] + k))) + eps)
+                if gamma:
+                    x = x + gamma * server["d"] / client.steps
+            xs.append(x)
+            vs.append(sent(v))
+        steps = r.mean([float(client.steps) for client in r.clients])
+        after = {"x": r.mean(xs), "v": r.mean(vs), "t": server["t"] + steps}
+        return after | {"d": r.mean(xs) - server["x"]} if gamma else after
+
+    return play
+
+
+def fedmuon(
+    beta: float,
+    alpha: float,
+    vector_rate: float,
+    betas: tuple[float, float],
+    eps: float,
+    shapes: Sequence[tuple[int, ...]],
+) -> Method:
+    """Muon on matrices, through the singular values themselves: five times σ ← aσ + bσ³ + cσ⁵. Adam on vectors."""
+    beta1, beta2 = betas
+
+    def orthogonal(matrix: Vector) -> Vector:
+        u, sigma, vh = np.linalg.svd(matrix, full_matrices=False)
+        sigma = sigma / np.sqrt((sigma**2).sum())
+        for _ in range(5):
+            sigma = 3.4445 * sigma - 4.7750 * sigma**3 + 2.0315 * sigma**5
+        return (u * sigma) @ vh
+
+    def parts(vector: Vector) -> list[Vector]:
+        ends = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
+        return [part.reshape(shape) for part, shape in zip(np.split(vector, ends), shapes, strict=True)]
+
+    def joined(each: Sequence[Vector]) -> Vector:
+        return np.concatenate([part.ravel() for part in each])
+
+    def play(server: State, kept: Kept, r: Round) -> State:
+        xs, ms = [], []
+        for client in r.clients:
+            x, momenta = server["x"], parts(server["m"])
+            first = [np.zeros(shape) for shape in shapes]
+            second = [np.zeros(shape) for shape in shapes]
+            for k, oracle in enumerate(client.oracles, start=1):
+                along = []
+                for j, g in enumerate(parts(oracle(x))):
+                    if g.ndim == 2:
+                        momenta[j] = beta * momenta[j] + g
+                        along.append(orthogonal(momenta[j]))
+                    else:
+                        first[j] = beta1 * first[j] + (1 - beta1) * g
+                        second[j] = beta2 * second[j] + (1 - beta2) * g**2
+                        root = np.sqrt(second[j] / (1 - beta2**k)) + eps
+                        along.append(vector_rate * first[j] / (1 - beta1**k) / root)
+                x = x - (1 - alpha) * r.lr * joined(along)
+                if alpha:
+                    x = x + alpha * server["d"] / client.steps
+            xs.append(x)
+            ms.append(joined(momenta))
+        after = {"x": r.mean(xs), "m": r.mean(ms)}
+        return after | {"d": r.mean(xs) - server["x"]} if alpha else after
 
     return play
 

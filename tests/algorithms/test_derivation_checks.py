@@ -90,6 +90,19 @@ def test_unamended_fedlada_is_fedlalr_with_restarted_momentum() -> None:
     assert_close(lada["x"], lalr["x"])
 
 
+def test_unaligned_lalr_that_keeps_everything_is_fedlalr_with_restarted_momentum() -> None:
+    steps = [1, 2, 3, 2, 1]
+    aligned = final(d.aligned_lalr(0.9, 0.99, 1e-8, 0.0, 1.0, "max"), steps, v_hat=1e-16)
+    lalr = final(d.fedlalr(0.9, 0.99, "restart", "max"), steps, v_hat=1e-16)
+    assert_close(aligned["x"], lalr["x"])
+
+
+def test_a_server_without_momentum_makes_diloco_local_adam() -> None:
+    steps = [1, 2, 3, 2, 1]
+    outer = final(d.diloco(1.0, 0.0, 0.9, 0.99, 1e-3), steps, m=0.0)
+    assert_close(outer["x"], final(d.local_adam(0.9, 0.99, 1e-3), steps)["x"])
+
+
 def test_joint_correction_of_one_client_restores_its_own_change() -> None:
     x, data = start_point(), client_data()
     alone = Federation(NETWORK, [{2: [data[2]] * 4}] * 3, SIZES, 0.01)

@@ -18,15 +18,19 @@ from fedlalr.algorithms import (
     ALGORITHMS,
     SCAFFOLD,
     Algorithm,
+    AlignedLALR,
     DeltaSGD,
+    DiLoCo,
     FedAdagrad,
     FedAdam,
+    FedAdamW,
     FedAMS,
     FedAvg,
     FedAvgM,
     FedCM,
     FedLADA,
     FedLALR,
+    FedMuon,
     FedNova,
     FedProx,
     FedYogi,
@@ -85,10 +89,17 @@ class Case:
 BETAS = (0.8, 0.95)
 
 
-def fedlalr(momentum: str, second_moment: str) -> Case:
-    algorithm = FedLALR(lr=5e-3, betas=BETAS, eps=0.05, momentum=momentum, second_moment=second_moment)
+def fedlalr(momentum: str, second_moment: str, **options: bool) -> Case:
+    algorithm = FedLALR(lr=5e-3, betas=BETAS, eps=0.05, momentum=momentum, second_moment=second_moment, **options)
     moments = {"v_hat": 0.05**2} | ({"m": 0.0} if momentum == "average" else {})
-    return Case(algorithm, d.fedlalr(*BETAS, momentum, second_moment), moments)
+    return Case(algorithm, d.fedlalr(*BETAS, momentum, second_moment, 0.05 if options else None), moments)
+
+
+def aligned(align: float, keep: float, second_moment: str, corrected: bool = False) -> Case:
+    own = {"align": align, "keep": keep, "second_moment": second_moment, "bias_correction": corrected}
+    method = d.aligned_lalr(*BETAS, 0.05, align, keep, second_moment, corrected)
+    moments = {"v_hat": 0.05**2} | ({"d": 0.0} if align else {})
+    return Case(AlignedLALR(lr=5e-3, betas=BETAS, eps=0.05, **own), method, moments)
 
 
 def fedadam(start_v: float, exponent: d.Exponent | None = None, **options: object) -> Case:
@@ -114,6 +125,12 @@ CASES: dict[str, Case] = {
     "fedlalr-average-max": fedlalr("average", "max"),
     "fedlalr-restart-mean": fedlalr("restart", "mean"),
     "fedlalr-restart-max": fedlalr("restart", "max"),
+    "fedlalr-bias_correction": fedlalr("average", "mean", bias_correction=True),
+    "fedlalr-restart-max-bias_correction": fedlalr("restart", "max", bias_correction=True),
+    "alignedlalr": aligned(0.5, 1.0, "max"),
+    "alignedlalr-keep-mean": aligned(0.7, 0.6, "mean"),
+    "alignedlalr-keep-max": aligned(0.0, 0.9, "max"),
+    "alignedlalr-bias_correction": aligned(0.3, 0.8, "max", corrected=True),
     "fedavg": Case(FedAvg(lr=0.1), d.fedavg),
     "fedadam": fedadam(4e-6),
     "fedadam-initial_v": fedadam(1e-5, initial_v=1e-5),
@@ -155,6 +172,39 @@ CASES: dict[str, Case] = {
         {"v_hat": 0.05**2, "g_a": 0.0},
     ),
     "localadam": Case(LocalAdam(lr=5e-3, betas=BETAS, eps=1e-3), d.local_adam(*BETAS, 1e-3)),
+    "localadam-restart": Case(
+        LocalAdam(lr=5e-3, betas=BETAS, eps=1e-3, moments="restart"), d.local_adam(*BETAS, 1e-3, "restart")
+    ),
+    "localadam-average": Case(
+        LocalAdam(lr=5e-3, betas=BETAS, eps=1e-3, moments="average"),
+        d.local_adam(*BETAS, 1e-3, "average"),
+        {"m": 0.0, "v": 0.0, "n": 0.0},
+    ),
+    "diloco": Case(
+        DiLoCo(lr=5e-3, betas=BETAS, eps=1e-3, server_lr=0.8, momentum=0.6),
+        d.diloco(0.8, 0.6, *BETAS, 1e-3),
+        {"m": 0.0},
+    ),
+    "fedadamw": Case(
+        FedAdamW(lr=5e-3, betas=BETAS, eps=1e-3, align=0.4),
+        d.fedadamw(*BETAS, 1e-3, 0.4, NETWORK.shapes),
+        {"v": 0.0, "t": 0.0, "d": 0.0},
+    ),
+    "fedmuon": Case(
+        FedMuon(lr=0.02, beta=0.7, align=0.4, vector_rate=0.3, betas=BETAS, eps=1e-3),
+        d.fedmuon(0.7, 0.4, 0.3, BETAS, 1e-3, NETWORK.shapes),
+        {"m": 0.0, "d": 0.0},
+    ),
+    "fedmuon-unaligned": Case(
+        FedMuon(lr=0.02, beta=0.7, align=0.0, vector_rate=0.3, betas=BETAS, eps=1e-3),
+        d.fedmuon(0.7, 0.0, 0.3, BETAS, 1e-3, NETWORK.shapes),
+        {"m": 0.0},
+    ),
+    "fedadamw-whole": Case(
+        FedAdamW(lr=5e-3, betas=BETAS, eps=1e-3, align=0.0, blocks=False),
+        d.fedadamw(*BETAS, 1e-3, 0.0, None),
+        {"v": 0.0, "t": 0.0},
+    ),
     "mimelite": Case(MimeLite(lr=0.1, betas=BETAS), d.mimelite(BETAS), {"m": 0.0}),
     "mimelite-adam": Case(
         MimeLite(lr=0.02, betas=BETAS, eps=0.05, base="adam"), d.mimelite(BETAS, 0.05), {"m": 0.0, "v": 0.05**2}

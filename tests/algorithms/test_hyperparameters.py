@@ -11,15 +11,19 @@ import torch
 
 from fedlalr.algorithms import ALGORITHMS, FedAMS, FedLALR, LAFedOpt, create, options
 
-POSITIVE = ("lr", "server_lr", "eps", "server_eps", "initial", "gamma")
-FRACTIONS = ("beta1", "beta", "momentum")
+POSITIVE = ("lr", "server_lr", "eps", "server_eps", "initial", "gamma", "vector_rate")
+FRACTIONS = ("beta1", "beta", "momentum", "align")
+SHARES = {"fedcm": "alpha", "fedlada": "alpha", "alignedlalr": "keep"}
+FLAGS = [("fedlalr", "bias_correction"), ("alignedlalr", "bias_correction"), ("fedadamw", "blocks")]
 PAIRS = {"betas": "", "server_betas": " of server_betas"}
 CHOICES = {
     ("fedlalr", "momentum"): "'average', 'restart'",
     ("fedlalr", "second_moment"): "'mean', 'max'",
+    ("alignedlalr", "second_moment"): "'mean', 'max'",
     ("fedadam", "bias_correction"): "False, True, 'flower'",
     ("lafedopt", "server"): "'average', 'adam'",
     ("lafedopt", "correction"): "'none', 'local', 'joint'",
+    ("localadam", "moments"): "'keep', 'restart', 'average'",
     ("mimelite", "base"): "'momentum', 'adam'",
 }
 
@@ -62,9 +66,16 @@ def test_a_decay_must_lie_in_zero_to_one() -> None:
 
 
 def test_the_share_of_the_own_gradient_must_lie_above_zero_and_up_to_one() -> None:
-    for name in ("fedcm", "fedlada"):
+    for name, option in SHARES.items():
         for value in (0, -0.1, 1.1, math.nan, "0.1"):
-            check_rejected(name, r"alpha must lie in \(0, 1\], not ", alpha=value)
+            check_rejected(name, rf"{option} must lie in \(0, 1\], not ", **{option: value})
+
+
+def test_a_switch_is_on_or_off() -> None:
+    for name, option in FLAGS:
+        for value in (1, "flower", None):
+            with pytest.raises(TypeError, match=rf"^{option} must be True or False, not "):
+                create(name, **{option: value})
 
 
 def test_a_start_or_pull_must_not_be_negative() -> None:
@@ -94,6 +105,10 @@ def test_fedams_has_options_one_and_two(option: object) -> None:
         ("fedcm", {"alpha": 1}),
         ("fedlada", {"alpha": 1}),
         ("fedprox", {"mu": 0}),
+        ("alignedlalr", {"align": 0, "keep": 1}),
+        ("fedadamw", {"align": 0}),
+        ("diloco", {"momentum": 0}),
+        ("fedmuon", {"align": 0, "beta": 0}),
         ("slowmo", {"beta": 0}),
         ("fedavgm", {"momentum": 0}),
         ("deltasgd", {"delta": 0}),
@@ -113,7 +128,8 @@ def test_hyperparameters_are_frozen(name: str) -> None:
 
 
 def test_every_option_is_checked_somewhere_here() -> None:
-    checked = {*POSITIVE, *FRACTIONS, *PAIRS, "initial_v", "mu", "delta", "alpha", *(option for _, option in CHOICES)}
+    others = {"initial_v", "mu", "delta", *SHARES.values(), *(option for _, option in [*CHOICES, *FLAGS])}
+    checked = {*POSITIVE, *FRACTIONS, *PAIRS, *others}
     assert {option for name in ALGORITHMS for option in options(name)} == checked
 
 

@@ -203,6 +203,22 @@ def test_an_input_that_is_always_zero_leaves_its_weights_exactly(momentum, secon
     assert "m" not in moved or (moved["m"][:, 2] == 0).all()
 
 
+@pytest.mark.parametrize("second_moment", ["mean", "max"])
+def test_v_hat_of_alignedlalr_shrinks_only_if_it_does_not_keep_everything(second_moment):
+    clients = tensors(client_data(), torch.float32)
+
+    def v_hats(keep: float) -> list[Vector]:
+        method = fl.AlignedLALR(lr=5e-3, eps=1e-6, keep=keep, second_moment=second_moment)
+        runs = [run(clients, method, initial_model(torch.float32), rounds=t, local=fl.Steps(2)) for t in range(1, 5)]
+        assert not any(record.rejected for record in runs[-1].history)
+        return [flat(result, "v_hat") for result in runs]
+
+    assert all((later >= earlier).all() for earlier, later in pairwise(v_hats(1.0)))
+    forgetful = v_hats(0.5)
+    assert any((later < earlier).any() for earlier, later in pairwise(forgetful))
+    assert all((values >= np.float32(1e-12)).all() for values in forgetful)
+
+
 def amsgrad(x: Vector, batch: Batch, lr: float, steps: int, reseed_every: int | None) -> Iterator[tuple[Vector, ...]]:
     """AMSGrad without bias correction, the floor in its start value; v set to v̂ every so many steps."""
     m, v, v_hat = np.zeros_like(x), np.full_like(x, EPS**2), np.full_like(x, EPS**2)

@@ -26,7 +26,7 @@ def test_the_bias_correction_of_local_adam_is_as_exact_in_float32_as_torchs_own(
         torch.testing.assert_close(client.x, theirs.detach(), rtol=2e-6, atol=2e-7)
 
 
-@pytest.mark.parametrize("make", [fl.FedLALR, fl.FedLADA, fl.SharedAMSGrad])
+@pytest.mark.parametrize("make", [fl.FedLALR, fl.FedLADA, fl.SharedAMSGrad, fl.AlignedLALR])
 def test_an_eps_whose_square_is_nothing_in_the_parameters_precision_is_refused(make: type) -> None:
     with pytest.raises(ValueError, match=r"its square is too small for torch.float32.* least 1.1e-19"):
         make(eps=1e-25).init(torch.zeros(2))

@@ -35,3 +35,8 @@ def test_a_table_that_cannot_work_is_refused() -> None:
         SlotTable(down=("x",), up={"x": "median"})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="slot 'v_hat' is listed in grows but is not in both down and up"):
         SlotTable(down=("x",), up={"x": "mean", "v_hat": "max"}, grows=("v_hat",))
+    for blocks in (("x",), ("v",)):
+        with pytest.raises(ValueError, match=f"slot '{blocks[0]}' is listed in blocks, which must name slots in down"):
+            SlotTable(down=("x",), up={"x": "mean"}, blocks=blocks)
+    with pytest.raises(ValueError, match="blocks must name slots, each once"):
+        SlotTable(down=("x", "v"), up={"x": "mean"}, blocks="v")  # type: ignore[arg-type]

@@ -59,7 +59,7 @@ def flat(result):
     return {name: torch.cat([t.reshape(-1) for t in tensors.values()]) for name, tensors in result.state.items()}
 
 
-@pytest.mark.parametrize("algorithm", ["fedlalr", "scaffold"])
+@pytest.mark.parametrize("algorithm", ["fedlalr", "scaffold", "fedadamw", "fedmuon"])
 def test_an_exported_preset_gives_the_simulators_bits(tmp_path, imported, algorithm):
     config = for_nodes("quickstart", [*SMALL, f"algorithm={algorithm}"], 3)
     folder = export(config, tmp_path / "app")

@@ -43,6 +43,20 @@ def test_slots_and_buffers_survive_a_round_trip(seed, how, more):
     assert all(torch.equal(found[name], buffers[name]) for name in buffers)
 
 
+@pytest.mark.parametrize("how", LAYOUTS)
+def test_a_slot_of_blocks_travels_as_one_number_for_each_parameter(how):
+    whole = some_slots()
+    slots, buffers = whole.replace(m=LAYOUT.block_means(whole.m)), get_buffers(MODEL)
+    records = encode(slots, buffers, LAYOUT, how, blocks=("m",))
+    numbers = records["m"] if how == "records" else {k: v for k, v in records["arrays"].items() if k.startswith("m/")}
+    assert [array.shape for array in numbers.values()] == [()] * len(LAYOUT.names)
+    back, _ = broadcast_from(as_bytes(records), tuple(slots), LAYOUT, buffers, how, blocks=("m",))
+    assert all(torch.equal(back[name], slots[name]) for name in slots)
+    with_all_of_m = as_bytes(encode(slots, buffers, LAYOUT, how))
+    with pytest.raises(Rejected, match=r"m/0.weight has shape"):
+        broadcast_from(with_all_of_m, tuple(slots), LAYOUT, buffers, how, blocks=("m",))
+
+
 def test_the_packed_layout_has_one_record_and_the_other_one_per_slot():
     slots, buffers = some_slots(), get_buffers(MODEL)
     packed = encode(slots, buffers, LAYOUT, "packed")

@@ -25,6 +25,14 @@ TOLERANCE = 1e-10
 
 VARIANTS: dict[str, Algorithm] = {name: make() for name, make in ALGORITHMS.items()} | {
     "fedlalr restart max": fl.FedLALR(momentum="restart", second_moment="max"),
+    "fedlalr restart mean": fl.FedLALR(momentum="restart"),
+    "fedlalr bias correction": fl.FedLALR(bias_correction=True),
+    "alignedlalr unaligned max": fl.AlignedLALR(align=0.0, second_moment="max"),
+    "alignedlalr unaligned mean": fl.AlignedLALR(align=0.0, second_moment="mean"),
+    "alignedlalr keep": fl.AlignedLALR(keep=0.8, bias_correction=True),
+    "localadam restart": fl.LocalAdam(moments="restart"),
+    "localadam average": fl.LocalAdam(moments="average"),
+    "fedadamw whole": fl.FedAdamW(blocks=False),
     "lafedopt local": fl.LAFedOpt(correction="local"),
     "lafedopt joint": fl.LAFedOpt(correction="joint", server="adam"),
 }

@@ -1,15 +1,19 @@
 """The methods, one file each: pure functions on named slots."""
 
 from fedlalr.algorithms.adaalter import LocalAdaAlter
+from fedlalr.algorithms.alignedlalr import AlignedLALR
 from fedlalr.algorithms.deltasgd import DeltaSGD
+from fedlalr.algorithms.diloco import DiLoCo
 from fedlalr.algorithms.fedadagrad import FedAdagrad
 from fedlalr.algorithms.fedadam import FedAdam
+from fedlalr.algorithms.fedadamw import FedAdamW
 from fedlalr.algorithms.fedams import FedAMS
 from fedlalr.algorithms.fedavg import FedAvg
 from fedlalr.algorithms.fedavgm import FedAvgM
 from fedlalr.algorithms.fedcm import FedCM
 from fedlalr.algorithms.fedlada import FedLADA
 from fedlalr.algorithms.fedlalr import FedLALR
+from fedlalr.algorithms.fedmuon import FedMuon
 from fedlalr.algorithms.fednova import FedNova
 from fedlalr.algorithms.fedprox import FedProx
 from fedlalr.algorithms.fedyogi import FedYogi
@@ -27,16 +31,20 @@ __all__ = [
     "ALGORITHMS",
     "SCAFFOLD",
     "Algorithm",
+    "AlignedLALR",
     "Context",
     "DeltaSGD",
+    "DiLoCo",
     "FedAMS",
     "FedAdagrad",
     "FedAdam",
+    "FedAdamW",
     "FedAvg",
     "FedAvgM",
     "FedCM",
     "FedLADA",
     "FedLALR",
+    "FedMuon",
     "FedNova",
     "FedProx",
     "FedYogi",

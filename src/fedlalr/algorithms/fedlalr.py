@@ -19,6 +19,10 @@ Variants, which compose:
 There is no bias correction and no ε in the denominator: ε enters through the initial value ε², a floor that both max
 and mean preserve.
 
+`bias_correction=True` is another reading of the paper: its formulas have no correction, but the AMSGrad of the common
+libraries, with which its experiments may have been run, has one. The rate of local step k is multiplied by
+√(1 − β2^k) / (1 − β1^k), k counted from 1 in every round, and ε is added to √v̂.
+
 Sun, Shen, Chen, Sun, Li, Sun, Tao. "FedLALR: Client-Specific Adaptive Learning Rates Achieve Linear Speedup for Non-IID
 Data". arXiv 2309.09719.
 """
@@ -31,8 +35,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedlalr.algorithms.bias_correction import corrected_rate
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
-from fedlalr.common.checks import check_betas, check_choice, check_positive, squared
+from fedlalr.common.checks import check_betas, check_choice, check_flag, check_positive, squared
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,7 @@ class FedLALR:
     eps: float = 1e-8
     momentum: Literal["average", "restart"] = "average"
     second_moment: Literal["mean", "max"] = "mean"
+    bias_correction: bool = False
 
     def __post_init__(self) -> None:
         check_positive("lr", self.lr)
@@ -51,6 +57,7 @@ class FedLALR:
         check_positive("eps", self.eps)
         check_choice("momentum", self.momentum, ("average", "restart"))
         check_choice("second_moment", self.second_moment, ("mean", "max"))
+        check_flag("bias_correction", self.bias_correction)
 
     @property
     def slots(self) -> SlotTable:
@@ -73,7 +80,10 @@ class FedLALR:
         m = beta1 * client.m + (1 - beta1) * gradient
         v = beta2 * client.v + (1 - beta2) * gradient**2
         v_hat = torch.maximum(client.v_hat, v)
-        x = client.x - context.lr * m / v_hat.sqrt()
+        if self.bias_correction:
+            x = client.x - corrected_rate(context.lr, self.betas, context.step) * m / (v_hat.sqrt() + self.eps)
+        else:
+            x = client.x - context.lr * m / v_hat.sqrt()
         return Slots(x=x, m=m, v=v, v_hat=v_hat)
 
     def finish(self, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:

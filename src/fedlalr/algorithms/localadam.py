@@ -1,4 +1,4 @@
-"""Local Adam: every client keeps its own Adam state; only the models are averaged.
+"""Local Adam, and with decoupled weight decay local AdamW: clients run Adam, and the models are averaged.
 
     every client keeps m_i = 0, v_i = 0, n_i = 0                               # init
     for round t = 1, 2, …:
@@ -12,65 +12,83 @@
             send x_i;  keep m_i, v_i, n_i                                      # finish
         x = mean x_i  over S                                                   # update
 
-A baseline with one optimiser per client that lives as long as the run: with one client it is `torch.optim.Adam`. n_i
-counts the client's steps over all its rounds. Kept slots are model-shaped, so n_i is stored once per coordinate, in the
-slot `n`.
+`moments` says what becomes of the Adam state between a client's rounds:
+    "keep":     every client keeps its own, as above; with one client it is `torch.optim.Adam`. n_i counts the client's
+                steps over all its rounds. Kept slots are model-shaped, so n_i is stored once per coordinate
+    "restart":  m_i = v_i = n_i = 0 at every start; nothing is kept, only x is sent
+    "average":  m_i = m, v_i = v, n_i = n at every start; m and v are averaged like x, n = n + mean K over S
+
+`fl.run(…, decoupled_weight_decay=λ)` multiplies x by 1 − η_t λ before every step: this is local AdamW, and with one
+client `torch.optim.AdamW`.
 
 Kingma, Ba. "Adam: A Method for Stochastic Optimization". ICLR 2015. arXiv 1412.6980.
+Loshchilov, Hutter. "Decoupled Weight Decay Regularization". ICLR 2019. arXiv 1711.05101.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedlalr.algorithms.slots import Context, Slots, SlotTable
-from fedlalr.common.checks import check_betas, check_positive
+from fedlalr.algorithms.bias_correction import gathered
+from fedlalr.algorithms.slots import Context, Reduction, Slots, SlotTable
+from fedlalr.common.checks import check_betas, check_choice, check_positive
 
 
 @dataclass(frozen=True)
 class LocalAdam:
-    """Local Adam with state kept by each client, the clients' models averaged."""
+    """Local Adam whose state is kept by each client, restarted or averaged; the clients' models are averaged."""
 
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
+    moments: Literal["keep", "restart", "average"] = "keep"
 
     def __post_init__(self) -> None:
         check_positive("lr", self.lr)
         check_betas(self.betas)
         check_positive("eps", self.eps)
+        check_choice("moments", self.moments, ("keep", "restart", "average"))
 
     @property
     def slots(self) -> SlotTable:
-        return SlotTable(down=("x",), up={"x": "mean"}, kept=("m", "v", "n"))
+        if self.moments == "average":
+            up: dict[str, Reduction] = {"x": "mean", "m": "mean", "v": "mean"}
+            return SlotTable(down=("x", "m", "v", "n"), up=up, blocks=("n",))
+        return SlotTable(down=("x",), up={"x": "mean"}, kept=("m", "v", "n") if self.moments == "keep" else ())
 
     def init(self, params: Tensor) -> Slots:
-        return Slots(x=params)
+        zero = torch.zeros_like(params)
+        return Slots(x=params, m=zero, v=zero, n=zero).only(*self.slots.down)
 
     def start(self, broadcast: Slots, kept: Slots) -> Slots:
-        return kept.replace(x=broadcast.x)
+        if self.moments == "average":
+            return broadcast
+        if self.moments == "keep":
+            return kept.replace(x=broadcast.x)
+        zero = torch.zeros_like(broadcast.x)
+        return Slots(x=broadcast.x, m=zero, v=zero, n=zero[..., :1])  # one count for all coordinates
 
     def step(self, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:
-        beta1, beta2 = self.betas
-        n = client.n + 1
-        m = beta1 * client.m + (1 - beta1) * gradient
-        v = beta2 * client.v + (1 - beta2) * gradient**2
-        m_corrected = m / _bias(beta1, n)
-        v_corrected = v / _bias(beta2, n)
-        x = client.x - context.lr * m_corrected / (v_corrected.sqrt() + self.eps)
-        return Slots(x=x, m=m, v=v, n=n)
+        return adam_step(client, gradient, context.lr, self.betas, self.eps)
 
     def finish(self, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
-        return client.only("x"), client.only("m", "v", "n")
+        return client.only(*self.slots.up), client.only(*self.slots.kept)
 
     def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
-        return reduced
+        return reduced.replace(n=server.n + context.steps) if self.moments == "average" else reduced
 
 
-def _bias(beta: float, n: Tensor) -> Tensor:
-    """1 − βⁿ; computed as such in float32, two numbers near 1 would cancel half of the digits or more."""
-    return -torch.expm1(n * math.log(beta)) if beta else torch.ones_like(n)
+def adam_step(client: Slots, gradient: Tensor, lr: float | Tensor, betas: tuple[float, float], eps: float) -> Slots:
+    """A step of Adam on x, m, v and the number of steps n."""
+    beta1, beta2 = betas
+    n = client.n + 1
+    m = beta1 * client.m + (1 - beta1) * gradient
+    v = beta2 * client.v + (1 - beta2) * gradient**2
+    m_corrected = m / gathered(beta1, n)
+    v_corrected = v / gathered(beta2, n)
+    x = client.x - lr * m_corrected / (v_corrected.sqrt() + eps)
+    return Slots(x=x, m=m, v=v, n=n)

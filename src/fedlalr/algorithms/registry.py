@@ -7,15 +7,19 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from fedlalr.algorithms.adaalter import LocalAdaAlter
+from fedlalr.algorithms.alignedlalr import AlignedLALR
 from fedlalr.algorithms.deltasgd import DeltaSGD
+from fedlalr.algorithms.diloco import DiLoCo
 from fedlalr.algorithms.fedadagrad import FedAdagrad
 from fedlalr.algorithms.fedadam import FedAdam
+from fedlalr.algorithms.fedadamw import FedAdamW
 from fedlalr.algorithms.fedams import FedAMS
 from fedlalr.algorithms.fedavg import FedAvg
 from fedlalr.algorithms.fedavgm import FedAvgM
 from fedlalr.algorithms.fedcm import FedCM
 from fedlalr.algorithms.fedlada import FedLADA
 from fedlalr.algorithms.fedlalr import FedLALR
+from fedlalr.algorithms.fedmuon import FedMuon
 from fedlalr.algorithms.fednova import FedNova
 from fedlalr.algorithms.fedprox import FedProx
 from fedlalr.algorithms.fedyogi import FedYogi
@@ -49,6 +53,10 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "localadam": LocalAdam,
     "mimelite": MimeLite,
     "deltasgd": DeltaSGD,
+    "alignedlalr": AlignedLALR,
+    "fedadamw": FedAdamW,
+    "diloco": DiLoCo,
+    "fedmuon": FedMuon,
 }
 """Name → factory; `fedamsv1` and `fedamsv2` are one class with its option fixed."""
 PAPER_METHODS = ("fedlalr", "fedavg", "fedadam", "fedamsv1", "fedamsv2", "lafedopt")

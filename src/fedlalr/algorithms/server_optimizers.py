@@ -1,6 +1,7 @@
 """Server optimisers: pure functions from the server's slots and the cohort's mean change Δ to the server's next slots.
 
     momentum:  m = β m + Δ,               x = x + η m
+    nesterov:  m = β m + Δ,               x = x + η (Δ + β m)
     all others:  m = β1 m + (1 − β1) Δ,   x = x + η m / (√v + ε)   with
         adam:     v = β2 v + (1 − β2) Δ²
         yogi:     v = v − (1 − β2) Δ² sign(v − Δ²)
@@ -27,6 +28,12 @@ def momentum(server: Slots, delta: Tensor, *, lr: float, beta: float) -> Slots:
     """Heavy-ball momentum; Δ enters m in full."""
     m = beta * server.m + delta
     return Slots(x=server.x + lr * m, m=m)
+
+
+def nesterov(server: Slots, delta: Tensor, *, lr: float, beta: float) -> Slots:
+    """Nesterov momentum as in `torch.optim.SGD(nesterov=True)`, whose gradient is −Δ."""
+    m = beta * server.m + delta
+    return Slots(x=server.x + lr * (delta + beta * m), m=m)
 
 
 def adam(server: Slots, delta: Tensor, *, lr: float, betas: tuple[float, float], eps: float) -> Slots:

@@ -14,6 +14,7 @@ from collections.abc import Callable, ItemsView, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 Reduction = Literal["mean", "max"]
@@ -91,8 +92,13 @@ class SlotTable:
     stays exactly as it was. `kept` stays on the client from one of its rounds to the next and starts at zero. `grows`
     names slots that can only grow from the broadcast value, so that a reply below it is rejected.
 
+    `blocks` names slots with one number for each parameter tensor, the same in all its coordinates; only that number is
+    sent. A client's upload of such a slot is replaced by its mean over each tensor.
+
     `gradients` requests more than the gradient at x: before every step the engine writes into a client's slot the
     gradient of the same mini-batch at another of its slots, e.g. `{"g_start": "x_start"}`.
+
+    `shapes` requests the shapes of the parameters in `context.shapes`, for methods that are not element-wise.
     """
 
     down: tuple[str, ...]
@@ -100,9 +106,11 @@ class SlotTable:
     kept: tuple[str, ...] = ()
     grows: tuple[str, ...] = field(default=())
     gradients: Mapping[str, str] = field(default_factory=dict)
+    blocks: tuple[str, ...] = ()
+    shapes: bool = False
 
     def __post_init__(self) -> None:
-        for what, names in (("down", self.down), ("kept", self.kept), ("grows", self.grows)):
+        for what, names in (("down", self.down), ("kept", self.kept), ("grows", self.grows), ("blocks", self.blocks)):
             if isinstance(names, str) or len(set(names)) < len(names):
                 raise ValueError(f"{what} must name slots, each once, such as ('x', 'm'), not {names!r}")
         if "x" not in self.down:
@@ -113,6 +121,11 @@ class SlotTable:
         for name in self.grows:
             if name not in self.up or name not in self.down:
                 raise ValueError(f"slot {name!r} is listed in grows but is not in both down and up")
+        for name in self.blocks:
+            if name == "x" or name not in (*self.up, *self.down):
+                raise ValueError(
+                    f"slot {name!r} is listed in blocks, which must name slots in down or up other than 'x'"
+                )
 
 
 @dataclass(frozen=True)
@@ -134,6 +147,8 @@ class Context:
     """Number of clients whose replies count in this round."""
     population: int = 1
     """Number of clients in total."""
+    shapes: tuple[torch.Size, ...] = ()
+    """The parameters' shapes, in the order of the flat vector, on clients, if the slot table requests them."""
 
 
 @runtime_checkable

@@ -96,6 +96,7 @@ def run_round(
         cohort=len(cohort),
         population=len(training.clients),
         probe=probe,
+        shapes=training.shapes,
     )
     with module_randomness(training, work.round):
         replies = engine.train(work)

@@ -281,6 +281,8 @@ def make_record(
     statistics are recalibrated, the new x and the statistics once more."""
     table, state = training.algorithm.slots, outcome.state
     vector = training.layout.size * state.slots.x.element_size()
+    block = len(training.layout.names) * state.slots.x.element_size()
+    up, down = (sum(block if name in table.blocks else vector for name in names) for names in (table.up, table.down))
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in state.buffers.values())
     return Record(
         round=state.round,
@@ -289,8 +291,8 @@ def make_record(
         train_loss=outcome.train_loss,
         lr=lr,
         seconds=seconds,
-        bytes_up=outcome.replied * len(table.up) * vector + (outcome.replied + outcome.measured) * buffers,
-        bytes_down=len(outcome.cohort) * (len(table.down) * vector + buffers) + outcome.measured * (vector + buffers),
+        bytes_up=outcome.replied * up + (outcome.replied + outcome.measured) * buffers,
+        bytes_down=len(outcome.cohort) * (down + buffers) + outcome.measured * (vector + buffers),
         clients=outcome.accepted,
         rejected=outcome.rejected,
         clipped=outcome.clipped,

@@ -30,6 +30,10 @@ NAMES = {
     "localadam": "local Adam",
     "mimelite": "MimeLite",
     "deltasgd": "Δ-SGD",
+    "alignedlalr": "AlignedLALR",
+    "fedadamw": "FedAdamW",
+    "diloco": "DiLoCo",
+    "fedmuon": "FedMuon",
 }
 """Methods as written in papers."""
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
+from fedlalr.algorithms.alignedlalr import AlignedLALR
+from fedlalr.algorithms.bias_correction import corrected_rate
 from fedlalr.algorithms.fedavg import FedAvg
 from fedlalr.algorithms.fedlalr import FedLALR
 from fedlalr.algorithms.local_sgd import LocalSGD
-from fedlalr.algorithms.slots import Algorithm, Slots
+from fedlalr.algorithms.slots import Algorithm, Context, Slots
 from fedlalr.training.clipping import Regularisation, clip_factor
 from fedlalr.training.kernels import kernels_available
 from fedlalr.training.torch_internals import amsgrad_
@@ -30,15 +32,16 @@ class FusedStep(Protocol):
     """Does the same as `local_step`, but writes the new values into the client's slots `[C, P]`.
 
     Each slot must be contiguous and share no memory with another. The gradient may be overwritten. A kernel never
-    synchronises with the host, so it can be captured in a CUDA graph; pass `lr` as a tensor then, so that each replay
-    sees its current value.
+    synchronises with the host, so it can be captured in a CUDA graph; the numbers of the context are tensors then, so
+    that each replay sees their current values.
     """
 
     def __call__(
         self,
         client: Slots,
         gradient: Tensor,
-        lr: float | Tensor,
+        broadcast: Slots,
+        context: Context,
         regularisation: Regularisation,
         active: Tensor | None = None,
     ) -> None:
@@ -53,9 +56,15 @@ class Forms(NamedTuple):
     triton: Callable[[Algorithm], FusedStep]
 
 
+def fused_forms(algorithm: Algorithm) -> Forms | None:
+    """The fused forms of an algorithm's step, or None. Without alignment, AlignedLALR's step is FedLALR's."""
+    forms = FUSED_STEPS.get(type(algorithm).step)
+    return AMSGRAD if forms is ALIGNED and not cast(AlignedLALR, algorithm).align else forms
+
+
 def fused_step(algorithm: Algorithm, device: torch.device | str, dtype: torch.dtype) -> FusedStep | None:
     """The fused form of an algorithm's local step, or None if there is none; use `local_step` then."""
-    forms = FUSED_STEPS.get(type(algorithm).step)
+    forms = fused_forms(algorithm)
     if forms is None:
         return None
     if dtype == torch.float32 and kernels_available(device):
@@ -65,32 +74,30 @@ def fused_step(algorithm: Algorithm, device: torch.device | str, dtype: torch.dt
 
 @dataclass(frozen=True)
 class CPUStep:
-    """A `FusedStep` on a CPU: `update(algorithm, client, gradient, lr)` writes into the client's slots."""
+    """A `FusedStep` on a CPU: `update` writes into the client's slots."""
 
-    update: Callable[[Any, Slots, Tensor, float], object]
+    update: Callable[[Any, Slots, Tensor, Slots, Context], object]
     algorithm: Algorithm
 
     def __call__(
         self,
         client: Slots,
         gradient: Tensor,
-        lr: float | Tensor,
+        broadcast: Slots,
+        context: Context,
         regularisation: Regularisation,
         active: Tensor | None = None,
     ) -> None:
-        if active is None:
-            regularisation.apply_(gradient, client.x, float(lr))
-            self.update(self.algorithm, client, gradient, float(lr))
-            return
-        some = client.map(lambda slot: slot[active])
-        self(some, gradient[active], lr, regularisation)
-        for name, slot in client.items():
-            slot[active] = some[name]
+        old = Slots() if active is None else client.map(Tensor.clone)
+        regularisation.apply_(gradient, client.x, float(context.lr))
+        self.update(self.algorithm, client, gradient, broadcast, context)
+        for name, slot in old.items():
+            client[name].copy_(torch.where(cast(Tensor, active)[:, None], client[name], slot))
 
 
 @dataclass(frozen=True)
 class TritonStep:
-    """A `FusedStep` as one Triton kernel, which updates x alone (SGD) or x, m, v and v̂ (AMSGrad)."""
+    """A `FusedStep` as one Triton kernel, which updates x alone (SGD) or x, m, v and v̂ (AMSGrad, also aligned)."""
 
     slots: tuple[str, ...]
     algorithm: Any
@@ -99,7 +106,8 @@ class TritonStep:
         self,
         client: Slots,
         gradient: Tensor,
-        lr: float | Tensor,
+        broadcast: Slots,
+        context: Context,
         regularisation: Regularisation,
         active: Tensor | None = None,
     ) -> None:
@@ -108,31 +116,59 @@ class TritonStep:
         x, tensors = client.x, [gradient.contiguous(), *(client[name] for name in self.slots)]
         if any(not tensor.is_contiguous() or tensor.shape != x.shape for tensor in tensors):
             raise ValueError("the fused step writes in place, so every slot must be a separate contiguous stack [C, P]")
-        rate = lr.to(x.dtype) if isinstance(lr, Tensor) else torch.full((), lr, device=x.device, dtype=x.dtype)
+        amsgrad = len(self.slots) > 1
+        lr, eps = _amsgrad_rate(self.algorithm, context) if amsgrad else (context.lr, 0.0)
+        aligned = fused_forms(self.algorithm) is ALIGNED
+        share = _on(x, self.algorithm.align / context.steps).expand(len(x), 1).contiguous() if aligned else None
         clip_norm = regularisation.clip_norm
         factor = None if clip_norm is None else clip_factor(gradient, clip_norm).squeeze(-1)
-        amsgrad = len(self.slots) > 1
         step[(-(-x.numel() // BLOCK),)](
-            *tensors, *() if amsgrad else (None, None, None), rate, factor, active, regularisation.decayed,
-            x.numel(), x.shape[-1],
+            *tensors, *() if amsgrad else (None, None, None), _on(x, lr), _on(x, context.lr), factor, active,
+            regularisation.decayed, broadcast.d if aligned else None, share, x.numel(), x.shape[-1],
             regularisation.weight_decay, regularisation.decoupled_weight_decay,
-            *self.algorithm.betas if amsgrad else (0.0, 0.0),
+            *self.algorithm.betas if amsgrad else (0.0, 0.0), eps,
             CLIPPED=factor is not None, GUARDED=active is not None, MASKED=regularisation.decayed is not None,
-            AMSGRAD=amsgrad, BLOCK=BLOCK, num_warps=4,
+            AMSGRAD=amsgrad, ALIGNED=aligned, BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
 
 
-SGD = Forms(
-    cpu=partial(CPUStep, lambda algorithm, client, gradient, lr: client.x.sub_(gradient, alpha=lr)),
-    triton=partial(TritonStep, ("x",)),
-)
-AMSGRAD = Forms(
-    cpu=partial(CPUStep, lambda algorithm, client, gradient, lr: amsgrad_(client, gradient, lr, algorithm.betas)),
-    triton=partial(TritonStep, ("x", "m", "v", "v_hat")),
-)
+def _on(x: Tensor, number: float | Tensor) -> Tensor:
+    """A number as a tensor on the device of x, without waiting for the device."""
+    if isinstance(number, Tensor):
+        return number.to(x.dtype)
+    return torch.full((), number, device=x.device, dtype=x.dtype)
+
+
+def _amsgrad_rate(algorithm: FedLALR | AlignedLALR, context: Context) -> tuple[float | Tensor, float]:
+    """The rate of a step and the ε beside its root."""
+    if not algorithm.bias_correction:
+        return context.lr, 0.0
+    return corrected_rate(context.lr, algorithm.betas, context.step), algorithm.eps
+
+
+def _sgd_cpu(algorithm: Algorithm, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> None:
+    client.x.sub_(gradient, alpha=float(context.lr))
+
+
+def _amsgrad_cpu(
+    algorithm: FedLALR | AlignedLALR, client: Slots, gradient: Tensor, broadcast: Slots, context: Context
+) -> None:
+    lr, eps = _amsgrad_rate(algorithm, context)
+    amsgrad_(client, gradient, float(lr), algorithm.betas, eps)
+
+
+def _aligned_cpu(algorithm: AlignedLALR, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> None:
+    _amsgrad_cpu(algorithm, client, gradient, broadcast, context)
+    client.x.add_(algorithm.align / context.steps * broadcast.d)
+
+
+SGD = Forms(cpu=partial(CPUStep, _sgd_cpu), triton=partial(TritonStep, ("x",)))
+AMSGRAD = Forms(cpu=partial(CPUStep, _amsgrad_cpu), triton=partial(TritonStep, ("x", "m", "v", "v_hat")))
+ALIGNED = Forms(cpu=partial(CPUStep, _aligned_cpu), triton=partial(TritonStep, ("x", "m", "v", "v_hat")))
 FUSED_STEPS: dict[Callable[..., Slots], Forms] = {
     FedAvg.step: SGD,
     LocalSGD.step: SGD,
     FedLALR.step: AMSGRAD,
+    AlignedLALR.step: ALIGNED,
 }
 """An algorithm's `step` → its fused forms. A subclass that overrides `step` has none."""

@@ -57,6 +57,11 @@ class Training(LocalOptions):
         """Samples in a local step; None: all of a client's."""
         return None if self.batch_size is None else self.batch_size * self.accumulate
 
+    @property
+    def shapes(self) -> tuple[torch.Size, ...]:
+        """The parameters' shapes for the algorithm's context, if its slot table requests them."""
+        return self.layout.shapes if self.algorithm.slots.shapes else ()
+
     def steps(self, round: int, clients: Tensor) -> Tensor:
         """K of each client in a round, int64 `[C]`."""
         sizes = self.clients.sizes[clients]
@@ -98,11 +103,19 @@ class Work:
     """Number of clients in the whole round; an engine may be given only a part."""
     population: int
     probe: Probe | None = None
+    shapes: tuple[torch.Size, ...] = ()
+    """The parameters' shapes, if the slot table requests them: `Training.shapes`."""
 
     def context(self, steps: float | Tensor, step: int | Tensor = 0) -> Context:
         """The context of a local step, as the algorithm sees it."""
         return Context(
-            round=self.round, lr=self.lr, steps=steps, step=step, cohort=self.cohort, population=self.population
+            round=self.round,
+            lr=self.lr,
+            steps=steps,
+            step=step,
+            cohort=self.cohort,
+            population=self.population,
+            shapes=self.shapes,
         )
 
     def part(self, rows: Tensor) -> Work:

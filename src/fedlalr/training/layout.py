@@ -65,6 +65,11 @@ class Layout:
             name: part.view((*lead, *shape)) for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
         }
 
+    def block_means(self, flat: Tensor) -> Tensor:
+        """A vector `[…, P]` with every number replaced by the mean of its parameter."""
+        parts = torch.split(flat, [prod(shape) for shape in self.shapes], dim=-1)
+        return torch.cat([part.mean(-1, keepdim=True).expand(part.shape) for part in parts], dim=-1)
+
     def load(self, model: nn.Module, flat: Tensor) -> None:
         """Write a flat vector into a module's parameters."""
         parameters = dict(model.named_parameters())

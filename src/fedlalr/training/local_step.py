@@ -45,8 +45,9 @@ def without_drawing(gradient_at: Callable[[Tensor], Tensor], device: torch.devic
     return at
 
 
-def finish(algorithm: Algorithm, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
+def finish(training: Training, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
     """What a client sends and keeps: the slots returned by the algorithm that its table names."""
+    algorithm = training.algorithm
     given = algorithm.finish(client, broadcast, context)
     parts = (("sends", algorithm.slots.up), ("keeps", algorithm.slots.kept))
     if not isinstance(given, tuple) or len(given) != 2:
@@ -59,4 +60,5 @@ def finish(algorithm: Algorithm, client: Slots, broadcast: Slots, context: Conte
                 f"but its finish returns no {', '.join(missing)} there"
             )
     upload, kept = (slots.only(*names) for slots, (_, names) in zip(given, parts, strict=True))
-    return upload, kept
+    means = {name: training.layout.block_means(upload[name]) for name in algorithm.slots.blocks if name in upload}
+    return upload.replace(**means) if means else upload, kept

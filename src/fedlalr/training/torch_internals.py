@@ -81,14 +81,14 @@ class BatchNormSubstitute(BatchNorm):
         self.check_input(input)
 
 
-def amsgrad_(client: Slots, gradient: Tensor, lr: float, betas: tuple[float, float]) -> None:
-    """m ← β1 m + (1 − β1) g,  v ← β2 v + (1 − β2) g²,  v̂ ← max(v̂, v),  x ← x − α m / √v̂
+def amsgrad_(client: Slots, gradient: Tensor, lr: float, betas: tuple[float, float], eps: float = 0.0) -> None:
+    """m ← β1 m + (1 − β1) g,  v ← β2 v + (1 − β2) g²,  v̂ ← max(v̂, v),  x ← x − α m / (√v̂ + ε)
 
     In one pass over CPU tensors, by the operator behind `torch.optim.Adam(fused=True, amsgrad=True)`.
     """
     torch._fused_adam_(
         [client.x], [gradient], [client.m], [client.v], [client.v_hat], [_LATE], lr=lr, beta1=betas[0], beta2=betas[1],
-        weight_decay=0.0, eps=0.0, amsgrad=True, maximize=False,
+        weight_decay=0.0, eps=eps, amsgrad=True, maximize=False,
     )  # fmt: skip
 
 

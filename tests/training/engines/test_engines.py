@@ -24,14 +24,23 @@ from training.jobs import MODELS, TOLERANCE, VARIANTS, assert_same_outcomes, fed
 pytestmark = pytest.mark.filterwarnings("error")
 
 OTHERS = [name for name in ENGINES if name not in ("reference", "distributed")]
-KINDS_OF_SLOTS = ("fedlalr", "fedlalr restart max", "scaffold", "sharedamsgrad", "mimelite", "deltasgd")
-"""Kept state, four slots, other gradients: what an engine that only moves slots can get wrong."""
+KINDS_OF_SLOTS = (
+    "fedlalr",
+    "fedlalr restart max",
+    "scaffold",
+    "sharedamsgrad",
+    "mimelite",
+    "deltasgd",
+    "fedadamw",
+    "fedmuon",
+)
+"""Kept state, four slots, other gradients, block means, shapes: what an engine that only moves slots can get wrong."""
 PAIRS = [(name, engine) for name in VARIANTS for engine in OTHERS if engine == "stacked" or name in KINDS_OF_SLOTS]
 PAIRS += [(name, "distributed:stacked") for name in KINDS_OF_SLOTS]
 KINDS_OF_MODELS = [
     (model, algorithm, engine)
     for model in MODELS
-    for algorithm in ("fedlalr", "fedavg", "localadam", "scaffold")
+    for algorithm in ("fedlalr", "fedlalr bias correction", "fedavg", "localadam", "scaffold", "alignedlalr")
     for engine in [*OTHERS, "distributed:stacked"]
     if model != "batchnorm" and (engine == "stacked" or algorithm == "fedlalr")
 ]
@@ -47,6 +56,18 @@ def reference(model: str, algorithm: str) -> list[RoundOutcome]:
 @pytest.mark.parametrize(("algorithm", "engine"), PAIRS)
 def test_every_algorithm_gives_the_references_result(engine, algorithm):
     assert_same_outcomes(federate(engine, make_training("batchnorm", algorithm)), reference("batchnorm", algorithm))
+
+
+@pytest.mark.parametrize("engine", ["reference", *OTHERS, "distributed:stacked"])
+@pytest.mark.parametrize(("model", "second_moment"), [("perceptron", "max"), ("batchnorm", "mean")])
+def test_without_alignment_alignedlalr_is_fedlalr_with_restarted_momentum_to_the_bit(engine, model, second_moment):
+    """On the perceptron the stacked engine takes its fused steps layer by layer."""
+    mine, right = (
+        federate(engine, make_training(model, f"{name} {second_moment}"), rounds=2)[-1].state.slots
+        for name in ("alignedlalr unaligned", "fedlalr restart")
+    )
+    assert set(mine) == set(right)
+    assert all(torch.equal(mine[name].view(torch.int64), right[name].view(torch.int64)) for name in right)
 
 
 @pytest.mark.parametrize(("model", "algorithm", "engine"), KINDS_OF_MODELS)

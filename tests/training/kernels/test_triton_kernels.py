@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedlalr.algorithms import FedAdam, FedAvg, FedLALR, FedProx
+from fedlalr.algorithms import AlignedLALR, FedAdam, FedAvg, FedLALR, FedProx
 from fedlalr.algorithms.slots import Algorithm, Context, Slots
 from fedlalr.models import CharLSTM, ConvMixer
 from fedlalr.training.clipping import Regularisation
@@ -149,7 +149,17 @@ def test_the_embedding_kernel_sums_the_gradients_of_each_symbol() -> None:
 
 @pytest.mark.parametrize("size", LENGTHS)
 @pytest.mark.parametrize(("guarded", "masked"), [(False, False), (True, False), (False, True), (True, True)])
-@pytest.mark.parametrize("algorithm", [FedLALR(lr=0.01), FedAvg(lr=0.01), FedAdam(lr=0.01)])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        FedLALR(lr=0.01),
+        FedLALR(lr=0.01, bias_correction=True, eps=0.1),
+        AlignedLALR(lr=0.01),
+        AlignedLALR(lr=0.01, align=0.0, bias_correction=True),
+        FedAvg(lr=0.01),
+        FedAdam(lr=0.01, bias_correction=True),
+    ],
+)
 def test_the_fused_step_is_the_algorithms_own_with_everything_around_it(
     size: int, guarded: bool, masked: bool, algorithm: Algorithm
 ) -> None:
@@ -163,7 +173,7 @@ def test_the_fused_step_is_the_algorithms_own_with_everything_around_it(
         v=torch.rand(CLIENTS, size, device=DEVICE),
         v_hat=torch.rand(CLIENTS, size, device=DEVICE),
     )
-    state = everything if isinstance(algorithm, FedLALR) else everything.only("x")
+    state = everything if isinstance(algorithm, FedLALR | AlignedLALR) else everything.only("x")
     gradient = torch.randn(CLIENTS, size, device=DEVICE)
     around = Regularisation(0.5, 1e-3, 1e-2) if guarded else Regularisation()
     if masked:  # strong, so that a coordinate with another coordinate's decay is noticed
@@ -171,10 +181,13 @@ def test_the_fused_step_is_the_algorithms_own_with_everything_around_it(
         around = replace(around, decoupled_weight_decay=10.0, decayed=decayed)
     active = torch.tensor([True, False, True], device=DEVICE) if guarded else None
     training = cast(Training, SimpleNamespace(algorithm=algorithm, regularisation=around))
-    context = Context(round=1, lr=0.01, steps=1)
-    right = local_step(training, state.map(Tensor.double), gradient.double(), state, context)
+    broadcast = Slots(d=torch.randn(size, device=DEVICE))
+    steps = torch.tensor([[3.0], [5.0], [4.0]], device=DEVICE) if guarded else 3
+    context = Context(round=1, lr=0.01, steps=steps, step=2)
+    right = local_step(training, state.map(Tensor.double), gradient.double(), broadcast, context)
     mine = state.map(Tensor.clone)
-    fused(mine, gradient, torch.tensor(0.01, device=DEVICE), around, active)
+    on_device = replace(context, lr=torch.tensor(0.01, device=DEVICE), step=torch.tensor(2.0, dtype=torch.float64))
+    fused(mine, gradient, broadcast, on_device, around, active)
     for name in state:
         expected = right[name] if active is None else torch.where(active[:, None], right[name], state[name].double())
         assert relative(mine[name], expected) < 1e-6, name
@@ -186,7 +199,7 @@ def test_the_fused_step_refuses_slots_that_are_not_stacks_of_their_own() -> None
     one = torch.zeros(5, device=DEVICE)
     shared = Slots(**dict.fromkeys(("x", "m", "v", "v_hat"), one.expand(CLIENTS, 5)))
     with pytest.raises(ValueError, match="contiguous stack"):
-        fused(shared, torch.zeros(CLIENTS, 5, device=DEVICE), 0.1, Regularisation())
+        fused(shared, torch.zeros(CLIENTS, 5, device=DEVICE), Slots(), Context(1, 0.1, 1), Regularisation())
 
 
 @pytest.mark.parametrize("padded", [True] if INTERPRETED else [False, True])
@@ -216,13 +229,13 @@ def test_a_captured_step_replays_what_the_step_does() -> None:
     start = algorithm.start(algorithm.init(layout.flatten(dict(module.named_parameters()))), Slots())
     state = start.map(lambda slot: slot.expand(CLIENTS, -1).clone())
     buffers = {name: buffer.expand(CLIENTS, *buffer.shape).clone() for name, buffer in module.named_buffers()}
-    lr = torch.tensor(1e-3, device=DEVICE)
+    context = Context(round=1, lr=torch.tensor(1e-3, device=DEVICE), steps=1, step=1)
 
     def step() -> None:
         x = state.x.detach().requires_grad_()
         logits, _ = form(layout.views(x), buffers, inputs)
         (gradient,) = torch.autograd.grad(stacked_loss(logits, targets, None).sum(), x)
-        fused(state, gradient, lr, Regularisation())
+        fused(state, gradient, Slots(), context, Regularisation())
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,13 +82,10 @@ def unpack(reply: Reply, expected: Expected) -> Replies:
         raise Rejected(f"steps is {steps:,}, but a client with {samples:,} samples takes {due:,} in this round")
     layout, table = expected.layout, expected.table
     _check_names("slots", reply.slots, table.up)
-    shapes = dict(zip(layout.names, layout.shapes, strict=True))
     slots = {}
     for slot in table.up:
-        named = reply.slots[slot]
-        _check_names(f"the parameters of {slot}", named, layout.names)
-        parts = [as_tensor(f"{slot}/{name}", named[name], shapes[name], layout.dtype) for name in layout.names]
-        slots[slot] = torch.cat([part.reshape(-1) for part in parts])[None].to(expected.broadcast.x.device)
+        _check_names(f"the parameters of {slot}", reply.slots[slot], layout.names)
+        slots[slot] = flat_slot(slot, reply.slots[slot], layout, table.blocks)[None].to(expected.broadcast.x.device)
     _check_names("buffers", reply.buffers, expected.buffers)
     buffers = {
         name: as_tensor(f"buffer {name}", reply.buffers[name], like.shape, like.dtype)[None].to(like.device)
@@ -104,6 +101,15 @@ def unpack(reply: Reply, expected: Expected) -> Replies:
         buffers=buffers,
         kept=Slots(),
     )
+
+
+def flat_slot(slot: str, named: Mapping[str, Any], layout: Layout, blocks: Collection[str]) -> Tensor:
+    """A slot's arrays as one vector `[P]`; raises `Rejected`. A slot in `blocks` has one number for each parameter."""
+    parts = [
+        as_tensor(f"{slot}/{name}", named[name], () if slot in blocks else shape, layout.dtype).expand(shape)
+        for name, shape in zip(layout.names, layout.shapes, strict=True)
+    ]
+    return torch.cat([part.reshape(-1) for part in parts])
 
 
 def as_tensor(name: str, array: object, shape: Iterable[int], dtype: torch.dtype) -> Tensor:

@@ -89,7 +89,7 @@ def client_app(
             )
         layout, table = training.layout, training.algorithm.slots
         broadcast, buffers = broadcast_in(
-            message.content, table.down, layout, get_buffers(training.model), instruction.layout
+            message.content, table, layout, get_buffers(training.model), instruction.layout
         )
         store = KeptStore(state_folder(context, state_dir), instruction.run, mine)
         kept = store.load(instruction.kept, table.kept, broadcast.x)
@@ -97,7 +97,7 @@ def client_app(
         if table.kept:
             store.save(instruction.round, answer.kept)
             store.forget(before=instruction.settled)
-        return Message(answer_content(answer, instruction, agreed, layout), reply_to=message)
+        return Message(answer_content(answer, instruction, agreed, layout, table.blocks), reply_to=message)
 
     return app
 

@@ -41,6 +41,7 @@ def train_locally(
         kept=kept.map(lambda tensor: tensor[None].to(device)),
         cohort=instruction.cohort,
         population=instruction.population,
+        shapes=training.shapes,
     )
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         # For dropout. The key contains the client's id, so that nodes do not all draw the same numbers.

@@ -2,12 +2,13 @@
 
 records    one record per slot:    x: {0.weight: …, 0.bias: …}, m: {…}, v_hat: {…}, buffers: {…}
 packed     one record for all:     arrays: {x/0.weight: …, x/0.bias: …, m/0.weight: …, buffers/1.running_mean: …}
+A slot with one number for each parameter (`SlotTable.blocks`) has arrays without dimensions.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedlalr.algorithms.slots import Slots
-from fedlalr.federation.replies.payload import Rejected, array_from_npy, as_tensor
+from fedlalr.federation.replies.payload import Rejected, array_from_npy, as_tensor, flat_slot
 from fedlalr.training.interfaces import Buffers
 from fedlalr.training.layout import Layout
 
@@ -25,11 +26,14 @@ BUFFERS, PACKED = "buffers", "arrays"
 Arrays = dict[str, NDArray[Any]]
 
 
-def encode(slots: Slots, buffers: Buffers, layout: Layout, how: str) -> dict[str, Arrays]:
+def encode(slots: Slots, buffers: Buffers, layout: Layout, how: str, blocks: Collection[str] = ()) -> dict[str, Arrays]:
     """Slots `[P]` and buffers as arrays under the names of the module's parameters, in records."""
     if BUFFERS in slots:
         raise ValueError(f"a slot cannot be named {BUFFERS!r}: that name is used for the module's buffers")
-    records = {name: {part: _array(view) for part, view in layout.views(flat).items()} for name, flat in slots.items()}
+    records = {
+        slot: {name: _array(view.flatten()[0] if slot in blocks else view) for name, view in layout.views(flat).items()}
+        for slot, flat in slots.items()
+    }
     if buffers:
         records[BUFFERS] = {name: _array(buffer) for name, buffer in buffers.items()}
     if how == "records":
@@ -38,7 +42,12 @@ def encode(slots: Slots, buffers: Buffers, layout: Layout, how: str) -> dict[str
 
 
 def decode(
-    records: Mapping[str, Mapping[str, bytes]], names: Iterable[str], layout: Layout, buffers: Buffers, how: str
+    records: Mapping[str, Mapping[str, bytes]],
+    names: Iterable[str],
+    layout: Layout,
+    buffers: Buffers,
+    how: str,
+    blocks: Collection[str] = (),
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Named arrays of the expected slots, and of the buffers, from records of npy bytes; or `Rejected`.
 
@@ -54,7 +63,8 @@ def decode(
                 known = None if like is None else (like.shape, like.dtype)
                 found[name] = content if known is None else array_from_npy(f"buffer {name}", content, *known)
             elif record in names and name in shapes:
-                array = array_from_npy(f"{record}/{name}", content, shapes[name], layout.dtype)
+                shape = () if record in blocks else shapes[name]
+                array = array_from_npy(f"{record}/{name}", content, shape, layout.dtype)
                 slots.setdefault(record, {})[name] = array
             else:
                 slots.setdefault(record, {})[name] = content
@@ -62,20 +72,21 @@ def decode(
 
 
 def broadcast_from(
-    records: Mapping[str, Mapping[str, bytes]], names: Iterable[str], layout: Layout, buffers: Buffers, how: str
+    records: Mapping[str, Mapping[str, bytes]],
+    names: Iterable[str],
+    layout: Layout,
+    buffers: Buffers,
+    how: str,
+    blocks: Collection[str] = (),
 ) -> tuple[Slots, Buffers]:
     """The server's broadcast as flat slots and buffers. `buffers` are those of the client's module."""
     names = tuple(names)
-    slots, found = decode(records, names, layout, buffers, how)
+    slots, found = decode(records, names, layout, buffers, how, blocks)
     flat = {}
     for slot in names:
         if missing := [name for name in layout.names if name not in slots.get(slot, {})]:
             raise Rejected(f"the server did not send {slot} of {missing[0]}; does it train the same module?")
-        parts = [
-            as_tensor(f"{slot}/{name}", slots[slot][name], shape, layout.dtype)
-            for name, shape in zip(layout.names, layout.shapes, strict=True)
-        ]
-        flat[slot] = torch.cat([part.reshape(-1) for part in parts])
+        flat[slot] = flat_slot(slot, slots[slot], layout, blocks)
     if missing := [name for name in buffers if name not in found]:
         raise Rejected(f"the server did not send the buffer {missing[0]}; does it train the same module?")
     return Slots(**flat), {name: as_tensor(name, found[name], like.shape, like.dtype) for name, like in buffers.items()}

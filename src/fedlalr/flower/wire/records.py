@@ -6,12 +6,12 @@ from a client    arrays, `fedlalr`: run, round, client, contract, `metrics`: num
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from fedlalr.algorithms.slots import Slots
+from fedlalr.algorithms.slots import Slots, SlotTable
 from fedlalr.federation.replies.payload import Expected, Rejected, Reply
 from fedlalr.flower.client.training import Answer
 from fedlalr.flower.wire.arrays import broadcast_from, decode, encode
@@ -24,11 +24,13 @@ NPY = "numpy.ndarray"
 """Flower's name for arrays serialised as npy."""
 
 
-def array_records(slots: Slots, buffers: Buffers, layout: Layout, how: str) -> dict[str, ArrayRecord]:
+def array_records(
+    slots: Slots, buffers: Buffers, layout: Layout, how: str, blocks: Collection[str] = ()
+) -> dict[str, ArrayRecord]:
     """Slots and buffers as Flower's records."""
     return {
         record: ArrayRecord({name: Array(array) for name, array in arrays.items()})
-        for record, arrays in encode(slots, buffers, layout, how).items()
+        for record, arrays in encode(slots, buffers, layout, how, blocks).items()
     }
 
 
@@ -47,14 +49,16 @@ def instruction_in(content: RecordDict) -> Instruction:
     return Instruction.of(_facts(content))
 
 
-def broadcast_in(content: RecordDict, names: Iterable[str], layout: Layout, buffers: Buffers, how: str) -> Any:
+def broadcast_in(content: RecordDict, table: SlotTable, layout: Layout, buffers: Buffers, how: str) -> Any:
     """The slots and buffers in a message from the server."""
-    return broadcast_from(_contents(content), names, layout, buffers, how)
+    return broadcast_from(_contents(content), table.down, layout, buffers, how, table.blocks)
 
 
-def answer_content(answer: Answer, instruction: Instruction, contract: str, layout: Layout) -> RecordDict:
+def answer_content(
+    answer: Answer, instruction: Instruction, contract: str, layout: Layout, blocks: Collection[str] = ()
+) -> RecordDict:
     """The content of a client's reply."""
-    arrays = array_records(answer.upload, answer.buffers, layout, instruction.layout)
+    arrays = array_records(answer.upload, answer.buffers, layout, instruction.layout, blocks)
     facts = ConfigRecord(
         {"run": instruction.run, "round": instruction.round, "client": instruction.client, "contract": contract}
     )
@@ -68,7 +72,8 @@ def reply_in(content: RecordDict, expected: Expected, how: str) -> Reply:
     metrics = content.metric_records.get(METRICS)
     if metrics is None:
         raise Rejected(f"the reply has no record {METRICS!r}")
-    slots, buffers = decode(_contents(content), expected.table.up, expected.layout, expected.buffers, how)
+    table = expected.table
+    slots, buffers = decode(_contents(content), table.up, expected.layout, expected.buffers, how, table.blocks)
     return Reply(
         client=_fact(facts, "client", int),
         run=_fact(facts, "run", str),

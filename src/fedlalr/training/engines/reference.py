@@ -69,7 +69,7 @@ class ReferenceEngine:
                 if work.probe is not None and client in work.probe.clients:
                     traces.append(Trace(client, k, work.probe.measure(state, context)))
         with torch.no_grad():
-            upload, kept = finish(algorithm, state, broadcast, work.context(steps=len(batches), step=len(batches)))
+            upload, kept = finish(training, state, broadcast, work.context(steps=len(batches), step=len(batches)))
         return upload, get_buffers(model), kept, total / len(batches)
 
     def _batches(self, work: Work, client: int) -> list[Tensor]:

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""The local steps of FedLALR and of SGD over a stack of clients, in place and in one pass through memory.
+"""The local steps of FedLALR, AlignedLALR and SGD over a stack of clients, in place and in one pass through memory.
 
 FedLALR's step reads the gradient, x, m, v and v̂ once and writes the last four once. The clipping factor and both kinds
 of weight decay are folded in. `fused_steps` launches it; `local_step` around the algorithm's own step defines the
@@ -14,9 +14,9 @@ import triton.language as tl
 
 @triton.jit
 def step_block(
-    gradient, x, m, v, v_hat, lr, factor, active, decayed, place, client, elements, size,
-    weight_decay, decoupled, beta1, beta2,
-    CLIPPED: tl.constexpr, GUARDED: tl.constexpr, MASKED: tl.constexpr, AMSGRAD: tl.constexpr, WHOLE: tl.constexpr,
+    gradient, x, m, v, v_hat, lr, decay_lr, factor, active, decayed, d, share, place, client, elements, size,
+    weight_decay, decoupled, beta1, beta2, eps, CLIPPED: tl.constexpr, GUARDED: tl.constexpr, MASKED: tl.constexpr,
+    AMSGRAD: tl.constexpr, ALIGNED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """The step at some places. WHOLE: all of them exist and belong to one client, so memory moves in wide words."""
     keep = None if WHOLE else place < elements
@@ -28,6 +28,7 @@ def step_block(
     g += weight_decay * x_old
     if MASKED:
         decoupled *= tl.load(decayed + (place - client * size), mask=keep)
+    shrink = 1 - tl.load(decay_lr) * decoupled
     if AMSGRAD:
         m_old = tl.load(m + place, mask=keep)
         v_old = tl.load(v + place, mask=keep)
@@ -35,9 +36,11 @@ def step_block(
         m_new = beta1 * m_old + (1 - beta1) * g
         v_new = beta2 * v_old + (1 - beta2) * g * g
         v_hat_new = tl.maximum(v_hat_old, v_new)
-        x_new = x_old * (1 - rate * decoupled) - tl.div_rn(rate * m_new, tl.sqrt_rn(v_hat_new))
+        x_new = x_old * shrink - tl.div_rn(rate * m_new, tl.sqrt_rn(v_hat_new) + eps)
     else:
-        x_new = x_old * (1 - rate * decoupled) - rate * g
+        x_new = x_old * shrink - rate * g
+    if ALIGNED:
+        x_new += tl.load(share + client, mask=keep) * tl.load(d + (place - client * size), mask=keep)
     if GUARDED:
         on = tl.load(active + client, mask=keep) != 0
         x_new = tl.where(on, x_new, x_old)
@@ -54,23 +57,26 @@ def step_block(
 
 @triton.jit
 def step(
-    gradient, x, m, v, v_hat, lr, factor, active, decayed, elements, size, weight_decay, decoupled, beta1, beta2,
-    CLIPPED: tl.constexpr, GUARDED: tl.constexpr, MASKED: tl.constexpr, AMSGRAD: tl.constexpr, BLOCK: tl.constexpr,
+    gradient, x, m, v, v_hat, lr, decay_lr, factor, active, decayed, d, share, elements, size,
+    weight_decay, decoupled, beta1, beta2, eps, CLIPPED: tl.constexpr, GUARDED: tl.constexpr, MASKED: tl.constexpr,
+    AMSGRAD: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One element-wise pass over `[C, P]`: AMSGrad, or SGD, which has no m, v and v̂.
 
-    `factor` and `active` are `[C]`, `lr` is a scalar on the device; `decayed` `[P]` masks the decoupled weight decay.
+    `factor`, `active` and `share` are `[C]`, `d` is `[P]`; `lr` and, for the decoupled weight decay, `decay_lr`
+    are scalars on the device; `decayed` `[P]` masks that decay.
     """
     first = tl.program_id(0).to(tl.int64) * BLOCK
     place = first + tl.arange(0, BLOCK)
     client = first // size
     if (first + BLOCK <= elements) & ((first + BLOCK - 1) // size == client):
         step_block(
-            gradient, x, m, v, v_hat, lr, factor, active, decayed, place, client, elements, size,
-            weight_decay, decoupled, beta1, beta2, CLIPPED, GUARDED, MASKED, AMSGRAD, True,
+            gradient, x, m, v, v_hat, lr, decay_lr, factor, active, decayed, d, share, place, client, elements, size,
+            weight_decay, decoupled, beta1, beta2, eps, CLIPPED, GUARDED, MASKED, AMSGRAD, ALIGNED, True,
         )  # fmt: skip
     else:
         step_block(
-            gradient, x, m, v, v_hat, lr, factor, active, decayed, place, place // size, elements, size,
-            weight_decay, decoupled, beta1, beta2, CLIPPED, GUARDED, MASKED, AMSGRAD, False,
+            gradient, x, m, v, v_hat, lr, decay_lr, factor, active, decayed, d, share, place, place // size,
+            elements, size, weight_decay, decoupled, beta1, beta2, eps, CLIPPED, GUARDED, MASKED, AMSGRAD, ALIGNED,
+            False,
         )  # fmt: skip

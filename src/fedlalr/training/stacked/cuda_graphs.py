@@ -92,6 +92,7 @@ class StaticSteps:
                 step=memory.step,
                 cohort=work.cohort,
                 population=work.population,
+                shapes=work.shapes,
             )
             self._take(memory, layout, layout.active > shape.active, context)
         return memory.stack.rows(0, start.size)
@@ -203,7 +204,7 @@ class StaticSteps:
 
     def _update(self, memory: Memory, state: Slots, gradient: Tensor, context: Context, active: Tensor | None) -> None:
         if self._fused is not None:
-            self._fused(state, gradient, context.lr, self.training.regularisation, active)
+            self._fused(state, gradient, memory.broadcast, context, self.training.regularisation, active)
             return
         new = apart(local_step(self.training, state, gradient, memory.broadcast, context), state)
         for name, slot in state.items():
@@ -276,5 +277,6 @@ def keeps_its_slots(training: Training, params: Tensor) -> bool:
     algorithm = training.algorithm
     server = algorithm.init(params)
     state, broadcast = starting_slots(algorithm, server), server.only(*algorithm.slots.down)
-    new = algorithm.step(state, torch.zeros_like(params), broadcast, Context(round=1, lr=algorithm.lr, steps=1, step=1))
+    context = Context(round=1, lr=algorithm.lr, steps=1, step=1, shapes=training.shapes)
+    new = algorithm.step(state, torch.zeros_like(params), broadcast, context)
     return set(state) == set(new)

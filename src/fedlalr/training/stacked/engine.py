@@ -19,7 +19,7 @@ from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.data.population import Population
 from fedlalr.training.accumulation import has_single
 from fedlalr.training.engines.reference import ReferenceEngine
-from fedlalr.training.fused_steps import FUSED_STEPS, fused_step
+from fedlalr.training.fused_steps import ALIGNED, fused_forms, fused_step
 from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work
 from fedlalr.training.local_step import finish, local_step, other_gradients, without_drawing
 from fedlalr.training.memory import Chunks, is_out_of_memory, keep_freed_memory
@@ -72,10 +72,12 @@ class StackedEngine:
 
     def _linear_rounds(self) -> LinearRounds | None:
         """The form for small chains of linear layers on a CPU, if the network is one and the step has a fused form."""
-        forms = FUSED_STEPS.get(type(self.training.algorithm).step)
+        forms = fused_forms(self.training.algorithm)
         on_cpu = self.training.device.type == "cpu"
         if not on_cpu or not isinstance(self._gradient, LinearGradient) or forms is None:
             return None
+        if forms is ALIGNED:
+            return None  # d is not stored layer by layer
         return LinearRounds(self.training, self._gradient, forms)
 
     @property
@@ -141,7 +143,7 @@ class StackedEngine:
             return self._replies(work, feed, stack, [], owned=sole)
         stack, tables = self._start(work, feed), feed.tables()
         if self._linear is not None and tables is not None and work.probe is None and steps is None:
-            return self._replies(work, feed, self._linear.run(feed, tables, stack, work.lr), [])
+            return self._replies(work, feed, self._linear.run(feed, tables, stack, work), [])
         if self._fused is not None:
             stack = stack.own()
         finished: list[Stack] = []
@@ -168,7 +170,7 @@ class StackedEngine:
         if self._fused is None:
             new = local_step(training, state, gradient, broadcast, context)  # may lack the client dimension
             return Stack(new.map(lambda slot: stacked(slot, stack.size)), buffers, total)
-        self._fused(state, gradient, context.lr, training.regularisation)
+        self._fused(state, gradient, broadcast, context, training.regularisation)
         return Stack(state, buffers, total)
 
     def _set_aside(self, work: Work, alone: Tensor) -> Replies:
@@ -203,7 +205,7 @@ class StackedEngine:
         """The replies of a stack's clients; copied unless the stack's memory is `owned` by the caller."""
         training, count = self.training, len(feed.clients)
         context = work.context(steps=self._steps(feed.steps), step=self._steps(feed.steps))
-        upload, kept = finish(training.algorithm, stack.state, work.broadcast, context)
+        upload, kept = finish(training, stack.state, work.broadcast, context)
         if not owned:
             upload, kept = (slots.map(lambda tensor: tensor.clone()) for slots in (upload, kept))
             stack = Stack(stack.state, {name: buffer.clone() for name, buffer in stack.buffers.items()}, stack.total)

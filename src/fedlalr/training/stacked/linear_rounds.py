@@ -15,13 +15,14 @@ from math import isfinite, prod
 import torch
 from torch import Tensor
 
+from fedlalr.algorithms.alignedlalr import AlignedLALR
 from fedlalr.algorithms.fedavg import FedAvg
 from fedlalr.algorithms.fedlalr import FedLALR
 from fedlalr.algorithms.local_sgd import LocalSGD
 from fedlalr.algorithms.slots import Slots
 from fedlalr.training.clipping import clip_factor
 from fedlalr.training.fused_steps import SGD, Forms
-from fedlalr.training.interfaces import Training
+from fedlalr.training.interfaces import Training, Work
 from fedlalr.training.layout import Layout
 from fedlalr.training.stacked.feed import Feed, Shape, Tables, gather
 from fedlalr.training.stacked.linear import Labels, LinearGradient, LossSlope
@@ -96,11 +97,11 @@ class LinearRounds:
         self.descends = forms is SGD and training.regularisation.is_off
         """Whether a local step is a bare gradient step, which needs no materialised gradient."""
         finish = type(training.algorithm).finish
-        self._sends_only = finish in (FedAvg.finish, LocalSGD.finish, FedLALR.finish)
+        self._sends_only = finish in (FedAvg.finish, LocalSGD.finish, FedLALR.finish, AlignedLALR.finish)
         """Whether a reply depends only on x and on slots that are sent as they are."""
         self._memory: Layers | None = None
 
-    def run(self, feed: Feed, tables: Tables, start: Stack, lr: float) -> Stack:
+    def run(self, feed: Feed, tables: Tables, start: Stack, work: Work) -> Stack:
         """The stack after the round, in its own memory, without the slots that a reply does not need."""
         needed = {"x", *self.training.algorithm.slots.up} if self._sends_only else set(start.state)
         names = [name for name in start.state if name in needed]
@@ -109,14 +110,14 @@ class LinearRounds:
         if size == start.size and not self.descends:
             layers = Layers(self.training.layout, (*start.state, "gradient"), size)
             layers.load(start.state)
-            self._steps(batches, layers, 0, total, lr)
+            self._steps(batches, layers, 0, total, work)
             return Stack(layers.give_away(names), start.buffers, total)
         end = Slots(**{name: start.state[name].new_empty(start.state[name].shape) for name in names})
         for first in range(0, start.size, size):
             last = min(first + size, start.size)
             layers = self._layers(tuple(start.state), last - first)
             layers.load(start.rows(first, last).state)
-            self._steps(batches, layers, first, total[first:last], lr)
+            self._steps(batches, layers, first, total[first:last], work)
             layers.store(end.map(lambda slot, first=first, last=last: slot[first:last]))  # type: ignore[misc]
         return Stack(end, start.buffers, total)
 
@@ -135,30 +136,32 @@ class LinearRounds:
             memory = self._memory = Layers(self.training.layout, names, clients)
         return memory
 
-    def _steps(self, batches: Batches, layers: Layers, first: int, total: Tensor, lr: float) -> None:
+    def _steps(self, batches: Batches, layers: Layers, first: int, total: Tensor, work: Work) -> None:
         """All steps of the clients from row `first` on; their losses are added to the total."""
         parts, active = layers.parts, layers.clients
-        for clients, inputs, loss_slope in batches.of(first, first + layers.clients, total):
+        steps = batches.of(first, first + layers.clients, total)
+        for k, (clients, inputs, loss_slope) in enumerate(steps, start=1):
             if clients < active:
                 parts, active = layers.first(clients), clients
             if self.descends:
-                self._gradient.descend(parts["x"], inputs, loss_slope, lr)
+                self._gradient.descend(parts["x"], inputs, loss_slope, work.lr)
             else:
                 self._gradient.write(parts["x"], inputs, loss_slope, parts["gradient"])
-                self._update(layers, parts, active == layers.clients, lr)
+                self._update(layers, parts, active == layers.clients, work, k)
 
-    def _update(self, layers: Layers, parts: dict[str, dict[str, Tensor]], everyone: bool, lr: float) -> None:
+    def _update(self, layers: Layers, parts: dict[str, dict[str, Tensor]], everyone: bool, work: Work, k: int) -> None:
         """The fused step: over everything at once, or layer by layer if some clients have finished or some layers are
         not decayed."""
+        context = work.context(steps=1, step=k)  # no step here reads K
         if self.training.clip_norm is not None:
             clip(list(parts["gradient"].values()), self.training.clip_norm)
         if everyone and self._decayed is None:
-            self._step(layers.whole, layers.whole.gradient, lr, self._decay)
+            self._step(layers.whole, layers.whole.gradient, work.broadcast, context, self._decay)
             return
         for name in layers.layout.names:
             piece = Slots(**{slot: values[name] for slot, values in parts.items()})
             decay = self._decay if self._decayed is None or name in self._decayed else self._no_decay
-            self._step(piece, piece.gradient, lr, decay)
+            self._step(piece, piece.gradient, work.broadcast, context, decay)
 
 
 Step = tuple[int, Tensor, LossSlope]

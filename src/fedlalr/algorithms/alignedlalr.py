@@ -1,0 +1,100 @@
+"""AlignedLALR: FedLALR with restarted momentum, and the server's last change mixed into every local step.
+
+    server:  v̂ = ε², d = 0                                                     # init
+    for round t = 1, 2, …:
+        each client i of the cohort S:
+            x_i = x,  m_i = 0,  v_i = v̂_i = max(ε², κ v̂)                       # start
+            for k = 1 … K_i, with a fresh mini-batch gradient g:               # step
+                m_i = β1 m_i + (1 − β1) g
+                v_i = β2 v_i + (1 − β2) g²
+                v̂_i = max(v̂_i, v_i)
+                x_i = x_i − α_t m_i / √v̂_i + (γ / K_i) d
+            send x_i, v̂_i                                                      # finish
+        d = mean x_i − x                                                       # update
+        x = mean x_i,  v̂ = max (or mean) v̂_i  over S
+
+`align` is γ: over a round every client repeats γ of the server's last change, so that d is a momentum across rounds.
+`keep` is κ: with κ < 1, v̂ forgets old gradients, and a reply may lie below the broadcast. With γ = 0, d is neither
+stored nor sent; with γ = 0 and κ = 1 the method is FedLALR with `momentum="restart"`, to the bit.
+
+`bias_correction` multiplies the rate of local step k by √(1 − β2^k) / (1 − β1^k) and adds ε to √v̂, as in FedLALR.
+
+A method of this library. The alignment term is that of FedCM (arXiv 2106.10874) and FedAdamW (arXiv 2510.27486).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedlalr.algorithms.bias_correction import corrected_rate
+from fedlalr.algorithms.slots import Context, Slots, SlotTable
+from fedlalr.common.checks import (
+    check_betas,
+    check_choice,
+    check_flag,
+    check_fraction,
+    check_positive,
+    check_share,
+    squared,
+)
+
+
+@dataclass(frozen=True)
+class AlignedLALR:
+    """Local AMSGrad from the synchronised v̂, every step aligned with the server's last change."""
+
+    lr: float = 2e-3
+    betas: tuple[float, float] = (0.9, 0.995)
+    eps: float = 1e-8
+    align: float = 0.5
+    keep: float = 1.0
+    second_moment: Literal["mean", "max"] = "max"
+    bias_correction: bool = False
+
+    def __post_init__(self) -> None:
+        check_positive("lr", self.lr)
+        check_betas(self.betas)
+        check_positive("eps", self.eps)
+        check_fraction("align", self.align)
+        check_share("keep", self.keep)
+        check_choice("second_moment", self.second_moment, ("mean", "max"))
+        check_flag("bias_correction", self.bias_correction)
+
+    @property
+    def slots(self) -> SlotTable:
+        return SlotTable(
+            down=("x", "v_hat", "d") if self.align else ("x", "v_hat"),
+            up={"x": "mean", "v_hat": self.second_moment},
+            grows=("v_hat",) if self.keep == 1 else (),
+        )
+
+    def init(self, params: Tensor) -> Slots:
+        state = Slots(x=params, v_hat=squared(self.eps, params), d=torch.zeros_like(params))
+        return state.only(*self.slots.down)
+
+    def start(self, broadcast: Slots, kept: Slots) -> Slots:
+        v_hat = (self.keep * broadcast.v_hat).clamp(min=self.eps**2)
+        return Slots(x=broadcast.x, m=torch.zeros_like(broadcast.x), v=v_hat, v_hat=v_hat)
+
+    def step(self, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:
+        beta1, beta2 = self.betas
+        m = beta1 * client.m + (1 - beta1) * gradient
+        v = beta2 * client.v + (1 - beta2) * gradient**2
+        v_hat = torch.maximum(client.v_hat, v)
+        if self.bias_correction:
+            x = client.x - corrected_rate(context.lr, self.betas, context.step) * m / (v_hat.sqrt() + self.eps)
+        else:
+            x = client.x - context.lr * m / v_hat.sqrt()
+        if self.align:
+            x = x + self.align / context.steps * broadcast.d
+        return Slots(x=x, m=m, v=v, v_hat=v_hat)
+
+    def finish(self, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
+        return client.only("x", "v_hat"), Slots()
+
+    def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
+        return reduced.replace(d=reduced.x - server.x) if self.align else reduced
