@@ -189,7 +189,15 @@ if TYPE_CHECKING:
 
 else:
     _KINDS = get_type_hints(Options, include_extras=True)
-    _TEXTUAL = {"local": Any, "reduce": dict[str, str | Settings] | None, "engine": str, "device": str, "dtype": Any}
+    _LIST = Annotated[tuple[str, ...], Field(strict=False)]  # files have lists
+    _TEXTUAL = {
+        "personal": _LIST,
+        "local": Any,
+        "reduce": dict[str, str | Settings] | None,
+        "engine": str,
+        "device": str,
+        "dtype": Any,
+    }
     OptionsConfig = create_model(
         "OptionsConfig",
         __base__=ProblemConfig,

@@ -26,7 +26,7 @@ from fedlalr.federation.replies.screening import MAX_NORM_RATIO
 from fedlalr.federation.round import Rules
 from fedlalr.training import Engine, Training
 from fedlalr.training.engines.registry import check_engine
-from fedlalr.training.layout import Layout
+from fedlalr.training.layout import Division, Layout
 from fedlalr.training.machine import half_precision_fault
 from fedlalr.training.options import LocalOptions, check_options, option
 from fedlalr.training.ranks import own_gpu
@@ -62,11 +62,6 @@ class Options(LocalOptions):
     lr_decay_every: Count = option(1, "Rounds between two decays of the rate.", scope="server")
     weighting: Literal["uniform", "samples"] = option(
         "uniform", "Weigh replies equally, or by their clients' number of samples.", scope="server"
-    )
-    buffers: Literal["average", "recalibrate"] = option(
-        "average",
-        "Normalisation statistics: the mean of the clients' own, or recalibrated with the new model.",
-        scope="server",
     )
     reduce: Mapping[str, str | SlotReduction | Mapping[str, object]] | None = option(
         None, 'Slot to reduction, in place of the algorithm\'s own, such as `{"x": "median"}`.', scope="server"
@@ -120,10 +115,12 @@ class Options(LocalOptions):
     )
 
     def __post_init__(self) -> None:
-        """Convert NumPy integers, such as those of `np.arange`, names of dtypes, and ~ in the run directory."""
+        """Convert NumPy integers, such as those of `np.arange`, lists, names of dtypes, and ~ in the run directory."""
         for each in fields(self):
             if isinstance(value := getattr(self, each.name), np.integer):
                 object.__setattr__(self, each.name, int(value))
+        if isinstance(self.personal, list):
+            object.__setattr__(self, "personal", tuple(self.personal))
         if isinstance(self.dtype, str):
             object.__setattr__(self, "dtype", _DTYPES.get(self.dtype, self.dtype))
         if str(self.run_dir).startswith("~"):  # otherwise a folder named ~ would be created
@@ -145,6 +142,22 @@ class Options(LocalOptions):
         check_options(self)
         if self.resume and self.run_dir is None:
             raise ValueError("resume=True needs run_dir, the directory of the run to resume")
+        self._check_personal()
+
+    def _check_personal(self) -> None:
+        """Reject options that contradict personal parameters or local buffers."""
+        if self.personal and self.buffers == "recalibrate":
+            raise ValueError(
+                "buffers='recalibrate' needs the server's model, which is incomplete with personal parameters; "
+                "use buffers='local' or 'average'"
+            )
+        if self.buffers == "local" and "buffers" in (self.reduce or {}):
+            raise ValueError("reduce names 'buffers', but with buffers='local' they are not sent; leave it out")
+        if self.test is not None and (self.personal or self.buffers == "local"):
+            raise ValueError(
+                "test evaluates the server's model, which is incomplete with personal parameters or buffers='local'; "
+                "evaluate every client's own model instead, with holdout=0.2 or client_tests=[…]"
+            )
 
     def training(self, model: nn.Module, algorithm: Algorithm, clients: Clients) -> Training:
         """How every client trains, for a private copy of the module."""
@@ -156,12 +169,14 @@ class Options(LocalOptions):
         if fault is not None:
             raise ValueError("; ".join(fault))
         local = {each.name: getattr(self, each.name) for each in fields(LocalOptions)}
-        return Training(private, Layout.of(private), clients.to(where), algorithm, where, compute, **local)
+        layout = Layout.of(private)
+        Division.of(layout, self.personal)  # rejects patterns that do not fit the module
+        return Training(private, layout, clients.to(where), algorithm, where, compute, **local)
 
     def rules(self, algorithm: Algorithm) -> Rules:
         """How the server treats the replies."""
         reductions = as_reductions(self.reduce, algorithm.slots)
-        return Rules(self.weighting, self.buffers, self.min_clients, reductions, self.max_norm_ratio)
+        return Rules(self.weighting, self.min_clients, reductions, self.max_norm_ratio)
 
     def rate(self, algorithm: Algorithm, round: int) -> float:
         """The clients' rate in a round (from 1), at least `LEAST_DECAY` of the algorithm's."""

@@ -48,11 +48,12 @@ def run(model: nn.Module, clients: Clients | Sequence[object], algorithm: Algori
 class Simulation:
     """The transport of `fl.run`: an engine trains the cohort on this machine, or on the ranks that torchrun started."""
 
+    holds_kept = True
+
     def __init__(self, problem: Problem) -> None:
         self.problem, self.observers = problem, tuple(problem.options.observers)
         self._requested, self.ranks = join_ranks(problem.options.engine, problem.training.device)
         self.engine = self._requested if isinstance(self._requested, str) else "auto"
-        self.kept = problem.training.algorithm.slots.kept
         self._debugger = Debugger(problem.training) if problem.options.debug and self.ranks.is_first else None
         self._chosen: Engine | None = None
 

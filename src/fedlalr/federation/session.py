@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from fedlalr.algorithms.slots import Algorithm
+from fedlalr.algorithms.slots import Algorithm, Slots
 from fedlalr.data.population import Clients, Population, Samples
 from fedlalr.data.transforms import Transform
 from fedlalr.federation.evaluation import Evaluation, evaluate
@@ -28,7 +28,7 @@ from fedlalr.federation.observers import RunInfo, show_round
 from fedlalr.federation.options import Options
 from fedlalr.federation.record import Record
 from fedlalr.federation.replies.screening import SEVERAL, Streaks
-from fedlalr.federation.result import Result, named_state, trained_model
+from fedlalr.federation.result import Result, named_state, personal_states, trained_model
 from fedlalr.federation.round import RoundOutcome, Rules, ServerState
 from fedlalr.federation.storage.fingerprint import facts_of, plain
 from fedlalr.federation.storage.journal import Journal
@@ -41,7 +41,9 @@ from fedlalr.federation.validation import (
     check_test,
 )
 from fedlalr.training import Training
+from fedlalr.training.memory import check_kept
 from fedlalr.training.options import options_in
+from fedlalr.training.personal import first_kept, shared_buffers
 from fedlalr.training.ranks import Ranks
 from fedlalr.training.torch_state import (
     forked_generators,
@@ -82,6 +84,8 @@ class Problem:
         rules = options.rules(algorithm)
         training = options.training(model, algorithm, clients)
         test = options.test if options.test is not None else getattr(clients, "test", None)
+        if training.is_personal:
+            test = None  # the server's model is incomplete
         transform = clients.transform if isinstance(clients, Population) else None
         check_metrics(options.metrics, test)
         with undisturbed(training.device), forked_generators(training.device):
@@ -105,8 +109,8 @@ class Transport(Protocol):
     def ranks(self) -> Ranks: ...
 
     @property
-    def kept(self) -> tuple[str, ...]:
-        """Slots that clients keep and the server's checkpoints hold for them."""
+    def holds_kept(self) -> bool:
+        """Whether this process holds what clients keep, so that its checkpoints contain it."""
         ...
 
     @property
@@ -162,7 +166,9 @@ class Session:
             stack.enter_context(journal)
             ranks.prepare(training.model, self._shared())
             fresh = self._fresh or initial_state(training)
-            found = journal.restore(fresh, facts, self.transport.kept, self.transport.engine)
+            kept = first_kept(training, fresh.slots, fresh.buffers) if self.transport.holds_kept else Slots()
+            self._check_memory(kept)
+            found = journal.restore(fresh, facts, kept, self.transport.engine)
             self.state = ranks.first(found)
             check_rounds(self.options.rounds, self.state.round)
             stack.enter_context(closing(self.transport))
@@ -202,6 +208,7 @@ class Session:
                 named_state(self.state, self.training),
                 trained_model(self.problem.model, self.state, self.training),
                 self.info,
+                personal_states(self.state, self.training, here=self.transport.holds_kept),
             )
         for observer in self.observers:
             observer.on_end(result)
@@ -227,6 +234,11 @@ class Session:
         if self.journal.saves(t, last):
             self.transport.saved()
         return record
+
+    def _check_memory(self, kept: Slots) -> None:
+        """Reject a run in which the clients keep more than fits into memory."""
+        rounds, population = self.options.rounds, len(self.training.clients)
+        check_kept(kept, min(rounds * self.problem.cohort_size, population), self.training.device)
 
     def _evaluate(self) -> Evaluation | None:
         """Evaluate the server's model on the test set, if there is one."""
@@ -276,8 +288,9 @@ def make_record(
     """The record of a round. Bytes include everything that is sent: the table's slots, the module's buffers and, if
     statistics are recalibrated, the new x and the statistics once more."""
     table, state = training.algorithm.slots, outcome.state
-    vector = training.layout.size * state.slots.x.element_size()
-    buffers = sum(buffer.numel() * buffer.element_size() for buffer in state.buffers.values())
+    vector = training.division.shared.size * state.slots.x.element_size()
+    sent = shared_buffers(training, state.buffers)
+    buffers = sum(buffer.numel() * buffer.element_size() for buffer in sent.values())
     return Record(
         round=state.round,
         loss=evaluation.loss if evaluation else outcome.train_loss,

@@ -14,7 +14,7 @@ from fedlalr.data.batches import batches_per_pass
 from fedlalr.data.population import Clients
 from fedlalr.training.clipping import Regularisation
 from fedlalr.training.intervals import checked
-from fedlalr.training.layout import Layout
+from fedlalr.training.layout import Division, Layout
 from fedlalr.training.options import LocalOptions
 from fedlalr.training.ranks import WHOLE, Spread
 
@@ -38,6 +38,16 @@ class Training(LocalOptions):
     def regularisation(self) -> Regularisation:
         """Clipping and weight decay as one value."""
         return Regularisation(self.clip_norm, self.weight_decay, self.decoupled_weight_decay)
+
+    @property
+    def division(self) -> Division:
+        """Which coordinates are shared and which are personal."""
+        return Division.of(self.layout, self.personal)
+
+    @property
+    def is_personal(self) -> bool:
+        """Whether clients have models of their own, so that the server's is incomplete."""
+        return bool(self.personal) or (self.buffers == "local" and any(True for _ in self.model.buffers()))
 
     def steps(self, round: int, clients: Tensor) -> Tensor:
         """K of each client in a round, int64 `[C]`."""
@@ -73,6 +83,7 @@ class Work:
     clients: Tensor
     """Ids, int64 `[C]`, ascending, on the CPU."""
     broadcast: Slots
+    """`[P]`, or `[C, P]` if the clients differ; see `per_client`."""
     buffers: Buffers
     kept: Slots
     """The clients' kept slots, stacked `[C, P]` in the order of `clients`."""
@@ -80,6 +91,8 @@ class Work:
     """Number of clients in the whole round; an engine may be given only a part."""
     population: int
     probe: Probe | None = None
+    per_client: bool = False
+    """Whether broadcast and buffers differ between the clients, and are stacked like the kept slots."""
 
     def context(self, steps: float | Tensor, step: int | Tensor = 0) -> Context:
         """The context of a local step, as the algorithm sees it."""
@@ -89,7 +102,16 @@ class Work:
 
     def part(self, rows: Tensor) -> Work:
         """The same round for some of its clients."""
-        return replace(self, clients=self.clients[rows], kept=self.kept.map(lambda tensor: tensor[rows]))
+        broadcast, buffers = self.of(rows)
+        kept = self.kept.map(lambda tensor: tensor[rows])
+        return replace(self, clients=self.clients[rows], broadcast=broadcast, buffers=buffers, kept=kept)
+
+    def of(self, rows: Tensor | slice | int) -> tuple[Slots, Buffers]:
+        """The broadcast and the buffers of some clients: what all share, or their rows."""
+        if not self.per_client:
+            return self.broadcast, self.buffers
+        buffers = {name: buffer[rows] for name, buffer in self.buffers.items()}
+        return self.broadcast.map(lambda slot: slot[rows]), buffers
 
 
 @dataclass(frozen=True)
@@ -128,7 +150,9 @@ class Replies:
             steps=none,
             losses=row[:, 0],
             slots=Slots(**dict.fromkeys(table.up, row)),
-            buffers={name: buffer.new_empty(0, *buffer.shape) for name, buffer in work.buffers.items()},
+            buffers={
+                name: buffer.new_empty(0, *buffer.shape[work.per_client :]) for name, buffer in work.buffers.items()
+            },
             kept=Slots(**dict.fromkeys(table.kept, row)),
         )
 

@@ -34,6 +34,11 @@ def _check_local(local: object) -> None:
         raise TypeError(f"local must be fl.Steps(K), fl.Epochs(E) or fl.LogInterval(start, base), not {local!r}")
 
 
+def _check_patterns(patterns: object) -> None:
+    if not isinstance(patterns, tuple) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise TypeError(f"personal must be a list of patterns of parameter names, such as ['head.*'], not {patterns!r}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class LocalOptions:
     """How every client trains."""
@@ -51,6 +56,16 @@ class LocalOptions:
     )
     clip_norm: Positive | None = option(
         None, "Clip each client's gradient to this norm before every local step; None: no clipping."
+    )
+    personal: tuple[str, ...] = option(
+        (),
+        'Parameters that stay with each client and are never sent, as patterns of their names, such as `("head.*",)`.',
+        check=_check_patterns,
+    )
+    buffers: Literal["average", "recalibrate", "local"] = option(
+        "average",
+        "Normalisation statistics: the mean of the clients' own, recalibrated with the new model, or local to each "
+        "client.",
     )
     loss: Loss = option(
         nn.functional.cross_entropy, "Loss function of (outputs, targets), a mean over the batch.", config=False

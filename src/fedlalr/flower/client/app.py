@@ -13,6 +13,7 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedlalr.algorithms.slots import Algorithm
+from fedlalr.federation.session import initial_state
 from fedlalr.federation.storage.fingerprint import contract
 from fedlalr.flower.client.state import KeptStore
 from fedlalr.flower.client.training import train_locally
@@ -20,7 +21,7 @@ from fedlalr.flower.client_data import RemoteClients, own_data
 from fedlalr.flower.settings import read_settings
 from fedlalr.flower.wire.records import FACTS, answer_content, broadcast_in, instruction_in
 from fedlalr.training.interfaces import Training
-from fedlalr.training.torch_state import get_buffers
+from fedlalr.training.personal import first_kept, shared_buffers
 
 PARTITION, STATE_FOLDER = "partition-id", "state-dir"
 """Keys of the node configuration: the client that the node serves, and the folder for the client's state."""
@@ -42,7 +43,8 @@ def client_app(
 ) -> ClientApp:
     """A client app that trains this node's client like `fl.run` would.
 
-    model: returns the module; only its architecture and its parameters that are not trained matter.
+    model: returns the module; only its architecture and its parameters that are not trained matter, and the initial
+        values of personal parameters and local buffers: seed them if all nodes should start alike.
     data: returns this node's data: a pair of tensors (inputs, targets), a torch data set, or a population of all
         clients.
     algorithm: the method, or a function of Flower's context that returns it.
@@ -82,14 +84,14 @@ def client_app(
             raise ValueError(
                 "this node's method, settings or module differ from the server's; use the same on both sides"
             )
-        layout, table = training.layout, training.algorithm.slots
-        broadcast, buffers = broadcast_in(
-            message.content, table.down, layout, get_buffers(training.model), instruction.layout
-        )
+        layout, first = training.division.shared, initial_state(training)
+        expected = shared_buffers(training, first.buffers)
+        down = training.algorithm.slots.down
+        broadcast, buffers = broadcast_in(message.content, down, layout, expected, instruction.layout)
         store = KeptStore(state_folder(context, state_dir), instruction.run, mine)
-        kept = store.load(instruction.kept, table.kept, broadcast.x)
+        kept = store.load(instruction.kept, first_kept(training, first.slots, first.buffers))
         answer = train_locally(instruction, training, broadcast, buffers, kept)
-        if table.kept:
+        if answer.kept:
             store.save(instruction.round, answer.kept)
             store.forget(before=instruction.settled)
         return Message(answer_content(answer, instruction, agreed, layout), reply_to=message)

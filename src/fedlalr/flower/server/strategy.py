@@ -217,7 +217,7 @@ class FederatedStrategy(Strategy):
 class NodesTransport:
     """The transport of a session on Flower: its nodes train, reached over a grid."""
 
-    ranks, kept, engine = ALONE, (), ENGINE  # the clients' state is on their nodes
+    ranks, holds_kept, engine = ALONE, False, ENGINE  # the clients' state is on their nodes
 
     def __init__(self, strategy: FederatedStrategy, grid: Grid, config: ConfigRecord) -> None:
         self.strategy, self.grid, self.config = strategy, grid, config
@@ -252,7 +252,8 @@ class NodesTransport:
 
     def recorded(self, choices: dict[str, Any]) -> None:
         """Record which kept states are valid."""
-        if self.strategy.problem.training.algorithm.slots.kept:
+        training = self.strategy.problem.training
+        if training.algorithm.slots.kept or training.is_personal:
             choices["accepted"] = self.strategy.server.accepted_rounds.as_dict()
 
     def saved(self) -> None:
