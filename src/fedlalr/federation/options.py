@@ -81,6 +81,17 @@ class Options(LocalOptions):
         scope="run",
         config=False,
     )
+    client_tests: Sequence[object] | None = option(
+        None,
+        "A test set for every client, in their order, in place of `holdout`; the same kinds of data as `clients`.",
+        scope="run",
+        config=False,
+    )
+    evaluate_every: Count = option(
+        10,
+        "Rounds between two evaluations of all clients, with `holdout` or `client_tests`; also after the last round.",
+        scope="run",
+    )
     observers: Sequence[Observer] = option((), "Called as the run progresses.", scope="run", config=False)
     engine: str | Callable[[Training], Engine] = option(
         "auto",
@@ -143,6 +154,8 @@ class Options(LocalOptions):
         if self.resume and self.run_dir is None:
             raise ValueError("resume=True needs run_dir, the directory of the run to resume")
         self._check_personal()
+        if self.holdout is not None and self.client_tests is not None:
+            raise ValueError("holdout and client_tests both say what clients are evaluated on; give one of them")
 
     def _check_personal(self) -> None:
         """Reject options that contradict personal parameters or local buffers."""

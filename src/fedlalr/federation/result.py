@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlalr.federation.observers import RunInfo
-from fedlalr.federation.record import Record
+from fedlalr.federation.record import Record, over_clients
 from fedlalr.federation.round import ServerState
 from fedlalr.training import Training
 from fedlalr.training.personal import BUFFER, SLOT, named
@@ -64,6 +64,7 @@ class Result:
         last = self.history[-1]
         accuracy = "" if last.accuracy is None else f"accuracy {last.accuracy:.1%}, "
         metrics = "".join(f"{name} {value:.4g}, " for name, value in last.metrics.items())
+        metrics += over_clients(last.per_client)
         return (
             f"Result({self.info.algorithm}, {last.round} {'round' if last.round == 1 else 'rounds'}: "
             f"{accuracy}loss {last.loss:.4g}, {metrics}"

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
@@ -20,8 +20,10 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from fedlalr.algorithms.slots import Algorithm, Slots
+from fedlalr.data.holdout import hold_out
 from fedlalr.data.population import Clients, Population, Samples
 from fedlalr.data.transforms import Transform
+from fedlalr.federation.client_evaluation import Score, distributions
 from fedlalr.federation.evaluation import Evaluation, evaluate
 from fedlalr.federation.metrics import check_metrics
 from fedlalr.federation.observers import RunInfo, show_round
@@ -30,9 +32,11 @@ from fedlalr.federation.record import Record
 from fedlalr.federation.replies.screening import SEVERAL, Streaks
 from fedlalr.federation.result import Result, named_state, personal_states, trained_model
 from fedlalr.federation.round import RoundOutcome, Rules, ServerState
-from fedlalr.federation.storage.fingerprint import facts_of, plain
+from fedlalr.federation.storage.fingerprint import data_facts, facts_of, plain
 from fedlalr.federation.storage.journal import Journal
 from fedlalr.federation.validation import (
+    as_client_tests,
+    check_client_tests,
     check_cohort,
     check_observers,
     check_problem,
@@ -71,6 +75,8 @@ class Problem:
     cohort_size: int
     test: tuple[Samples, Tensor] | None
     transform: Transform | None
+    client_tests: Clients | None = None
+    """What each client is evaluated on, if it is here."""
 
     @classmethod
     def of(
@@ -88,17 +94,27 @@ class Problem:
             test = None  # the server's model is incomplete
         transform = clients.transform if isinstance(clients, Population) else None
         check_metrics(options.metrics, test)
+        client_tests = None
+        if options.holdout is not None and not remote:
+            own, client_tests = hold_out(training.clients, options.holdout, training.seed)
+            training = replace(training, clients=own)
+        elif options.client_tests is not None:
+            client_tests = as_client_tests(options.client_tests, training, transform)
         with undisturbed(training.device), forked_generators(training.device):
             if not remote:
                 check_problem(training, test)
             elif test is not None:
                 check_test(test)
-        return cls(model, training, options, rules, cohort_size, test, transform)
+            if options.client_tests is not None and client_tests is not None:
+                check_client_tests(training, client_tests)
+        return cls(model, training, options, rules, cohort_size, test, transform, client_tests)
 
     def facts(self) -> dict[str, Any]:
         """Everything the result depends on; a run can only be resumed with the same facts."""
         chosen = {each.name: getattr(self.options, each.name) for each in options_in(Options, "server")}
         chosen |= {"clients_per_round": self.cohort_size, "reduce": self.rules.reduce}
+        if self.options.client_tests is not None and self.client_tests is not None:
+            chosen["client_tests"] = data_facts(self.client_tests)
         return facts_of(self.training, self.training.clients, self.test, chosen)
 
 
@@ -124,6 +140,10 @@ class Transport(Protocol):
 
     def run_round(self, state: ServerState, lr: float) -> RoundOutcome:
         """Sample a cohort, train it, reduce its replies. `RoundFailed` leaves the state as it was."""
+        ...
+
+    def evaluate_clients(self, state: ServerState) -> Mapping[int, Score]:
+        """Evaluate every client that can be reached on its own samples; none if clients have no test samples."""
         ...
 
     def recorded(self, choices: dict[str, Any]) -> None:
@@ -223,13 +243,15 @@ class Session:
         self.transport.recorded(self.journal.choices)
         evaluating = time.perf_counter()
         evaluation = self._evaluate()
+        last = t == self.options.rounds
+        due = last or t % self.options.evaluate_every == 0
+        scores = self.transport.evaluate_clients(self.state) if due else {}
         outcome.timing["evaluate"] = time.perf_counter() - evaluating
         repeatedly = self._streaks.update(outcome.cohort, outcome.rejected)
         seconds = time.perf_counter() - began
-        record = make_record(outcome, evaluation, lr, self.training, repeatedly, seconds)
+        record = make_record(outcome, evaluation, lr, self.training, repeatedly, seconds, scores)
         for observer in self.observers if outcome.traces else ():
             observer.on_traces(t, lr, outcome.traces)  # first: a round that is saved is not run again
-        last = t == self.options.rounds
         record = self.journal.add(self.state, record, last=last)
         if self.journal.saves(t, last):
             self.transport.saved()
@@ -284,13 +306,15 @@ def make_record(
     training: Training,
     repeatedly: tuple[int, ...],
     seconds: float,
+    scores: Mapping[int, Score],
 ) -> Record:
     """The record of a round. Bytes include everything that is sent: the table's slots, the module's buffers and, if
-    statistics are recalibrated, the new x and the statistics once more."""
+    statistics are recalibrated or clients evaluated, the new x and the buffers once more."""
     table, state = training.algorithm.slots, outcome.state
     vector = training.division.shared.size * state.slots.x.element_size()
     sent = shared_buffers(training, state.buffers)
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in sent.values())
+    again = outcome.measured + len(scores)
     return Record(
         round=state.round,
         loss=evaluation.loss if evaluation else outcome.train_loss,
@@ -299,13 +323,14 @@ def make_record(
         lr=lr,
         seconds=seconds,
         bytes_up=outcome.replied * len(table.up) * vector + (outcome.replied + outcome.measured) * buffers,
-        bytes_down=len(outcome.cohort) * (len(table.down) * vector + buffers) + outcome.measured * (vector + buffers),
+        bytes_down=len(outcome.cohort) * (len(table.down) * vector + buffers) + again * (vector + buffers),
         clients=outcome.accepted,
         rejected=outcome.rejected,
         clipped=outcome.clipped,
         repeatedly=repeatedly,
         timing=outcome.timing,
         metrics=evaluation.metrics if evaluation else {},
+        per_client=distributions(scores),
     )
 
 

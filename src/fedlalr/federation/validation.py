@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from fedlalr.algorithms.slots import Algorithm, Slots
 from fedlalr.data.input_errors import check_rows
-from fedlalr.data.population import Population, Samples
+from fedlalr.data.population import Clients, Population, Samples, as_clients
+from fedlalr.data.transforms import Transform
 from fedlalr.federation.evaluation import is_class_target
 from fedlalr.federation.observers import Observer
 from fedlalr.training.interfaces import Training
@@ -105,6 +106,31 @@ def check_problem(training: Training, test: tuple[Samples, Tensor] | None) -> No
         some = test[0][index].to(training.device)
         outputs = _outputs(training, some if transform is None else transform.test(some), "the test set's")
         _check_loss(training, outputs, test[1][index.to(test[1].device)].to(training.device), "the test set's")
+
+
+def as_client_tests(given: object, training: Training, transform: Transform | None) -> Clients:
+    """The caller's test sets, one for each client, on the device of the run."""
+    try:
+        tests = as_clients(given)
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"client_tests: {error}") from error
+    if len(tests) != len(training.clients):
+        raise ValueError(
+            f"client_tests has {len(tests)} test sets, but there are {len(training.clients)} clients; give one for each"
+        )
+    if isinstance(tests, Population) and tests is not given:
+        tests.transform = transform  # samples of the same kind as the clients'
+    return tests.to(training.device)
+
+
+def check_client_tests(training: Training, tests: Clients) -> None:
+    """Try module and loss on the first client's test samples, and check all labels that are in one pool."""
+    inputs, targets = tests.batch(0, torch.arange(min(2, int(tests.sizes[0])), device="cpu"))
+    outputs = _outputs(training, inputs, "client 0's test")
+    ignored = ignored_label(training.loss)
+    if ignored is not None and is_class_target(outputs, targets) and isinstance(tests, Population):
+        _check_labels(tests, outputs.shape[1], ignored, "test set of client")
+    _check_loss(training, outputs, targets, "client 0's test")
 
 
 def _outputs(training: Training, inputs: Tensor, whose: str) -> Any:
@@ -231,7 +257,7 @@ def check_test(test: tuple[Samples, Tensor]) -> None:
         raise ValueError("the test set is empty; leave test out to run without one")
 
 
-def _check_labels(clients: Population, classes: int, ignored: int | None) -> None:
+def _check_labels(clients: Population, classes: int, ignored: int | None, whose: str = "client") -> None:
     outside = _outside(clients.targets, classes, ignored)
     if not outside.any():
         return
@@ -239,7 +265,7 @@ def _check_labels(clients: Population, classes: int, ignored: int | None) -> Non
         own = torch.as_tensor(rows, device=outside.device)
         wrong = clients.targets[own][outside[own]]
         if len(wrong):
-            raise ValueError(f"client {client} has {_wrong_label(int(wrong[0]), classes)}")
+            raise ValueError(f"{whose} {client} has {_wrong_label(int(wrong[0]), classes)}")
 
 
 def _wrong_label(label: int, classes: int) -> str:

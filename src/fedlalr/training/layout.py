@@ -116,7 +116,7 @@ class Division:
         """The inverse of `cut`. Either part may be a vector that goes with every row of the other."""
         if len(self.lengths) == 1:
             return shared
-        lead = torch.broadcast_shapes(shared.shape[:-1], personal.shape[:-1])
+        lead = (shared if shared.dim() > personal.dim() else personal).shape[:-1]
         rest = {
             False: self._pieces(shared.expand(*lead, -1), False),
             True: self._pieces(personal.expand(*lead, -1), True),
@@ -129,8 +129,7 @@ class Division:
 
 def _chosen(layout: Layout, own: Sequence[bool], wanted: bool) -> Layout:
     kept = [place for place, mine in enumerate(own) if mine == wanted]
-    names, shapes = (tuple(values[place] for place in kept) for values in (layout.names, layout.shapes))
-    return Layout(names, shapes, layout.dtype)
+    return Layout(tuple(layout.names[i] for i in kept), tuple(layout.shapes[i] for i in kept), layout.dtype)
 
 
 def _listed(names: Sequence[str]) -> str:

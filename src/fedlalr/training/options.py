@@ -39,6 +39,11 @@ def _check_patterns(patterns: object) -> None:
         raise TypeError(f"personal must be a list of patterns of parameter names, such as ['head.*'], not {patterns!r}")
 
 
+def _check_holdout(share: float | None) -> None:
+    if share is not None and share >= 1:
+        raise ValueError(f"holdout must lie between 0 and 1, such as 0.2, not {share!r}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class LocalOptions:
     """How every client trains."""
@@ -66,6 +71,11 @@ class LocalOptions:
         "average",
         "Normalisation statistics: the mean of the clients' own, recalibrated with the new model, or local to each "
         "client.",
+    )
+    holdout: Positive | None = option(
+        None,
+        "Share of every client's samples to evaluate its model on instead of training; None: train on all.",
+        check=_check_holdout,
     )
     loss: Loss = option(
         nn.functional.cross_entropy, "Loss function of (outputs, targets), a mean over the batch.", config=False

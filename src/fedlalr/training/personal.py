@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.training.interfaces import Buffers, Replies, Training, Work
+from fedlalr.training.torch_state import set_buffers
 
 SLOT, BUFFER = "personal.", "buffer."
 """Prefixes of the names under which personal coordinates and local buffers are kept."""
@@ -90,6 +91,14 @@ def from_clients(replies: Replies, work: Work, training: Training) -> Replies:
         buffers=shared_buffers(training, replies.buffers),
         kept=Slots(**kept),
     )
+
+
+def load_client(training: Training, x: Tensor, buffers: Buffers, kept: Slots) -> None:
+    """Write a client's model into the module: the shared x and buffers that are sent, and its own."""
+    if training.personal:
+        x = training.division.join(x, kept[f"{SLOT}x"])
+    training.layout.load(training.model, x)
+    set_buffers(training.model, {**buffers, **named(kept, BUFFER)})
 
 
 def named(kept: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -98,16 +98,15 @@ class FederatedServer:
         )
         return OpenRound(work, SpooledInbox(expected, self.spool_folder), Stopwatch())
 
-    def instruction(self, opened: OpenRound, client: int) -> Instruction:
-        """The instruction for one client of the cohort."""
-        work = opened.work
+    def instruction(self, client: int, work: Work | None = None) -> Instruction:
+        """The instruction for one client of a round's cohort; without work, to evaluate the current model."""
         return Instruction(
             run=self.run,
-            round=work.round,
-            lr=work.lr,
+            round=work.round if work else self.state.round,
+            lr=work.lr if work else 0.0,
             client=client,
-            cohort=work.cohort,
-            population=work.population,
+            cohort=work.cohort if work else 0,
+            population=self.population,
             seed=self.training.seed,
             contract=self.contract,
             layout=self.layout,
