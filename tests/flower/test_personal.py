@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 import fedlalr as fl
 from conftest import make_clients, make_model
+from fedlalr.data.population import as_clients
 from fedlalr.federation.client_evaluation import Score
 from fedlalr.federation.replies.payload import Rejected
 from fedlalr.flower import client_app
@@ -132,3 +133,14 @@ def test_a_node_has_one_kind_of_test_samples(tmp_path):
     grid = InProcessGrid({0: Node(app, {"partition-id": 0, "state-dir": str(tmp_path)})})
     with pytest.raises(fl.RoundFailed, match="holdout in its settings; give one of them"):
         strategy(fl.FedAvg(), settings=settings, population=1).start(grid)
+
+
+def test_the_test_set_of_a_population_is_not_used_with_personal_parameters(tmp_path):
+    plain = as_clients(PAIRS)
+    population = fl.data.Population(plain.inputs, plain.targets, plain.partition, test=PAIRS[0])
+    server = strategy(fl.FedAvg(), with_buffers, PERSONAL, test=population)
+    server.start(InProcessGrid(nodes(fl.FedAvg(), tmp_path, with_buffers, PERSONAL)))
+    assert server.result.history[-1].accuracy is None
+    assert strategy(fl.FedAvg(), with_buffers, test=population).problem.test is not None
+    with pytest.raises(ValueError, match="incomplete with personal parameters"):
+        strategy(fl.FedAvg(), with_buffers, PERSONAL, test=PAIRS[0])

@@ -166,11 +166,6 @@ class Options(LocalOptions):
             )
         if self.buffers == "local" and "buffers" in (self.reduce or {}):
             raise ValueError("reduce names 'buffers', but with buffers='local' they are not sent; leave it out")
-        if self.test is not None and (self.personal or self.buffers == "local"):
-            raise ValueError(
-                "test evaluates the server's model, which is incomplete with personal parameters or buffers='local'; "
-                "evaluate every client's own model instead, with holdout=0.2 or client_tests=[…]"
-            )
 
     def training(self, model: nn.Module, algorithm: Algorithm, clients: Clients) -> Training:
         """How every client trains, for a private copy of the module."""

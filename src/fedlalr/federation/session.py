@@ -38,6 +38,7 @@ from fedlalr.federation.validation import (
     as_client_tests,
     check_client_tests,
     check_cohort,
+    check_no_test,
     check_observers,
     check_problem,
     check_rounds,
@@ -91,7 +92,8 @@ class Problem:
         training = options.training(model, algorithm, clients)
         test = options.test if options.test is not None else getattr(clients, "test", None)
         if training.is_personal:
-            test = None  # the server's model is incomplete
+            check_no_test(options.test)
+            test = None  # a population's own does not fit the server's model either
         transform = clients.transform if isinstance(clients, Population) else None
         check_metrics(options.metrics, test)
         client_tests = None

@@ -257,6 +257,15 @@ def check_test(test: tuple[Samples, Tensor]) -> None:
         raise ValueError("the test set is empty; leave test out to run without one")
 
 
+def check_no_test(test: object) -> None:
+    """Reject a test set if the clients have models of their own."""
+    if test is not None:
+        raise ValueError(
+            "test evaluates the server's model, which is incomplete with personal parameters or buffers='local'; "
+            "evaluate every client's own model instead, with holdout=0.2 or client_tests=[…]"
+        )
+
+
 def _check_labels(clients: Population, classes: int, ignored: int | None, whose: str = "client") -> None:
     outside = _outside(clients.targets, classes, ignored)
     if not outside.any():

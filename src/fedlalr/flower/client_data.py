@@ -11,13 +11,14 @@ from torch.utils.data import Dataset, TensorDataset
 
 from fedlalr.data.input_errors import check_rows, explain_client
 from fedlalr.data.partition import Partition
-from fedlalr.data.population import Clients, DatasetClients, Population, is_dataset, plain_tensors
+from fedlalr.data.population import Clients, DatasetClients, Population, Samples, is_dataset, plain_tensors
 
 
 class RemoteClients:
-    """The clients as seen by the server: only their number."""
+    """The clients as seen by the server: only their number, and the test set of their population if it has one."""
 
-    def __init__(self, population: int) -> None:
+    def __init__(self, population: int, test: tuple[Samples, Tensor] | None = None) -> None:
+        self.test = test
         self._sizes = torch.zeros(population, dtype=torch.int64)
 
     @property

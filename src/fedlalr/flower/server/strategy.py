@@ -94,9 +94,9 @@ class FederatedStrategy(Strategy):
         check_choice("layout", layout, LAYOUTS)
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
             raise ValueError(f"retries must be a whole number of at least 0, not {retries!r}")
-        held_out = test.test if isinstance(test, Population) else test
-        options = read_settings(settings, test=held_out, metrics=metrics, observers=observers)
-        problem = Problem.of(model, RemoteClients(population), algorithm, options, remote=True)
+        given, theirs = (None, test.test) if isinstance(test, Population) else (test, None)
+        options = read_settings(settings, test=given, metrics=metrics, observers=observers)
+        problem = Problem.of(model, RemoteClients(population, theirs), algorithm, options, remote=True)
         self.problem = replace(problem, transform=test.transform) if isinstance(test, Population) else problem
         self.deadline, self.join_deadline, self.retries, self.poll = deadline, join_deadline, retries, poll
         self.layout, self.spool_dir = layout, spool_dir or options.run_dir
