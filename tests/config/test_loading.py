@@ -49,7 +49,7 @@ def test_a_method_without_settings_in_the_preset_has_its_defaults() -> None:
         ("weight_decay=-1", ["weight_decay cannot be -1"]),
         ("schedule={name: exponential, factor: .inf}", ["schedule: Exponential's factor must lie in (0, 1], not inf"]),
         ("partition.scheme=dirichelet", ["choose one of dirichlet, dirichlet-classes", "Did you mean 'dirichlet'?"]),
-        ("buffers=recalibrated", ["choose one of average, recalibrate", "Did you mean 'recalibrate'?"]),
+        ("buffers=recalibrated", ["choose one of average, recalibrate, local", "Did you mean 'recalibrate'?"]),
         ("dtype=half", ["choose one of float32, float64"]),
         ("algorithm=fedadm", ["no algorithm 'fedadm'", "fedavg", "Did you mean 'fedadam'?"]),
         ("algorithm.server_rate=1", ["fedlalr has no option 'server_rate'", "lr, betas, eps"]),

@@ -73,7 +73,7 @@ def run(model=None, clients=None, algorithm=None, **options):
         ({"weight_decay": -1.0}, "weight_decay must be a finite number of at least 0"),
         ({"clip_norm": 0.0}, "clip_norm must be a finite number above 0"),
         ({"weighting": "sizes"}, "weighting must be one of 'uniform', 'samples', not 'sizes'"),
-        ({"buffers": "none"}, "buffers must be one of 'average', 'recalibrate'"),
+        ({"buffers": "none"}, "buffers must be one of 'average', 'recalibrate', 'local'"),
         ({"engine": "turbo"}, "engine must be one of 'auto', 'reference'"),
         ({"min_clients": 3}, "min_clients is 3 but only 2 clients take part"),
         ({"resume": True}, "resume=True needs run_dir"),

@@ -7,7 +7,7 @@ from fedlalr.algorithms.slots import Slots
 from fedlalr.flower.client.state import KeptStore
 from fedlalr.flower.server.accepted_rounds import AcceptedRounds
 
-LIKE = torch.zeros(3)
+FIRST = Slots(c_i=torch.zeros(3))
 
 
 def kept(value):
@@ -16,12 +16,12 @@ def kept(value):
 
 def test_a_client_starts_from_zero_and_loads_any_stored_round(tmp_path):
     store = KeptStore(tmp_path, "ab12", 2)
-    assert torch.equal(store.load(0, ("c_i",), LIKE).c_i, LIKE)
+    assert torch.equal(store.load(0, FIRST).c_i, FIRST.c_i)
     store.save(1, kept(1))
     store.save(2, kept(2))
     again = KeptStore(tmp_path, "ab12", 2)
-    assert again.load(1, ("c_i",), LIKE).c_i.tolist() == [1, 1, 1]
-    assert again.load(2, ("c_i",), LIKE).c_i.tolist() == [2, 2, 2]
+    assert again.load(1, FIRST).c_i.tolist() == [1, 1, 1]
+    assert again.load(2, FIRST).c_i.tolist() == [2, 2, 2]
     assert again.rounds() == [1, 2]
     again.forget(before=2)
     assert again.rounds() == [2]
@@ -31,20 +31,20 @@ def test_runs_and_clients_do_not_share_state(tmp_path):
     KeptStore(tmp_path, "ab", 0).save(1, kept(5))
     for run, client in (("ab", 1), ("cd", 0)):
         with pytest.raises(FileNotFoundError, match=f"client {client} should continue from its state after round 1"):
-            KeptStore(tmp_path, run, client).load(1, ("c_i",), LIKE)
+            KeptStore(tmp_path, run, client).load(1, FIRST)
 
 
 def test_a_corrupt_or_foreign_file_is_rejected(tmp_path):
     store = KeptStore(tmp_path, "ab", 0)
     store.save(1, kept(5))
     with pytest.raises(ValueError, match="does not contain c_i with 4"):
-        store.load(1, ("c_i",), torch.zeros(4))
+        store.load(1, Slots(c_i=torch.zeros(4)))
     with pytest.raises(ValueError, match="does not contain other"):
-        store.load(1, ("other",), LIKE)
+        store.load(1, Slots(other=torch.zeros(3)))
     place = next(store.folder.iterdir())
     place.write_bytes(place.read_bytes()[:10])
     with pytest.raises(ValueError, match="cannot be read"):
-        store.load(1, ("c_i",), LIKE)
+        store.load(1, FIRST)
 
 
 def test_the_name_of_a_run_cannot_escape_the_folder(tmp_path):

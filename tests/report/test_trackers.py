@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import fedlalr as fl
 from fedlalr.cli import app
 from fedlalr.federation import RunInfo
+from fedlalr.federation.record import Distribution
 from fedlalr.report.trackers import (
     MLflow,
     TensorBoard,
@@ -168,6 +169,16 @@ def test_measures_are_tracked_under_their_names() -> None:
     (record,) = curve([0.5]).records
     measured = numbers_of(replace(record, metrics={"auc": 0.75, "none": math.nan}))
     assert {name: value for name, value in measured.items() if name.startswith("metrics")} == {"metrics/auc": 0.75}
+
+
+def test_the_quality_over_the_clients_is_tracked() -> None:
+    (record,) = curve([0.5]).records
+    over = numbers_of(replace(record, per_client={"accuracy": Distribution(0.75, math.nan, 0.5, 20)}))
+    assert {name: value for name, value in over.items() if name.startswith("per_client")} == {
+        "per_client/accuracy/mean": 0.75,
+        "per_client/accuracy/worst": 0.5,
+        "per_client/accuracy/clients": 20,
+    }
 
 
 def test_the_command_line_tracks_a_run_and_says_what_is_missing(

@@ -86,11 +86,13 @@ DICTS = {
     "loss": "model",
     "test": Rows(token_samples(9, seed=9), ragged=True),
 }
+PERSONAL = {"personal": ("1.*", "4.*"), "buffers": "local", "test": None, "holdout": 0.2, "batch_size": 20}
 JOBS = {
     "fedlalr": lambda engine: job(engine, weighting="samples"),
     "fedlalr max": lambda engine: job(engine, fl.FedLALR(momentum="restart", second_moment="max")),
     "scaffold": lambda engine: job(engine, fl.SCAFFOLD()),
     "recalibrated": lambda engine: job(engine, fl.FedAvg(), buffers="recalibrate"),
+    "personal": lambda engine: job(engine, fl.SCAFFOLD(), **PERSONAL),
     "median": lambda engine: job(engine, reduce={"x": "median", "v_hat": "median"}, clients_per_round=None),
     "clipped": lambda engine: job(engine, max_norm_ratio=1.0, clients_per_round=None),
     "own": lambda engine: job(engine, reduce={"x": Halved(), "v_hat": fl.reductions.Max()}),
@@ -111,7 +113,10 @@ def outcome(done):
         (r.round, r.loss, r.accuracy, r.train_loss, r.bytes_up, r.clients, r.metrics, r.rejected)
         for r in result.history
     ]
-    return {"state": result.state, "buffers": dict(result.model.named_buffers()), "records": records, "seen": seen}
+    state = {**result.state, **{f"client {client}": own for client, own in result.personal.items()}}
+    scores = [tuple(each) for r in result.history for each in r.per_client.values()]
+    buffers = dict(result.model.named_buffers())
+    return {"state": state, "buffers": buffers, "records": records, "scores": scores, "seen": seen}
 
 
 def same_results(folder: Path) -> dict:

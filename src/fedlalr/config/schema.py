@@ -212,6 +212,7 @@ else:
         "dtype": Any,
         "decayed": str | list[str] | None,
         "trainable": str | list[str] | None,
+        "personal": str | list[str] | None,
     }
     OptionsConfig = create_model(
         "OptionsConfig",

@@ -68,11 +68,6 @@ class Options(LocalOptions):
     weighting: Literal["uniform", "samples"] = option(
         "uniform", "Weigh replies equally, or by their clients' number of samples.", scope="server"
     )
-    buffers: Literal["average", "recalibrate"] = option(
-        "average",
-        "Normalisation statistics: the mean of the clients' own, or recalibrated with the new model.",
-        scope="server",
-    )
     reduce: Mapping[str, str | SlotReduction | Mapping[str, object]] | None = option(
         None, 'Slot to reduction, in place of the algorithm\'s own, such as `{"x": "median"}`.', scope="server"
     )
@@ -93,6 +88,17 @@ class Options(LocalOptions):
         "Your own metrics: name to function of the test set's outputs and targets.",
         scope="run",
         config=False,
+    )
+    client_tests: Sequence[object] | None = option(
+        None,
+        "A test set for every client, in their order, in place of `holdout`; the same kinds of data as `clients`.",
+        scope="run",
+        config=False,
+    )
+    evaluate_every: Count = option(
+        10,
+        "Rounds between two evaluations of all clients, with `holdout` or `client_tests`; also after the last round.",
+        scope="run",
     )
     observers: Sequence[Observer] = option((), "Called as the run progresses.", scope="run", config=False)
     engine: str | Callable[[Training], Engine] = option(
@@ -135,7 +141,7 @@ class Options(LocalOptions):
                 object.__setattr__(self, each.name, int(value))
         if isinstance(self.dtype, str):
             object.__setattr__(self, "dtype", _DTYPES.get(self.dtype, self.dtype))
-        for name in ("decayed", "trainable"):
+        for name in ("decayed", "trainable", "personal"):
             if isinstance(value := getattr(self, name), str):
                 object.__setattr__(self, name, (value,))
         if str(self.run_dir).startswith("~"):  # otherwise a folder named ~ would be created
@@ -164,6 +170,19 @@ class Options(LocalOptions):
         self._check_groups(model)
         if self.resume and self.run_dir is None:
             raise ValueError("resume=True needs run_dir, the directory of the run to resume")
+        self._check_personal()
+        if self.holdout is not None and self.client_tests is not None:
+            raise ValueError("holdout and client_tests both say what clients are evaluated on; give one of them")
+
+    def _check_personal(self) -> None:
+        """Reject options that contradict personal parameters or local buffers."""
+        if self.personal and self.buffers == "recalibrate":
+            raise ValueError(
+                "buffers='recalibrate' needs the server's model, which is incomplete with personal parameters; "
+                "use buffers='local' or 'average'"
+            )
+        if self.buffers == "local" and "buffers" in (self.reduce or {}):
+            raise ValueError("reduce names 'buffers', but with buffers='local' they are not sent; leave it out")
 
     def _check_groups(self, model: nn.Module) -> None:
         """Reject patterns of parameters that match nothing, or have no effect."""
@@ -191,12 +210,14 @@ class Options(LocalOptions):
         if fault is not None:
             raise ValueError("; ".join(fault))
         local = {each.name: getattr(self, each.name) for each in fields(LocalOptions)}
-        return Training(private, Layout.of(private), clients.to(where), algorithm, where, compute, **local)
+        training = Training(private, Layout.of(private), clients.to(where), algorithm, where, compute, **local)
+        _ = training.division  # rejects patterns that do not fit the module
+        return training
 
     def rules(self, algorithm: Algorithm) -> Rules:
         """How the server treats the replies."""
         reductions = as_reductions(self.reduce, algorithm.slots)
-        return Rules(self.weighting, self.buffers, self.min_clients, reductions, self.max_norm_ratio)
+        return Rules(self.weighting, self.min_clients, reductions, self.max_norm_ratio)
 
     def rate(self, algorithm: Algorithm, round: int) -> float:
         """The clients' rate in a round (from 1)."""

@@ -6,9 +6,21 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedlalr.federation.replies.screening import Rejection
+
+
+class Distribution(NamedTuple):
+    """A quantity over the clients, each evaluated on its own samples."""
+
+    mean: float
+    spread: float
+    """The standard deviation over the clients."""
+    worst: float
+    """The mean over the worst 10 % of the clients, at least one."""
+    clients: int
+    """How many were evaluated."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +52,15 @@ class Record:
     """Seconds spent in each part of the round."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The caller's metrics, on the test set."""
+    per_client: Mapping[str, Distribution] = field(default_factory=dict)
+    """`loss` and `accuracy` over the clients; empty in a round after which they are not evaluated."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values; non-finite numbers become None, as JSON cannot represent them."""
         plain = asdict(self)
         plain["rejected"] = [rejection._asdict() for rejection in self.rejected]
         plain["metrics"] = _finite(self.metrics)
+        plain["per_client"] = {name: _finite(each._asdict()) for name, each in self.per_client.items()}
         return _finite(plain)
 
     def to_json(self) -> str:
@@ -63,20 +78,41 @@ class Record:
             plain[name] = tuple(plain.get(name, ()))
         for name in ("loss", "train_loss"):
             plain[name] = math.nan if plain[name] is None else plain[name]
-        metrics = plain.get("metrics", {})
-        plain["metrics"] = {name: math.nan if value is None else value for name, value in metrics.items()}
+        plain["metrics"] = _with_nan(plain.get("metrics", {}))
+        over = plain.get("per_client", {})
+        plain["per_client"] = {name: Distribution(**_with_nan(each)) for name, each in over.items()}
         record = cls(**plain)
         record._check_numbers()
         return record
 
     def _check_numbers(self) -> None:
         """Reject a record in which a number is something else, as in an edited file."""
-        others = ("rejected", "clipped", "repeatedly", "timing", "metrics")
+        others = ("rejected", "clipped", "repeatedly", "timing", "metrics", "per_client")
         numbers = {name: value for name, value in vars(self).items() if name not in others}
-        for name, value in {**numbers, **self.timing, **self.metrics}.items():
+        over = {f"{part} of {name}": v for name, each in self.per_client.items() for part, v in each._asdict().items()}
+        for name, value in {**numbers, **self.timing, **self.metrics, **over}.items():
             missing = name == "accuracy" and value is None
             if not missing and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise ValueError(f"{name} is {value!r}, not a number")
+
+
+def over_clients(per_client: Mapping[str, Distribution]) -> str:
+    """The accuracy over the clients in words, or without one the loss; ends with a comma.
+
+    >>> over_clients({"accuracy": Distribution(0.8, 0.05, 0.7, 20)})
+    'over clients accuracy 80.0% ± 5.0% (worst 10 %: 70.0%), '
+    """
+    if "accuracy" in per_client:
+        mean, spread, worst, _ = (f"{value:.1%}" for value in per_client["accuracy"])
+        return f"over clients accuracy {mean} ± {spread} (worst 10 %: {worst}), "
+    if "loss" in per_client:
+        mean, spread, worst, _ = (f"{value:.4g}" for value in per_client["loss"])
+        return f"over clients loss {mean} ± {spread} (worst 10 %: {worst}), "
+    return ""
+
+
+def _with_nan(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: math.nan if value is None else value for name, value in values.items()}
 
 
 def _finite(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 
 from fedlalr.federation.observers import RunInfo
-from fedlalr.federation.record import Record
+from fedlalr.federation.record import Record, over_clients
 from fedlalr.federation.round import ServerState
 from fedlalr.training import Training
+from fedlalr.training.personal import BUFFER, SLOT, named
 from fedlalr.training.torch_state import copied, set_buffers
 
 State = dict[str, dict[str, Tensor]]
@@ -26,6 +29,23 @@ class Result:
     model: nn.Module
     """The trained module, a copy of the one passed in."""
     info: RunInfo
+    personal: Mapping[int, Mapping[str, Tensor]] | None = field(default_factory=dict)
+    """The personal parameters and local buffers of each client that took part, by name; None if they are on the
+    clients' own machines."""
+
+    def client_model(self, client: int) -> nn.Module:
+        """A client's model: the server's, with its own personal parameters and local buffers if it took part."""
+        if not 0 <= client < self.info.population:
+            raise ValueError(f"there is no client {client}; the clients are numbered 0 to {self.info.population - 1}")
+        if self.personal is None:
+            raise RuntimeError("the clients' models are on their own machines; the server has only what they share")
+        model = copied(self.model)
+        own = self.personal.get(client, {})
+        with torch.no_grad():
+            for name, value in (*model.named_parameters(), *model.named_buffers()):
+                if name in own:
+                    value.copy_(own[name])
+        return model
 
     @property
     def bytes_up(self) -> int:
@@ -44,6 +64,7 @@ class Result:
         last = self.history[-1]
         accuracy = "" if last.accuracy is None else f"accuracy {last.accuracy:.1%}, "
         metrics = "".join(f"{name} {value:.4g}, " for name, value in last.metrics.items())
+        metrics += over_clients(last.per_client)
         return (
             f"Result({self.info.algorithm}, {last.round} {'round' if last.round == 1 else 'rounds'}: "
             f"{accuracy}loss {last.loss:.4g}, {metrics}"
@@ -56,6 +77,17 @@ def named_state(state: ServerState, training: Training) -> State:
     return {
         slot: {name: view.clone() for name, view in training.layout.views(flat).items()}
         for slot, flat in state.slots.items()
+    }
+
+
+def personal_states(state: ServerState, training: Training, *, here: bool) -> dict[int, dict[str, Tensor]] | None:
+    """The personal parameters and local buffers of each client that took part; None if they are not held `here`."""
+    if not training.is_personal or not here:
+        return None if training.is_personal else {}
+    layout = training.division.personal
+    return {
+        client: {**(layout.views(kept[f"{SLOT}x"]) if training.personal else {}), **named(kept, BUFFER)}
+        for client, kept in state.kept.items()
     }
 
 

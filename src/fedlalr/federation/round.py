@@ -9,11 +9,19 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fedlalr.algorithms.slots import Algorithm, Context, Slots
+from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.federation.replies.reducing import reduce_buffers, reduce_replies, weights
 from fedlalr.federation.replies.reductions import SlotReduction
 from fedlalr.federation.replies.screening import MAX_NORM_RATIO, Rejection, screen
 from fedlalr.training.interfaces import Buffers, Engine, Probe, Replies, Trace, Training, Work
+from fedlalr.training.personal import (
+    first_kept,
+    from_clients,
+    shared_buffers,
+    shared_slots,
+    to_clients,
+    with_personal,
+)
 from fedlalr.training.torch_state import module_randomness
 
 DEBUG_HINT = "Run with debug=True or --debug to train them again one by one and see what is in their data"
@@ -37,7 +45,7 @@ class ServerState:
     slots: Slots
     buffers: Buffers
     kept: Mapping[int, Slots] = field(default_factory=dict)
-    """The kept slots of each client that has any."""
+    """What each client keeps that has taken part: see `training/personal.py`."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,6 @@ class Rules:
     """How the server treats the cohort's replies."""
 
     weighting: str = "uniform"
-    buffers: str = "average"
     min_clients: int = 1
     reduce: Mapping[str, SlotReduction] = field(default_factory=dict)
     """Reductions that differ from the algorithm's, by slot, and that of buffers if they are not averaged."""
@@ -85,39 +92,39 @@ def run_round(
     `on_rejected` is called with the rejected replies before the round continues or fails.
     """
     algorithm, clock = training.algorithm, Stopwatch()
-    broadcast = state.slots.only(*algorithm.slots.down)
     work = Work(
         round=state.round + 1,
         lr=lr,
         clients=cohort,
-        broadcast=broadcast,
-        buffers=state.buffers,
+        broadcast=shared_slots(training, state.slots.only(*algorithm.slots.down)),
+        buffers=shared_buffers(training, state.buffers),
         kept=_kept(state, cohort, training),
         cohort=len(cohort),
         population=len(training.clients),
         probe=probe,
         shapes=training.shapes,
     )
+    given = to_clients(work, training)
     with module_randomness(training, work.round):
-        replies = engine.train(work)
+        replies = from_clients(engine.train(given), work, training)
     clock.lap("train")
 
     accepted, rejected, clipped = screen(
         replies,
-        broadcast,
+        work.broadcast,
         algorithm.slots,
-        buffers=state.buffers,
+        buffers=work.buffers,
         max_norm_ratio=rules.max_norm_ratio,
     )
     if rejected and on_rejected is not None:
-        on_rejected(work, rejected)
+        on_rejected(given, rejected)
     if len(accepted.clients) < rules.min_clients:
         message = too_few(work.round, len(accepted.clients), rules.min_clients, rejected)
         raise RoundFailed(message if on_rejected is not None else f"{message}. {DEBUG_HINT}", rejected)
     clock.lap("screen")
 
     new = _reduce(state, work, accepted, training, rules)
-    measures = rules.buffers == "recalibrate" and bool(new.buffers)
+    measures = training.buffers == "recalibrate" and bool(new.buffers)
     if measures:
         with module_randomness(training, work.round):
             statistics = engine.recalibrate(new.slots.x, new.buffers, accepted.clients, work.round)
@@ -143,22 +150,25 @@ def run_round(
 
 def _reduce(state: ServerState, work: Work, accepted: Replies, training: Training, rules: Rules) -> ServerState:
     """The server's next state from the accepted replies; `RoundFailed` if it is not finite."""
-    algorithm = training.algorithm
-    share = _share(accepted, training, rules)
+    share, table = _share(accepted, training, rules), training.algorithm.slots
     with torch.no_grad():
-        reduced, buffers = reduce_replies(accepted, work.broadcast, state.buffers, share, algorithm.slots, rules.reduce)
-    slots = update_slots(state, work, reduced, accepted.steps, share, algorithm)
+        reduced, buffers = reduce_replies(accepted, work.broadcast, work.buffers, share, table, rules.reduce)
+    slots = update_slots(state, work, reduced, accepted.steps, share, training)
     kept, theirs = dict(state.kept), accepted.kept.map(accepted.spread.gather)
     for row, client in enumerate(accepted.clients.tolist()):
         if len(theirs):
             kept[client] = theirs.map(lambda tensor, row=row: tensor[row].clone())  # type: ignore[misc]
-    return ServerState(round=work.round, slots=slots, buffers=buffers, kept=kept)
+    return ServerState(round=work.round, slots=slots, buffers=buffers or state.buffers, kept=kept)
 
 
 def update_slots(
-    state: ServerState, work: Work, reduced: Slots, steps: Tensor, share: Tensor, algorithm: Algorithm
+    state: ServerState, work: Work, reduced: Slots, steps: Tensor, share: Tensor, training: Training
 ) -> Slots:
-    """The server's slots after the algorithm's update; `RoundFailed` if not finite. `steps` and `share` are `[R]`."""
+    """The server's slots after the algorithm's update; `RoundFailed` if not finite. `steps` and `share` are `[R]`.
+
+    Personal coordinates stay at their initial values.
+    """
+    algorithm = training.algorithm
     context = Context(
         round=work.round,
         lr=work.lr,
@@ -167,9 +177,9 @@ def update_slots(
         population=work.population,
     )
     with torch.no_grad():
-        slots = algorithm.update(state.slots, reduced, context)
+        slots = algorithm.update(shared_slots(training, state.slots), reduced, context)
     check_finite(slots, work.round, f"after the update of {type(algorithm).__name__}")
-    return slots
+    return with_personal(training, slots, state.slots)
 
 
 def check_finite(tensors: Mapping[str, Tensor], round: int, when: str) -> None:
@@ -188,15 +198,10 @@ def _share(accepted: Replies, training: Training, rules: Rules) -> Tensor:
 
 
 def _kept(state: ServerState, cohort: Tensor, training: Training) -> Slots:
-    """The kept slots of the cohort's clients, stacked; zero for a client that has not kept anything yet."""
-    zero = torch.zeros_like(state.slots.x)
-    names: Sequence[str] = training.algorithm.slots.kept
-    return Slots(
-        **{
-            name: torch.stack([state.kept[c][name] if c in state.kept else zero for c in cohort.tolist()])
-            for name in names
-        }
-    )
+    """Everything that the cohort's clients keep, stacked."""
+    first = first_kept(training, state.slots, state.buffers)
+    rows = [state.kept.get(client, first) for client in cohort.tolist()]
+    return Slots(**{name: torch.stack([row[name] for row in rows]) for name in first})
 
 
 def too_few(round: int, accepted: int, wanted: int, rejected: Sequence[Rejection]) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedlalr.algorithms.slots import Algorithm
 from fedlalr.data.population import Clients, as_clients
+from fedlalr.federation.client_evaluation import Score, evaluate_clients
 from fedlalr.federation.debug import Debugger
 from fedlalr.federation.observers import Observer, RunInfo
 from fedlalr.federation.options import Options, documented
@@ -51,11 +52,12 @@ def run(model: nn.Module, clients: Clients | Sequence[object], algorithm: Algori
 class Simulation:
     """The transport of `fl.run`: an engine trains the cohort on this machine, or on the ranks that torchrun started."""
 
+    holds_kept = True
+
     def __init__(self, problem: Problem) -> None:
         self.problem, self.observers = problem, tuple(problem.options.observers)
         self._requested, self.ranks = join_ranks(problem.options.engine, problem.training.device)
         self.engine = self._requested if isinstance(self._requested, str) else "auto"
-        self.kept = problem.training.algorithm.slots.kept
         self._debugger = Debugger(problem.training) if problem.options.debug and self.ranks.is_first else None
         self._chosen: Engine | None = None
 
@@ -100,6 +102,11 @@ class Simulation:
         cohort = with_included(cohort, self.observers, t, population)
         probe = _probe(self.observers, t)
         return run_round(state, cohort, lr, self._chosen, training, self.problem.rules, probe, self._debugger)
+
+    def evaluate_clients(self, state: ServerState) -> dict[int, Score]:
+        """Evaluate every client on this machine, or on its ranks."""
+        tests = self.problem.client_tests
+        return {} if tests is None else evaluate_clients(self.problem.training, state, tests, self.ranks)
 
     def recorded(self, choices: dict[str, Any]) -> None:
         """Record the chunk size, which a resumed run must reuse to get the same bits."""

@@ -10,39 +10,46 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
 from torch import nn
 
-from fedlalr.algorithms.slots import Algorithm
+from fedlalr.algorithms.slots import Algorithm, Slots
+from fedlalr.data.holdout import hold_out
 from fedlalr.data.population import Clients, Population
 from fedlalr.data.test_set import as_test, is_one_tensor
 from fedlalr.data.transforms import Transform
+from fedlalr.federation.client_evaluation import Score, distributions
 from fedlalr.federation.evaluation import Evaluation, evaluate
 from fedlalr.federation.metrics import check_metrics
 from fedlalr.federation.observers import RunInfo, show_round
 from fedlalr.federation.options import Options
 from fedlalr.federation.record import Record
 from fedlalr.federation.replies.screening import SEVERAL, Streaks
-from fedlalr.federation.result import Result, named_state, trained_model
+from fedlalr.federation.result import Result, named_state, personal_states, trained_model
 from fedlalr.federation.round import RoundOutcome, Rules, ServerState
 from fedlalr.federation.schedules import depends_on_rounds
-from fedlalr.federation.storage.fingerprint import facts_of, plain
+from fedlalr.federation.storage.fingerprint import data_facts, facts_of, plain
 from fedlalr.federation.storage.journal import Journal
 from fedlalr.federation.validation import (
+    as_client_tests,
+    check_client_tests,
     check_cohort,
+    check_no_test,
     check_observers,
     check_problem,
     check_rounds,
     check_slots,
 )
 from fedlalr.training import Training
+from fedlalr.training.memory import check_kept
 from fedlalr.training.options import options_in
+from fedlalr.training.personal import first_kept, shared_buffers
 from fedlalr.training.ranks import Ranks
 from fedlalr.training.torch_state import (
     forked_generators,
@@ -71,6 +78,8 @@ class Problem:
     test: Clients | None
     """The test set, as the data of one client."""
     transform: Transform | None
+    client_tests: Clients | None = None
+    """What each client is evaluated on, if it is here."""
 
     @classmethod
     def of(
@@ -84,13 +93,24 @@ class Problem:
         rules = options.rules(algorithm)
         training = options.training(model, algorithm, clients)
         given = options.test if options.test is not None else getattr(clients, "test", None)
+        if training.is_personal:
+            check_no_test(options.test)
+            given = None  # a population's own does not fit the server's model either
         transform = clients.transform if isinstance(clients, Population) else None
         check_metrics(options.metrics, given)
         test = None if given is None else as_test(given, options.target, options.collate_fn)
-        if not remote:
-            with undisturbed(training.device), forked_generators(training.device):
+        client_tests = None
+        if options.holdout is not None and not remote:
+            own, client_tests = hold_out(training.clients, options.holdout, training.seed)
+            training = replace(training, clients=own)
+        elif options.client_tests is not None:
+            client_tests = as_client_tests(options.client_tests, training, transform)
+        with undisturbed(training.device), forked_generators(training.device):
+            if not remote:
                 check_problem(training, test)
-        return cls(model, training, options, rules, cohort_size, test, transform)
+            if options.client_tests is not None and client_tests is not None:
+                check_client_tests(training, client_tests)
+        return cls(model, training, options, rules, cohort_size, test, transform, client_tests)
 
     def facts(self) -> dict[str, Any]:
         """Everything the result depends on; a run can only be resumed with the same facts."""
@@ -98,6 +118,8 @@ class Problem:
         chosen |= {"clients_per_round": self.cohort_size, "reduce": self.rules.reduce}
         if depends_on_rounds(self.options.schedule):
             chosen["rounds"] = self.options.rounds
+        if self.options.client_tests is not None and self.client_tests is not None:
+            chosen["client_tests"] = data_facts(self.client_tests)
         return facts_of(self.training, self.training.clients, self.test, chosen)
 
 
@@ -108,8 +130,8 @@ class Transport(Protocol):
     def ranks(self) -> Ranks: ...
 
     @property
-    def kept(self) -> tuple[str, ...]:
-        """Slots that clients keep and the server's checkpoints hold for them."""
+    def holds_kept(self) -> bool:
+        """Whether this process holds what clients keep, so that its checkpoints contain it."""
         ...
 
     @property
@@ -123,6 +145,10 @@ class Transport(Protocol):
 
     def run_round(self, state: ServerState, lr: float) -> RoundOutcome:
         """Sample a cohort, train it, reduce its replies. `RoundFailed` leaves the state as it was."""
+        ...
+
+    def evaluate_clients(self, state: ServerState) -> Mapping[int, Score]:
+        """Evaluate every client that can be reached on its own samples; none if clients have no test samples."""
         ...
 
     def recorded(self, choices: dict[str, Any]) -> None:
@@ -165,7 +191,9 @@ class Session:
             stack.enter_context(journal)
             ranks.prepare(training.model, self._shared())
             fresh = self._fresh or initial_state(training)
-            found = journal.restore(fresh, facts, self.transport.kept, self.transport.engine)
+            kept = first_kept(training, fresh.slots, fresh.buffers) if self.transport.holds_kept else Slots()
+            self._check_memory(kept)
+            found = journal.restore(fresh, facts, kept, self.transport.engine)
             self.state = ranks.first(found)
             check_rounds(self.options.rounds, self.state.round)
             stack.enter_context(closing(self.transport))
@@ -205,6 +233,7 @@ class Session:
                 named_state(self.state, self.training),
                 trained_model(self.problem.model, self.state, self.training),
                 self.info,
+                personal_states(self.state, self.training, here=self.transport.holds_kept),
             )
         for observer in self.observers:
             observer.on_end(result)
@@ -219,17 +248,24 @@ class Session:
         self.transport.recorded(self.journal.choices)
         evaluating = time.perf_counter()
         evaluation = self._evaluate()
+        last = t == self.options.rounds
+        due = last or t % self.options.evaluate_every == 0
+        scores = self.transport.evaluate_clients(self.state) if due else {}
         outcome.timing["evaluate"] = time.perf_counter() - evaluating
         repeatedly = self._streaks.update(outcome.cohort, outcome.rejected)
         seconds = time.perf_counter() - began
-        record = make_record(outcome, evaluation, lr, self.training, repeatedly, seconds)
+        record = make_record(outcome, evaluation, lr, self.training, repeatedly, seconds, scores)
         for observer in self.observers if outcome.traces else ():
             observer.on_traces(t, lr, outcome.traces)  # first: a round that is saved is not run again
-        last = t == self.options.rounds
         record = self.journal.add(self.state, record, last=last)
         if self.journal.saves(t, last):
             self.transport.saved()
         return record
+
+    def _check_memory(self, kept: Slots) -> None:
+        """Reject a run in which the clients keep more than fits into memory."""
+        rounds, population = self.options.rounds, len(self.training.clients)
+        check_kept(kept, min(rounds * self.problem.cohort_size, population), self.training.device)
 
     def _evaluate(self) -> Evaluation | None:
         """Evaluate the server's model on the test set, if there is one."""
@@ -276,14 +312,18 @@ def make_record(
     training: Training,
     repeatedly: tuple[int, ...],
     seconds: float,
+    scores: Mapping[int, Score],
 ) -> Record:
     """The record of a round. Bytes include everything that is sent: the table's slots, the module's buffers and, if
-    statistics are recalibrated, the new x and the statistics once more."""
+    statistics are recalibrated or clients evaluated, the new x and the buffers once more."""
     table, state = training.algorithm.slots, outcome.state
-    vector = training.layout.size * state.slots.x.element_size()
-    block = len(training.layout.names) * state.slots.x.element_size()
+    number = state.slots.x.element_size()
+    shared = training.division.shared
+    vector, block = shared.size * number, len(shared.names) * number
     up, down = (sum(block if name in table.blocks else vector for name in names) for names in (table.up, table.down))
-    buffers = sum(buffer.numel() * buffer.element_size() for buffer in state.buffers.values())
+    sent = shared_buffers(training, state.buffers)
+    buffers = sum(buffer.numel() * buffer.element_size() for buffer in sent.values())
+    again = outcome.measured + len(scores)
     return Record(
         round=state.round,
         loss=evaluation.loss if evaluation else outcome.train_loss,
@@ -292,13 +332,14 @@ def make_record(
         lr=lr,
         seconds=seconds,
         bytes_up=outcome.replied * up + (outcome.replied + outcome.measured) * buffers,
-        bytes_down=len(outcome.cohort) * (down + buffers) + outcome.measured * (vector + buffers),
+        bytes_down=len(outcome.cohort) * (down + buffers) + again * (vector + buffers),
         clients=outcome.accepted,
         rejected=outcome.rejected,
         clipped=outcome.clipped,
         repeatedly=repeatedly,
         timing=outcome.timing,
         metrics=evaluation.metrics if evaluation else {},
+        per_client=distributions(scores),
     )
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fedlalr.algorithms.slots import Algorithm, Slots
-from fedlalr.data.population import Clients, Population
+from fedlalr.data.population import Clients, Population, as_clients
+from fedlalr.data.transforms import Transform
 from fedlalr.data.trees import Tree, first_leaf, moved, named_leaves
 from fedlalr.federation.evaluation import is_class_target
 from fedlalr.federation.observers import Observer
@@ -130,6 +131,35 @@ def check_arguments(model: nn.Module, inputs: Tree, targets: Tree | None, whose:
             )
 
 
+def as_client_tests(given: object, training: Training, transform: Transform | None) -> Clients:
+    """The caller's test sets, one for each client, on the device of the run."""
+    try:
+        tests = as_clients(given, training.target, training.collate_fn)
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"client_tests: {error}") from error
+    if len(tests) != len(training.clients):
+        raise ValueError(
+            f"client_tests has {len(tests)} test sets, but there are {len(training.clients)} clients; give one for each"
+        )
+    if isinstance(tests, Population) and tests is not given:
+        tests.transform = transform  # samples of the same kind as the clients'
+    return tests.to(training.device)
+
+
+def check_client_tests(training: Training, tests: Clients) -> None:
+    """Try module and loss on the first client's test samples, and check all labels that are in one pool."""
+    inputs, targets = tests.batch(0, torch.arange(min(2, int(tests.sizes[0])), device="cpu"))
+    whose = "client 0's test"
+    check_arguments(training.model, inputs, targets if training.loss == MODEL_LOSS else None, whose)
+    outputs = prediction(_outputs(training, inputs, targets, whose))
+    if training.loss == MODEL_LOSS:
+        return
+    ignored = ignored_label(training.loss)
+    if ignored is not None and is_class_target(outputs, targets) and isinstance(tests, Population):
+        _check_labels(tests, outputs.shape[1], ignored, "test set of client")
+    _check_loss(training, outputs, targets, whose)
+
+
 def _outputs(training: Training, inputs: Tree, targets: Tree, whose: str) -> Any:
     """The module's outputs in evaluation mode; with its own loss, if it computes one."""
     buffers = {name: buffer.clone() for name, buffer in training.model.named_buffers()}
@@ -240,7 +270,16 @@ def _kind(value: object) -> str:
     return type(value).__name__
 
 
-def _check_labels(clients: Population, classes: int, ignored: int | None) -> None:
+def check_no_test(test: object) -> None:
+    """Reject a test set if the clients have models of their own."""
+    if test is not None:
+        raise ValueError(
+            "test evaluates the server's model, which is incomplete with personal parameters or buffers='local'; "
+            "evaluate every client's own model instead, with holdout=0.2 or client_tests=[…]"
+        )
+
+
+def _check_labels(clients: Population, classes: int, ignored: int | None, whose: str = "client") -> None:
     assert isinstance(clients.targets, Tensor)
     outside = _outside(clients.targets, classes, ignored)
     if not outside.any():
@@ -249,7 +288,7 @@ def _check_labels(clients: Population, classes: int, ignored: int | None) -> Non
         own = torch.as_tensor(rows, device=outside.device)
         wrong = clients.targets[own][outside[own]]
         if len(wrong):
-            raise ValueError(f"client {client} has {_wrong_label(int(wrong[0]), classes)}")
+            raise ValueError(f"{whose} {client} has {_wrong_label(int(wrong[0]), classes)}")
 
 
 def _wrong_label(label: int, classes: int) -> str:

@@ -18,9 +18,10 @@ from fedlalr.data.trees import Tree, length
 
 
 class RemoteClients:
-    """The clients as seen by the server: only their number."""
+    """The clients as seen by the server: only their number, and the test set of their population if it has one."""
 
-    def __init__(self, population: int) -> None:
+    def __init__(self, population: int, test: object = None) -> None:
+        self.test = test
         self._sizes = torch.zeros(population, dtype=torch.int64)
 
     @property

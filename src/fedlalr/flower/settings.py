@@ -8,7 +8,7 @@ from typing import Any
 
 from fedlalr.federation.options import Options
 
-OWN_ARGUMENTS = ("test", "metrics", "observers")
+OWN_ARGUMENTS = ("test", "metrics", "client_tests", "observers")
 """Options that are arguments of the strategy instead, since they are objects on the server."""
 SIMULATOR_ONLY = ("engine", "debug")
 

@@ -110,8 +110,8 @@ def curves_of(group: Group) -> dict[str, Any] | None:
         "seeds": len(group.runs),
         "x": {
             "round": [group.runs[0].records[i].round for i in kept],
-            "megabytes": _plain(np.mean(megabytes, axis=0)[kept]),
-            "seconds": _plain(np.mean(seconds, axis=0)[kept]),
+            "megabytes": plain(np.mean(megabytes, axis=0)[kept]),
+            "seconds": plain(np.mean(seconds, axis=0)[kept]),
         },
         "y": {name: _band(group, attrgetter(name), kept) for name in ("accuracy", "loss", "train_loss", "lr")}
         | {f"{OWN}{name}": _band(group, _metric(name), kept) for name in metrics_of([group])},
@@ -132,13 +132,13 @@ def _band(group: Group, value: Callable[[Record], float | None], kept: Any) -> d
     values = np.array([[math.nan if (v := value(run.records[i])) is None else v for i in kept] for run in group.runs])
     if np.isnan(values).all():
         return None
-    band = {"mean": _plain(values.mean(axis=0))}
+    band = {"mean": plain(values.mean(axis=0))}
     if len(values) > 1:
-        band |= {"low": _plain(values.min(axis=0)), "high": _plain(values.max(axis=0))}
+        band |= {"low": plain(values.min(axis=0)), "high": plain(values.max(axis=0))}
     return band
 
 
-def _plain(values: Iterable[float]) -> list[float | None]:
+def plain(values: Iterable[float]) -> list[float | None]:
     """Rounded to five digits, more than a plot can show; None if not finite."""
     return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from fedlalr.common.files import write_whole
 from fedlalr.config import dump
+from fedlalr.report.client_quality import clients_of, clients_table
 from fedlalr.report.groups import Group, curves_of, group_runs, method_of
 from fedlalr.report.line_styles import dash_arrays, looks_of
 from fedlalr.report.partitions import PartitionView, view_partitions
@@ -68,6 +69,7 @@ def page(runs: Sequence[ReportedRun]) -> str:
         data=_json(_drawn(groups, partitions)),
         runs=_table(runs_table(groups)),
         comparison=_comparison(groups),
+        clients=_clients(groups),
         configuration=_configuration(groups),
         partitions="".join(map(_partition, partitions))
         or "<p>The runs have no configuration to recompute it from.</p>",
@@ -92,6 +94,11 @@ def _drawn(groups: Sequence[Group], partitions: Sequence[PartitionView]) -> dict
             {"look": look, **curves}
             for group, look in zip(groups, looks, strict=True)
             if (curves := curves_of(group)) is not None
+        ],
+        "clients": [
+            {"look": look, **found}
+            for group, look in zip(groups, looks, strict=True)
+            if (found := clients_of(group)) is not None
         ],
         "trajectories": [found for found in trajectories if found is not None],
         "partitions": [
@@ -129,6 +136,11 @@ def _counted(count: int, what: str) -> str:
 def _comparison(groups: Sequence[Group]) -> str:
     table = comparison_section(groups)
     return "" if table is None else f"<h3>Methods compared</h3>{_table(table)}"
+
+
+def _clients(groups: Sequence[Group]) -> str:
+    table = clients_table(groups)
+    return "<p>The clients were not evaluated; to do so, set holdout=0.2.</p>" if table is None else _table(table)
 
 
 def _configuration(groups: Sequence[Group]) -> str:

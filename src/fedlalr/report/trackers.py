@@ -157,12 +157,18 @@ class MLflow(Tracker):
 
 
 def numbers_of(record: Record) -> dict[str, float]:
-    """Every finite number of a round under its name, the parts of its time under `timing/`, metrics under theirs."""
+    """Every finite number of a round under its name, the parts of its time under `timing/`, metrics under theirs,
+    and those over the clients as `per_client/accuracy/mean`."""
     plain = record.as_dict()
     timing = {f"timing/{part}": seconds for part, seconds in plain.pop("timing").items()}
     counts = {name: len(plain.pop(name)) for name in ("rejected", "clipped", "repeatedly")}
     metrics = {f"{OWN}{name}": value for name, value in plain.pop("metrics").items()}
-    numbers = {**plain, **counts, **timing, **metrics}
+    over = {
+        f"per_client/{name}/{part}": value
+        for name, each in plain.pop("per_client").items()
+        for part, value in each.items()
+    }
+    numbers = {**plain, **counts, **timing, **metrics, **over}
     del numbers["round"]
     return {name: float(value) for name, value in numbers.items() if value is not None and math.isfinite(value)}
 

@@ -15,7 +15,7 @@ from fedlalr.data.batches import batches_per_pass
 from fedlalr.data.population import Clients
 from fedlalr.training.clipping import Regularisation
 from fedlalr.training.intervals import checked
-from fedlalr.training.layout import Layout
+from fedlalr.training.layout import Division, Layout
 from fedlalr.training.options import LocalOptions
 from fedlalr.training.parameter_groups import matching, trainable_parameters
 from fedlalr.training.ranks import WHOLE, Spread
@@ -62,6 +62,19 @@ class Training(LocalOptions):
         """The parameters' shapes for the algorithm's context, if its slot table requests them."""
         return self.layout.shapes if self.algorithm.slots.shapes else ()
 
+    @cached_property
+    def division(self) -> Division:
+        """Which coordinates are shared and which are personal."""
+        personal = (
+            () if self.personal is None else matching("personal", self.personal, trainable_parameters(self.model))
+        )
+        return Division.of(self.layout, personal)
+
+    @property
+    def is_personal(self) -> bool:
+        """Whether clients have models of their own, so that the server's is incomplete."""
+        return bool(self.personal) or (self.buffers == "local" and any(True for _ in self.model.buffers()))
+
     def steps(self, round: int, clients: Tensor) -> Tensor:
         """K of each client in a round, int64 `[C]`."""
         sizes = self.clients.sizes[clients]
@@ -96,6 +109,7 @@ class Work:
     clients: Tensor
     """Ids, int64 `[C]`, ascending, on the CPU."""
     broadcast: Slots
+    """`[P]`, or `[C, P]` if the clients differ; see `per_client`."""
     buffers: Buffers
     kept: Slots
     """The clients' kept slots, stacked `[C, P]` in the order of `clients`."""
@@ -105,6 +119,8 @@ class Work:
     probe: Probe | None = None
     shapes: tuple[torch.Size, ...] = ()
     """The parameters' shapes, if the slot table requests them: `Training.shapes`."""
+    per_client: bool = False
+    """Whether broadcast and buffers differ between the clients, and are stacked like the kept slots."""
 
     def context(self, steps: float | Tensor, step: int | Tensor = 0) -> Context:
         """The context of a local step, as the algorithm sees it."""
@@ -120,7 +136,16 @@ class Work:
 
     def part(self, rows: Tensor) -> Work:
         """The same round for some of its clients."""
-        return replace(self, clients=self.clients[rows], kept=self.kept.map(lambda tensor: tensor[rows]))
+        broadcast, buffers = self.of(rows)
+        kept = self.kept.map(lambda tensor: tensor[rows])
+        return replace(self, clients=self.clients[rows], broadcast=broadcast, buffers=buffers, kept=kept)
+
+    def of(self, rows: Tensor | slice | int) -> tuple[Slots, Buffers]:
+        """The broadcast and the buffers of some clients: what all share, or their rows."""
+        if not self.per_client:
+            return self.broadcast, self.buffers
+        buffers = {name: buffer[rows] for name, buffer in self.buffers.items()}
+        return self.broadcast.map(lambda slot: slot[rows]), buffers
 
 
 @dataclass(frozen=True)
@@ -159,7 +184,9 @@ class Replies:
             steps=none,
             losses=row[:, 0],
             slots=Slots(**dict.fromkeys(table.up, row)),
-            buffers={name: buffer.new_empty(0, *buffer.shape) for name, buffer in work.buffers.items()},
+            buffers={
+                name: buffer.new_empty(0, *buffer.shape[work.per_client :]) for name, buffer in work.buffers.items()
+            },
             kept=Slots(**dict.fromkeys(table.kept, row)),
         )
 

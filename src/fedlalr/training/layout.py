@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import prod
 
 import torch
@@ -76,3 +77,57 @@ class Layout:
         with torch.no_grad():
             for name, value in self.views(flat).items():
                 parameters[name].copy_(value)
+
+
+@dataclass(frozen=True)
+class Division:
+    """A flat vector cut in two: the coordinates that clients share, and the personal ones that stay with each client.
+
+    >>> division = Division.of(Layout.of(nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 1))), ("1.weight", "1.bias"))
+    >>> division.personal.names, division.shared.size
+    (('1.weight', '1.bias'), 4)
+    """
+
+    shared: Layout
+    personal: Layout
+    lengths: tuple[tuple[bool, int], ...]
+    """The vector from start to end: whether a piece is personal, and its length."""
+
+    @classmethod
+    def of(cls, layout: Layout, names: Collection[str]) -> Division:
+        """Cut a layout by the names of the personal parameters; rejects names that leave nothing to share."""
+        own = [name in names for name in layout.names]
+        if all(own):
+            raise ValueError(
+                f"personal covers every trainable parameter, so the clients would share nothing; leave out those that "
+                f"they train together, such as {layout.names[0]!r}"
+            )
+        marked = list(zip(own, layout.shapes, strict=True))
+        lengths = [(mine, sum(prod(shape) for _, shape in run)) for mine, run in groupby(marked, lambda each: each[0])]
+        return cls(_chosen(layout, own, False), _chosen(layout, own, True), tuple(lengths))
+
+    def cut(self, flat: Tensor, *, personal: bool) -> Tensor:
+        """The personal or the shared coordinates of a vector or stack `[…, P]`."""
+        if len(self.lengths) == 1:
+            return flat[..., :0] if personal else flat
+        parts = torch.split(flat, [length for _, length in self.lengths], dim=-1)
+        return torch.cat([part for part, (mine, _) in zip(parts, self.lengths, strict=True) if mine == personal], -1)
+
+    def join(self, shared: Tensor, personal: Tensor) -> Tensor:
+        """The inverse of `cut`. Either part may be a vector that goes with every row of the other."""
+        if len(self.lengths) == 1:
+            return shared
+        lead = (shared if shared.dim() > personal.dim() else personal).shape[:-1]
+        rest = {
+            False: self._pieces(shared.expand(*lead, -1), False),
+            True: self._pieces(personal.expand(*lead, -1), True),
+        }
+        return torch.cat([next(rest[mine]) for mine, _ in self.lengths], -1)
+
+    def _pieces(self, part: Tensor, personal: bool) -> Iterator[Tensor]:
+        return iter(torch.split(part, [length for mine, length in self.lengths if mine == personal], dim=-1))
+
+
+def _chosen(layout: Layout, own: Sequence[bool], wanted: bool) -> Layout:
+    kept = [place for place, mine in enumerate(own) if mine == wanted]
+    return Layout(tuple(layout.names[i] for i in kept), tuple(layout.shapes[i] for i in kept), layout.dtype)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlalr.algorithms.slots import Slots
 from fedlalr.training.interfaces import Training, Work
 from fedlalr.training.torch_internals import DispatchMode, storage_address, tree_leaves
 from fedlalr.training.torch_state import forked_generators
@@ -61,7 +62,8 @@ class Chunks:
             except Exception:  # perhaps a client's faulty data; if it is memory, the round will find out and halve
                 return len(work.clients)
             each = max((more - few) // 2, 1)
-        replies = len(work.clients) * len(self.training.algorithm.slots.up) * work.broadcast.x.nbytes
+        vector = self.training.layout.size * work.broadcast.x.element_size()
+        replies = len(work.clients) * len(self.training.algorithm.slots.up) * vector
         room = SHARE[self.training.device.type] * free_memory(self.training.device) - replies
         return max(int(room // each), 1)
 
@@ -69,9 +71,24 @@ class Chunks:
         """Peak memory of one local step, with the largest client several times and the smallest once."""
         sizes = self.training.clients.sizes
         clients = torch.tensor([int(sizes.argmax())] * (count - 1) + [int(sizes.argmin())], device="cpu")
-        kept = work.kept.map(lambda tensor: tensor[:1].expand(count, -1))
-        few = replace(work, clients=clients, kept=kept, probe=None)
+        few = replace(work.part(torch.zeros_like(clients)), clients=clients, probe=None)
         return peak_memory(lambda: self._one_step(few), self.training.device)
+
+
+def check_kept(row: Slots, clients: int, device: torch.device) -> None:
+    """Reject a run in which this many clients keep more than fits into memory."""
+    each = sum(value.nbytes for value in row.values())
+    free = free_memory(device)
+    if each * clients > free:
+        raise ValueError(
+            f"the clients keep {', '.join(row)} between rounds: {_amount(each)} for each of {clients:,} clients, "
+            f"{_amount(each * clients)} in total, but {device} has only {_amount(free)} free; make fewer parameters "
+            f"personal, or use fewer clients, a smaller model, or a machine with more memory"
+        )
+
+
+def _amount(count: int) -> str:
+    return f"{count / 1e9:.3g} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"
 
 
 def peak_memory(function: Callable[[], object], device: torch.device) -> int:

@@ -56,6 +56,11 @@ def _check_local(local: object) -> None:
         raise TypeError(f"local must be fl.Steps(K), fl.Epochs(E) or fl.LogInterval(start, base), not {local!r}")
 
 
+def _check_holdout(share: float | None) -> None:
+    if share is not None and share >= 1:
+        raise ValueError(f"holdout must lie between 0 and 1, such as 0.2, not {share!r}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class LocalOptions:
     """How every client trains."""
@@ -109,6 +114,21 @@ class LocalOptions:
         'Patterns of the parameters to train, such as `("head.*", "*.bias")`; the others are frozen; None: all. '
         "Parameters without `requires_grad` stay frozen.",
         check=partial(check_patterns, "trainable"),
+    )
+    personal: Patterns | None = option(
+        None,
+        'Patterns of the parameters that stay with each client and are never sent, such as `("head.*",)`.',
+        check=partial(check_patterns, "personal"),
+    )
+    buffers: Literal["average", "recalibrate", "local"] = option(
+        "average",
+        "Normalisation statistics: the mean of the clients' own, recalibrated with the new model, or local to each "
+        "client.",
+    )
+    holdout: Positive | None = option(
+        None,
+        "Share of every client's samples to evaluate its model on instead of training; None: train on all.",
+        check=_check_holdout,
     )
     seed: Seed = option(0, "Seed of sampling, batch order, augmentation and dropout.")
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import fedlalr as fl
 from conftest import make_clients, make_model
 from federation.fuzzing import SLOW, damaged, fuzz, json_values
+from fedlalr.algorithms.slots import Slots
 from fedlalr.data.population import as_clients
 from fedlalr.federation.session import initial_state
 from fedlalr.federation.storage.checkpoint import CheckpointError, canonical, load_checkpoint
@@ -52,7 +53,8 @@ def load_parts(description: bytes, tensors: bytes, kept: bytes) -> bool:
         (place / "state.safetensors").write_bytes(tensors)
         (Path(folder) / KEPT_FILE).write_bytes(kept)
         try:
-            load_checkpoint(place, a_checkpoint()[3], ("c_i",))
+            state = a_checkpoint()[3]
+            load_checkpoint(place, state, Slots(c_i=state.slots.x))
         except CheckpointError:
             return False
         return True

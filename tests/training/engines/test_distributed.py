@@ -53,6 +53,8 @@ def assert_same(given: dict, wanted: dict, tolerance: float = TOLERANCE) -> None
     for mine, right in zip(given["records"], wanted["records"], strict=True):
         assert mine[:1] + mine[2:3] + mine[4:] == right[:1] + right[2:3] + right[4:]
         assert (mine[1], mine[3]) == pytest.approx((right[1], right[3]), rel=tolerance)
+    for mine, right in zip(given["scores"], wanted["scores"], strict=True):
+        assert mine == pytest.approx(right, rel=tolerance)
 
 
 @pytest.mark.parametrize("name", scenarios.JOBS)

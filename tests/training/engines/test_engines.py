@@ -113,9 +113,9 @@ def test_every_kind_of_job_gives_the_references_result(engine, options):
 
 
 @engines
-@pytest.mark.parametrize("rules", [{"weighting": "samples"}, {"buffers": "recalibrate"}])
-def test_every_server_rule_gives_the_references_result(engine, rules):
-    training = make_training()
+@pytest.mark.parametrize(("buffers", "rules"), [("average", {"weighting": "samples"}), ("recalibrate", {})])
+def test_every_server_rule_gives_the_references_result(engine, buffers, rules):
+    training = make_training(buffers=buffers)
     assert_same_outcomes(federate(engine, training, **rules), federate("reference", training, **rules))
 
 
@@ -157,21 +157,20 @@ def test_a_last_sample_alone_is_left_out_of_recalibrated_statistics(engine, size
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_norm_that_the_caller_froze_is_neither_trained_nor_recalibrated(engine):
-    training = make_training()
-    training.model[1].eval()
-    start = training.model[1].running_mean
     for buffers in ("average", "recalibrate"):
-        for outcome in federate(engine, training, buffers=buffers):
+        training = make_training(buffers=buffers)
+        training.model[1].eval()
+        start = training.model[1].running_mean
+        for outcome in federate(engine, training):
             assert torch.equal(outcome.state.buffers["1.running_mean"], start)
             assert not torch.equal(outcome.state.buffers["5.running_mean"], torch.zeros(5, dtype=torch.float64))
 
 
 @engines
 def test_a_frozen_norm_gives_the_references_result_with_recalibrated_statistics(engine):
-    training = make_training()
+    training = make_training(buffers="recalibrate")
     training.model[1].eval()
-    rules = {"buffers": "recalibrate"}
-    assert_same_outcomes(federate(engine, training, **rules), federate("reference", training, **rules))
+    assert_same_outcomes(federate(engine, training), federate("reference", training))
 
 
 @engines
@@ -180,9 +179,8 @@ def test_a_norm_that_a_module_calls_twice_gives_the_references_result_with_recal
     first, second = nn.Conv2d(1, 4, 3, bias=False), nn.Conv2d(4, 4, 3, bias=False)
     torch.manual_seed(1)
     model = nn.Sequential(first, shared, nn.Tanh(), second, shared, nn.Flatten(), nn.Linear(16, 3)).double()
-    training = replace(make_training(), model=model, layout=Layout.of(model))
-    rules = {"buffers": "recalibrate"}
-    assert_same_outcomes(federate(engine, training, **rules), federate("reference", training, **rules))
+    training = replace(make_training(buffers="recalibrate"), model=model, layout=Layout.of(model))
+    assert_same_outcomes(federate(engine, training), federate("reference", training))
 
 
 @engines

@@ -98,6 +98,7 @@ def training(model=None, clients=None, algorithm=None, **options) -> Training:
         algorithm=algorithm or fl.FedLALR(),
         loss=nn.functional.cross_entropy,
         device=torch.device("cpu"),
+        buffers="recalibrate",
         **settings,
     )
 
@@ -105,7 +106,7 @@ def training(model=None, clients=None, algorithm=None, **options) -> Training:
 def two_rounds(engine, setting: Training, probe=None):
     state, traces = initial_state(setting), []
     for cohort in (torch.arange(5), torch.tensor([0, 2, 3])):
-        outcome = run_round(state, cohort, 0.01, engine, setting, Rules(buffers="recalibrate"), probe)
+        outcome = run_round(state, cohort, 0.01, engine, setting, Rules(), probe)
         state, traces = outcome.state, [*traces, *outcome.traces]
         probe = None
     return state, traces

@@ -329,10 +329,11 @@ def test_a_stacked_form_that_gives_no_numbers_where_autograd_does_is_not_taken()
 
 def recalibrated(engine: str, training, spoil=lambda take: take):
     """A round with recalibrated statistics, where `spoil` makes another thing of what takes a batch's."""
+    training = replace(training, buffers="recalibrate")
     with started(engine, training) as (engine, private):
         if isinstance(engine, StackedEngine):
             engine._statistics.statistics = spoil(engine._statistics.statistics)
-        return run_round(initial_state(private), torch.arange(6), 0.05, engine, private, Rules(buffers="recalibrate"))
+        return run_round(initial_state(private), torch.arange(6), 0.05, engine, private, Rules())
 
 
 @pytest.mark.filterwarnings("error")

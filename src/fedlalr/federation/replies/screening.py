@@ -29,6 +29,7 @@ from fedlalr.common.printable import printable
 from fedlalr.federation.replies.payload import Expected, Rejected, Reply, client_of, unpack
 from fedlalr.federation.replies.reductions import SHARE, change_norms, clip, norms_and_falls
 from fedlalr.training.interfaces import Buffers, Replies, real_numbers
+from fedlalr.training.personal import BUFFER as LOCAL
 from fedlalr.training.ranks import Spread
 
 MAX_NORM_RATIO = 10.0
@@ -143,7 +144,8 @@ class Measured(NamedTuple):
     def of(cls, replies: Replies, broadcast: Slots, table: SlotTable, buffers: Mapping[str, Tensor]) -> Measured:
         """Measure on the device. If everything is finite, a single copy to the host is the only synchronisation."""
         spread = replies.spread
-        kept = {f"kept {name}": values for name, values in replies.kept.items()}
+        # local buffers stay with their client and harm nobody else
+        kept = {f"kept {name}": each for name, each in replies.kept.items() if not name.startswith(LOCAL)}
         values = dict(replies.slots.items()) | _float_buffers(replies.buffers, buffers) | kept
         rows: dict[Key, Tensor] = {}
         for name, value in values.items():

@@ -3,7 +3,7 @@
     round-000012/
         state.safetensors    slots and buffers
         checkpoint.json      round, record, the facts of the run, automatic choices, and the hashes of all files
-    kept-000012.safetensors  the clients' kept slots that changed; see `kept_files.py`
+    kept-000012.safetensors  what clients keep, if it changed; see `kept_files.py`
 
 Both files are written to a temporary folder and flushed to disk; then the folder is renamed. Reading executes nothing.
 """
@@ -91,10 +91,8 @@ def discard(place: Path) -> None:
             place.unlink(missing_ok=True)
 
 
-def load_checkpoint(
-    place: Path, like: ServerState, names: tuple[str, ...], kept: KeptFiles | None = None
-) -> Checkpoint:
-    """Read a checkpoint of a run whose state has the form of `like` and whose clients keep the slots `names`.
+def load_checkpoint(place: Path, like: ServerState, row: Slots, kept: KeptFiles | None = None) -> Checkpoint:
+    """Read a checkpoint of a run whose state has the form of `like` and whose clients each keep the like of `row`.
 
     Raises `CheckpointError` if it cannot be used.
     """
@@ -106,7 +104,7 @@ def load_checkpoint(
         buffers = {name: take(tensors, f"buffer/{name}", tensor) for name, tensor in like.buffers.items()}
         if tensors:
             raise ValueError(f"it holds {', '.join(sorted(tensors))}, which this run does not have")
-        rows = (kept or KeptFiles(place.parent)).load(description["kept"], like.slots.x, names)
+        rows = (kept or KeptFiles(place.parent)).load(description["kept"], row)
         record = None if description["record"] is None else Record.from_json(json.dumps(description["record"]))
         if record is not None and record.round != description["round"]:
             raise ValueError(f"its round is {description['round']}, but the round of its record is {record.round}")

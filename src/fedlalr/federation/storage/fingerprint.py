@@ -49,7 +49,7 @@ def facts_of(training: Training, population: Clients, test: Clients | None, opti
         **{each.name: plain(getattr(training, each.name)) for each in options_in(LocalOptions, "client")},
         **{name: plain(value) for name, value in options.items()},
         "model": _model_facts(training),
-        "data": _data_facts(population),
+        "data": data_facts(population),
         "test": None if test is None else _test_facts(test),
     }
     return flat(facts)
@@ -219,7 +219,8 @@ def _model_facts(training: Training) -> Facts:
     }
 
 
-def _data_facts(population: Clients) -> Facts:
+def data_facts(population: Clients) -> Facts:
+    """The number of clients and samples, and hashes of some of them."""
     sizes = population.sizes
     facts: Facts = {"clients": len(population), "samples": int(sizes.sum()), "sizes": hash_tensor(sizes)}
     if isinstance(population, Population):

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 
+from fedlalr.algorithms.slots import Slots
 from fedlalr.common.reading import open_file, whole_lines
 from fedlalr.federation.record import Record
 from fedlalr.federation.round import ServerState
@@ -124,8 +125,11 @@ class Journal:
             if self._lock is not None:
                 self._lock.release()
 
-    def restore(self, fresh: ServerState, facts: Facts, kept: tuple[str, ...], engine: str) -> ServerState:
-        """The state to start from: that of the newest good checkpoint or, in a new run, the fresh one."""
+    def restore(self, fresh: ServerState, facts: Facts, kept: Slots, engine: str) -> ServerState:
+        """The state to start from: that of the newest good checkpoint or, in a new run, the fresh one.
+
+        `kept` is what a new client keeps, if the checkpoints contain it.
+        """
         self._facts = facts
         if self.path is None:
             return fresh
@@ -216,7 +220,7 @@ class Journal:
             f"{saved[-1] if saved else 'none'}; fix the problem, then resume)"
         )
 
-    def _newest(self, like: ServerState, facts: Facts, kept: tuple[str, ...]) -> Checkpoint | None:
+    def _newest(self, like: ServerState, facts: Facts, kept: Slots) -> Checkpoint | None:
         """The newest checkpoint that can be read. If it is damaged, warns and uses an older one."""
         assert self.path is not None
         errors: list[str] = []

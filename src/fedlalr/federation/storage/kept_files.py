@@ -1,4 +1,4 @@
-"""The clients' kept slots, on disk beside the checkpoints: only changes are written.
+"""What the clients keep, on disk beside the checkpoints: only changes are written.
 
 A population may keep far more than the server does, and a round only changes what its cohort keeps. So every checkpoint
 adds one file with the rows that changed since the last one, and its description says which client's row is in which
@@ -63,7 +63,7 @@ class KeptFiles:
             self._note(name, seal, len(changed), {client: kept[client] for client in changed})
         return self._describe()
 
-    def load(self, description: Iterable[Mapping[str, Any]], like: Tensor, names: tuple[str, ...]) -> dict[int, Slots]:
+    def load(self, description: Iterable[Mapping[str, Any]], like: Slots) -> dict[int, Slots]:
         """Read the files of a description; raises `ValueError` or similar if invalid. `like` is one client's row."""
         self._seals, self._rows, self._place, self._saved = {}, {}, {}, {}
         for entry in description:
@@ -73,11 +73,11 @@ class KeptFiles:
             seal = Seal(entry["bytes"], entry["sha256"])
             tensors = read_tensors(self.folder / name, seal)
             clients = tensors.pop(_CLIENTS).tolist()
-            stacks = {slot: take(tensors, slot, like.expand(len(clients), -1)) for slot in names}
+            stacks = {slot: take(tensors, slot, row.expand(len(clients), *row.shape)) for slot, row in like.items()}
             if tensors:
                 raise ValueError(f"{name} holds {', '.join(sorted(tensors))}, which this run does not have")
-            row = {client: place for place, client in enumerate(clients)}
-            found = {c: Slots(**{slot: stack[row[c]].clone() for slot, stack in stacks.items()}) for c in wanted}
+            at = {client: place for place, client in enumerate(clients)}
+            found = {c: Slots(**{slot: stack[at[c]].clone() for slot, stack in stacks.items()}) for c in wanted}
             self._note(name, seal, len(clients), found)
         return dict(self._saved)
 

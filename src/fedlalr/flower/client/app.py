@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,21 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedlalr.algorithms.slots import Algorithm
+from fedlalr.algorithms.slots import Algorithm, Slots
+from fedlalr.data.holdout import hold_out
 from fedlalr.data.population import Clients
+from fedlalr.federation.client_evaluation import evaluate_client
 from fedlalr.federation.options import Options
+from fedlalr.federation.session import initial_state
 from fedlalr.federation.storage.fingerprint import contract
 from fedlalr.flower.client.state import KeptStore
 from fedlalr.flower.client.training import train_locally
 from fedlalr.flower.client_data import RemoteClients, own_data
 from fedlalr.flower.settings import read_settings
-from fedlalr.flower.wire.records import FACTS, answer_content, broadcast_in, instruction_in
-from fedlalr.training.interfaces import Training
+from fedlalr.flower.wire.instruction import Instruction
+from fedlalr.flower.wire.records import FACTS, answer_content, broadcast_in, instruction_in, score_content
+from fedlalr.training.interfaces import Buffers, Training
+from fedlalr.training.personal import first_kept, shared_buffers
 from fedlalr.training.torch_state import get_buffers
 
 PARTITION, STATE_FOLDER = "partition-id", "state-dir"
@@ -39,15 +44,18 @@ def client_app(
     algorithm: AlgorithmOrFunction,
     settings: SettingsOrFunction = None,
     *,
+    test: DataFunction | None = None,
     mods: Sequence[Any] = (),
     state_dir: str | Path | None = None,
 ) -> ClientApp:
     """A client app that trains this node's client like `fl.run` would.
 
-    model: returns the module; only its architecture and its parameters that are not trained matter.
+    model: returns the module; only its architecture and its parameters that are not trained matter, and the initial
+        values of personal parameters and local buffers: seed them if all nodes should start alike.
     data: returns this node's data, in any form that `fl.run` accepts for a client, or a population of all clients.
     algorithm: the method, or a function of Flower's context that returns it.
     settings: the options of `fl.run`, or a function of the context that returns them. The server needs the same.
+    test: returns samples to evaluate this node's client on, if the server requests it, in place of `holdout`.
     mods: Flower's mods, applied to training messages.
     state_dir: folder for the state that this node's client keeps between rounds; default: the node's `state-dir`, or
         the user's state folder.
@@ -60,7 +68,42 @@ def client_app(
         method = algorithm if isinstance(algorithm, Algorithm) else algorithm(context)
         module = model(context)
         options.check(module, method)
+        if test is not None and options.holdout is not None:
+            raise ValueError("the node has test samples of its own and holdout in its settings; give one of them")
         return options.training(module, method, clients(options))
+
+    def receive(message: Message, context: Context) -> tuple[Instruction, Training]:
+        """What the server requests, and how this node trains; raises an error if they do not fit together."""
+        instruction, mine = instruction_in(message.content), client_id(context)
+        if instruction.client != mine:
+            raise ValueError(f"the server requested client {instruction.client}, but this node serves client {mine}")
+
+        def clients(options: Options) -> Clients:
+            return own_data(data(context), mine, instruction.population, options.target, options.collate_fn)
+
+        training = replace(prepare(context, clients), seed=instruction.seed)
+        if contract(training) != instruction.contract:
+            raise ValueError(
+                "this node's method, settings or module differ from the server's; use the same on both sides"
+            )
+        return instruction, training
+
+    def stored(instruction: Instruction, context: Context, training: Training) -> tuple[KeptStore, Slots]:
+        """The store of this node's client, and its state for a round."""
+        store = KeptStore(state_folder(context, state_dir), instruction.run, instruction.client)
+        first = initial_state(training)
+        return store, store.load(instruction.kept, first_kept(training, first.slots, first.buffers))
+
+    def sent(
+        instruction: Instruction, message: Message, training: Training, names: Iterable[str]
+    ) -> tuple[Slots, Buffers]:
+        """The slots and buffers in the server's message."""
+        expected, layout = shared_buffers(training, get_buffers(training.model)), training.division.shared
+        slots, buffers = broadcast_in(
+            message.content, names, layout, expected, instruction.layout, training.algorithm.slots.blocks
+        )
+        where = training.device
+        return slots.map(lambda slot: slot.to(where)), {name: buffer.to(where) for name, buffer in buffers.items()}
 
     app = ClientApp()
 
@@ -72,32 +115,34 @@ def client_app(
 
     @app.train(mods=list(mods))
     def train(message: Message, context: Context) -> Message:
-        instruction = instruction_in(message.content)
-        mine = client_id(context)
-        if instruction.client != mine:
-            raise ValueError(f"the server requested client {instruction.client}, but this node serves client {mine}")
-
-        def clients(options: Options) -> Clients:
-            return own_data(data(context), mine, instruction.population, options.target, options.collate_fn)
-
-        training = prepare(context, clients)
-        training = replace(training, seed=instruction.seed)
-        agreed = contract(training)
-        if agreed != instruction.contract:
-            raise ValueError(
-                "this node's method, settings or module differ from the server's; use the same on both sides"
-            )
-        layout, table = training.layout, training.algorithm.slots
-        broadcast, buffers = broadcast_in(
-            message.content, table, layout, get_buffers(training.model), instruction.layout
-        )
-        store = KeptStore(state_folder(context, state_dir), instruction.run, mine)
-        kept = store.load(instruction.kept, table.kept, broadcast.x)
+        instruction, training = receive(message, context)
+        broadcast, buffers = sent(instruction, message, training, training.algorithm.slots.down)
+        store, kept = stored(instruction, context, training)
+        if training.holdout is not None:
+            training = replace(training, clients=hold_out(training.clients, training.holdout, training.seed)[0])
         answer = train_locally(instruction, training, broadcast, buffers, kept)
-        if table.kept:
+        if answer.kept:
             store.save(instruction.round, answer.kept)
             store.forget(before=instruction.settled)
-        return Message(answer_content(answer, instruction, agreed, layout, table.blocks), reply_to=message)
+        content = answer_content(answer, instruction, training.division.shared, training.algorithm.slots.blocks)
+        return Message(content, reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        instruction, training = receive(message, context)
+        if training.holdout is not None:
+            tests = hold_out(training.clients, training.holdout, training.seed)[1]
+        elif test is not None:
+            mine = own_data(
+                test(context), instruction.client, instruction.population, training.target, training.collate_fn
+            )
+            tests = mine.to(training.device)
+        else:
+            raise ValueError("this node has no test samples; give client_app test=…, or set holdout on both sides")
+        x, buffers = sent(instruction, message, training, ("x",))
+        _, kept = stored(instruction, context, training)
+        score = evaluate_client(training, x, buffers, kept, tests, instruction.client, instruction.round)
+        return Message(score_content(score, instruction), reply_to=message)
 
     return app
 

@@ -1,4 +1,5 @@
-"""The state that a client keeps between rounds (SCAFFOLD's c_i), on the disk of its node.
+"""The state that a client keeps between rounds, on the disk of its node: kept slots such as SCAFFOLD's c_i, personal
+parameters and local buffers.
 
     folder/RUN/client-000002/round-000007.safetensors      the client's state if its reply of round 7 is accepted
 
@@ -12,10 +13,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots
 from fedlalr.common.files import write_whole
@@ -32,10 +31,10 @@ class KeptStore:
         self.folder = Path(folder) / run / f"client-{client:06d}"
         self.client = client
 
-    def load(self, round: int, names: tuple[str, ...], like: Tensor) -> Slots:
-        """The state after a round; zeros, like the given vector, after round 0."""
-        if round == 0 or not names:
-            return Slots(**{name: torch.zeros_like(like) for name in names})
+    def load(self, round: int, first: Slots) -> Slots:
+        """The state after a round; after round 0 the first one."""
+        if round == 0 or not first:
+            return first
         place = self._place(round)
         try:
             found = load_file(place)
@@ -47,10 +46,10 @@ class KeptStore:
             ) from None
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{place}, the state of client {self.client}, cannot be read: {error}") from error
-        for name in names:
+        for name, like in first.items():
             if name not in found or found[name].shape != like.shape or found[name].dtype != like.dtype:
-                raise ValueError(f"{place} does not contain {name} with {len(like):,} {like.dtype} numbers")
-        return Slots(**{name: found[name].to(like.device) for name in names})
+                raise ValueError(f"{place} does not contain {name} with {like.numel():,} {like.dtype} numbers")
+        return Slots(**{name: found[name].to(like.device) for name, like in first.items()})
 
     def save(self, round: int, kept: Slots) -> None:
         """Store the state that is valid if the reply of a round is accepted. Writes the whole file or none."""

@@ -9,8 +9,9 @@ import torch
 from fedlalr.algorithms.slots import Slots
 from fedlalr.data.random import MODULES, key
 from fedlalr.flower.wire.instruction import Instruction
-from fedlalr.training.engines.reference import ReferenceEngine
+from fedlalr.training.engines.reference import Collector, ReferenceEngine
 from fedlalr.training.interfaces import Buffers, Training, Work
+from fedlalr.training.personal import BUFFER, from_clients, to_clients
 
 
 class Answer(NamedTuple):
@@ -36,8 +37,8 @@ def train_locally(
         round=instruction.round,
         lr=instruction.lr,
         clients=ids,
-        broadcast=broadcast.map(lambda tensor: tensor.to(device)),
-        buffers={name: buffer.to(device) for name, buffer in buffers.items()},
+        broadcast=broadcast,
+        buffers=buffers,
         kept=kept.map(lambda tensor: tensor[None].to(device)),
         cohort=instruction.cohort,
         population=instruction.population,
@@ -46,12 +47,19 @@ def train_locally(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         # For dropout. The key contains the client's id, so that nodes do not all draw the same numbers.
         torch.manual_seed(key(training.seed, MODULES, work.round, client))
-        upload, new_buffers, new_kept, loss = ReferenceEngine(training).train_client(work, 0, client, [])
+        engine, collected = ReferenceEngine(training), Collector(work, training)
+        collected.add(0, *engine.train_client(to_clients(work, training), 0, client, []))
+    replies = from_clients(collected.replies(), work, training)
+    broken = [
+        name for name, value in replies.kept.items() if not name.startswith(BUFFER) and not value.isfinite().all()
+    ]
+    if broken:
+        raise ValueError(f"the kept {broken[0]} of client {client} is no longer finite; lower the learning rates")
     return Answer(
-        upload=upload,
-        buffers=new_buffers,
-        kept=new_kept,
-        samples=int(training.clients.sizes[client]),
-        steps=int(training.steps(work.round, ids)[0]),
-        loss=float(loss),
+        upload=replies.slots.map(lambda tensor: tensor[0]),
+        buffers={name: buffer[0] for name, buffer in replies.buffers.items()},
+        kept=replies.kept.map(lambda tensor: tensor[0]),
+        samples=int(replies.samples[0]),
+        steps=int(replies.steps[0]),
+        loss=float(replies.losses[0]),
     )

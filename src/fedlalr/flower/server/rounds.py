@@ -10,14 +10,17 @@ from flwr.app import ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from fedlalr.federation.client_evaluation import Score
 from fedlalr.federation.observers import Observer
 from fedlalr.federation.replies.payload import Rejected
 from fedlalr.federation.round import RoundOutcome
 from fedlalr.federation.run import with_included
 from fedlalr.flower.server.nodes import NodeRegistry
 from fedlalr.flower.server.state import FederatedServer, OpenRound
+from fedlalr.flower.wire.instruction import Instruction
 from fedlalr.flower.wire.messages import Post, failure
-from fedlalr.flower.wire.records import array_records, instruct, reply_in
+from fedlalr.flower.wire.records import array_records, instruct, reply_in, score_in
+from fedlalr.training.personal import shared_buffers, shared_slots
 
 GRACE = 60.0
 """Seconds by which a message outlives the deadline of its round, to tolerate clock differences."""
@@ -66,10 +69,10 @@ class Rounds:
         self._opened, self._sent = opened, []
         if len(nodes) >= server.rules.min_clients:  # otherwise the round cannot succeed, and no client needs to train
             work = opened.work
-            layout, blocks = server.training.layout, server.training.algorithm.slots.blocks
-            arrays = array_records(work.broadcast, work.buffers, layout, server.layout, blocks)
+            shared, blocks = server.training.division.shared, server.training.algorithm.slots.blocks
+            arrays = array_records(work.broadcast, work.buffers, shared, server.layout, blocks)
             for client, node in sorted(nodes.items()):
-                content = instruct(arrays, server.instruction(opened, client), config)
+                content = instruct(arrays, server.instruction(client, work), config)
                 message = Message(content, node, MessageType.TRAIN, ttl=self.deadline + GRACE, group_id=str(work.round))
                 self._sent.append((client, message))
         return [message for _, message in self._sent]
@@ -101,6 +104,29 @@ class Rounds:
                 opened.inbox.reject(client, f"no reply within the deadline of {self.deadline:g} s")
         self._opened, self._sent = None, []
         return self.server.close(opened)
+
+    def evaluate(self, grid: Grid, config: ConfigRecord) -> dict[int, Score]:
+        """Let every connected node evaluate the current model with its client's own part; they send numbers only."""
+        server, registry, post = self.server, self._known(grid), Post[Instruction](grid)
+        training, state = server.training, server.state
+        registry.refresh()
+        x = shared_slots(training, state.slots.only("x"))
+        arrays = array_records(x, shared_buffers(training, state.buffers), training.division.shared, server.layout)
+        asked = [(server.instruction(client), node) for client, node in sorted(registry.nodes().items())]
+        messages = [
+            (one, Message(instruct(arrays, one, config), node, MessageType.EVALUATE, ttl=self.deadline + GRACE))
+            for one, node in asked
+        ]
+        post.send(messages)
+        scores: dict[int, Score] = {}
+        for instruction, reply in post.until(time.monotonic() + self.deadline, self.poll):
+            try:
+                if reply.has_error():
+                    raise Rejected(failure(reply))
+                scores[instruction.client] = score_in(reply.content, instruction)
+            except Rejected as reason:
+                log.warning("client %d was not evaluated: %s", instruction.client, reason)
+        return dict(sorted(scores.items()))
 
     def _take(self, opened: OpenRound, client: int, reply: Message) -> None:
         """Screen one reply of one client."""

@@ -25,6 +25,7 @@ from fedlalr.flower.server.inbox import SpooledInbox
 from fedlalr.flower.wire.instruction import Instruction
 from fedlalr.training.interfaces import Work
 from fedlalr.training.intervals import checked
+from fedlalr.training.personal import shared_buffers, shared_slots
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,8 @@ class FederatedServer:
             round=t,
             lr=self.problem.options.rate(training.algorithm, t),
             clients=cohort,
-            broadcast=self.state.slots.only(*table.down),
-            buffers=self.state.buffers,
+            broadcast=shared_slots(training, self.state.slots.only(*table.down)),
+            buffers=shared_buffers(training, self.state.buffers),
             kept=self.state.slots.only(),
             cohort=len(cohort),
             population=self.population,
@@ -89,7 +90,7 @@ class FederatedServer:
             round=t,
             clients=frozenset(cohort.tolist()),
             contract=self.contract,
-            layout=training.layout,
+            layout=training.division.shared,
             table=table,
             broadcast=work.broadcast,
             buffers=work.buffers,
@@ -97,16 +98,15 @@ class FederatedServer:
         )
         return OpenRound(work, SpooledInbox(expected, self.spool_folder), Stopwatch())
 
-    def instruction(self, opened: OpenRound, client: int) -> Instruction:
-        """The instruction for one client of the cohort."""
-        work = opened.work
+    def instruction(self, client: int, work: Work | None = None) -> Instruction:
+        """The instruction for one client of a round's cohort; without work, to evaluate the current model."""
         return Instruction(
             run=self.run,
-            round=work.round,
-            lr=work.lr,
+            round=work.round if work else self.state.round,
+            lr=work.lr if work else 0.0,
             client=client,
-            cohort=work.cohort,
-            population=work.population,
+            cohort=work.cohort if work else 0,
+            population=self.population,
             seed=self.training.seed,
             contract=self.contract,
             layout=self.layout,
@@ -129,13 +129,12 @@ class FederatedServer:
             with torch.no_grad():
                 reduced = inbox.reduce(closed, share, rules.reduce)
                 buffers = reduce_buffers(closed.buffers, share, how=rules.reduce, broadcast=work.buffers)
-            slots = update_slots(self.state, work, reduced, closed.steps, share, training.algorithm)
+            slots = update_slots(self.state, work, reduced, closed.steps, share, training)
             clock.lap("reduce")
         finally:
             inbox.dispose()
-        self.state = ServerState(round=work.round, slots=slots, buffers=buffers)
-        if training.algorithm.slots.kept:
-            self.accepted_rounds.note(work.round, closed.clients.tolist())
+        self.state = ServerState(round=work.round, slots=slots, buffers=buffers or self.state.buffers)
+        self.accepted_rounds.note(work.round, closed.clients.tolist())
         return RoundOutcome(
             state=self.state,
             replied=closed.replied,

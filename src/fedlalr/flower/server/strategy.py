@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fedlalr.algorithms.slots import Algorithm
 from fedlalr.common.checks import check_choice, check_count, check_positive
 from fedlalr.data.population import Population, Samples
+from fedlalr.federation.client_evaluation import Score
 from fedlalr.federation.metrics import Metrics
 from fedlalr.federation.observers import Observer, RunInfo
 from fedlalr.federation.record import Record
@@ -55,6 +56,8 @@ class FederatedStrategy(Strategy):
     test: a test set on the server, as in `fl.run`, or a population that has one; None: report the clients' training
         loss.
     metrics: as in `fl.run`, computed on that test set.
+    client_tests: let the nodes evaluate the model on test samples of their own (`test` of the client app); with
+        `holdout` in the settings they do so on the samples they hold out.
     deadline: maximum seconds that a round waits for replies after sending its messages.
     join_deadline: maximum seconds that a round waits for nodes to connect. A client that did not connect is not waited
         for again, but takes part as soon as its node connects.
@@ -76,6 +79,7 @@ class FederatedStrategy(Strategy):
         population: int,
         test: tuple[Samples, Tensor] | Population | None = None,
         metrics: Metrics | None = None,
+        client_tests: bool = False,
         observers: Sequence[Observer] = (),
         deadline: float = 3600.0,
         join_deadline: float = 600.0,
@@ -90,12 +94,13 @@ class FederatedStrategy(Strategy):
         check_choice("layout", layout, LAYOUTS)
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
             raise ValueError(f"retries must be a whole number of at least 0, not {retries!r}")
-        held_out = test.test if isinstance(test, Population) else test
-        options = read_settings(settings, test=held_out, metrics=metrics, observers=observers)
-        problem = Problem.of(model, RemoteClients(population), algorithm, options, remote=True)
+        given, theirs = (None, test.test) if isinstance(test, Population) else (test, None)
+        options = read_settings(settings, test=given, metrics=metrics, observers=observers)
+        problem = Problem.of(model, RemoteClients(population, theirs), algorithm, options, remote=True)
         self.problem = replace(problem, transform=test.transform) if isinstance(test, Population) else problem
         self.deadline, self.join_deadline, self.retries, self.poll = deadline, join_deadline, retries, poll
         self.layout, self.spool_dir = layout, spool_dir or options.run_dir
+        self.evaluates_clients = client_tests or options.holdout is not None
         self.result: Result | None = None
         self._rounds = self._new_rounds(
             initial_state(problem.training), secrets.token_hex(8), new_secret(), AcceptedRounds()
@@ -119,7 +124,7 @@ class FederatedStrategy(Strategy):
         evaluate_fn: called with the round and the model's arrays, before the first round and after every round.
         """
         if evaluate_config is not None:
-            raise ValueError("nodes do not evaluate, so evaluate_config must be None")
+            raise ValueError("evaluate_config must be None: nodes evaluate according to holdout and evaluate_every")
         if num_rounds is not None:
             check_count("rounds", num_rounds)
             self.problem = replace(self.problem, options=replace(self.problem.options, rounds=num_rounds))
@@ -157,11 +162,11 @@ class FederatedStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Unused: the model is evaluated on the server."""
+        """Unused: `start` evaluates, on the server and on the nodes."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Unused: the model is evaluated on the server."""
+        """Unused: `start` evaluates, on the server and on the nodes."""
         return None
 
     def summary(self) -> None:
@@ -217,7 +222,7 @@ class FederatedStrategy(Strategy):
 class NodesTransport:
     """The transport of a session on Flower: its nodes train, reached over a grid."""
 
-    ranks, kept, engine = ALONE, (), ENGINE  # the clients' state is on their nodes
+    ranks, holds_kept, engine = ALONE, False, ENGINE  # the clients' state is on their nodes
 
     def __init__(self, strategy: FederatedStrategy, grid: Grid, config: ConfigRecord) -> None:
         self.strategy, self.grid, self.config = strategy, grid, config
@@ -250,9 +255,14 @@ class NodesTransport:
                 log.warning("%s. Repeating the round; %d retries left", failed, left)
         raise AssertionError("the last try returns or raises")
 
+    def evaluate_clients(self, state: ServerState) -> dict[int, Score]:
+        """Let the nodes evaluate, if they have test samples."""
+        return self.strategy._rounds.evaluate(self.grid, self.config) if self.strategy.evaluates_clients else {}
+
     def recorded(self, choices: dict[str, Any]) -> None:
         """Record which kept states are valid."""
-        if self.strategy.problem.training.algorithm.slots.kept:
+        training = self.strategy.problem.training
+        if training.algorithm.slots.kept or training.is_personal:
             choices["accepted"] = self.strategy.server.accepted_rounds.as_dict()
 
     def saved(self) -> None:

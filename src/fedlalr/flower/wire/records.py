@@ -6,13 +6,14 @@ from a client    arrays, `fedlalr`: run, round, client, contract, `metrics`: num
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from fedlalr.algorithms.slots import Slots, SlotTable
-from fedlalr.federation.replies.payload import Expected, Rejected, Reply
+from fedlalr.algorithms.slots import Slots
+from fedlalr.federation.client_evaluation import Score
+from fedlalr.federation.replies.payload import Expected, Rejected, Reply, clean_metrics
 from fedlalr.flower.client.training import Answer
 from fedlalr.flower.wire.arrays import broadcast_from, decode, encode
 from fedlalr.flower.wire.instruction import Instruction
@@ -49,21 +50,46 @@ def instruction_in(content: RecordDict) -> Instruction:
     return Instruction.of(_facts(content))
 
 
-def broadcast_in(content: RecordDict, table: SlotTable, layout: Layout, buffers: Buffers, how: str) -> Any:
+def broadcast_in(
+    content: RecordDict, names: Iterable[str], layout: Layout, buffers: Buffers, how: str, blocks: Collection[str] = ()
+) -> Any:
     """The slots and buffers in a message from the server."""
-    return broadcast_from(_contents(content), table.down, layout, buffers, how, table.blocks)
+    return broadcast_from(_contents(content), names, layout, buffers, how, blocks)
 
 
 def answer_content(
-    answer: Answer, instruction: Instruction, contract: str, layout: Layout, blocks: Collection[str] = ()
+    answer: Answer, instruction: Instruction, layout: Layout, blocks: Collection[str] = ()
 ) -> RecordDict:
     """The content of a client's reply."""
     arrays = array_records(answer.upload, answer.buffers, layout, instruction.layout, blocks)
-    facts = ConfigRecord(
-        {"run": instruction.run, "round": instruction.round, "client": instruction.client, "contract": contract}
-    )
     metrics = MetricRecord({"num-examples": answer.samples, "steps": answer.steps, "loss": answer.loss})
-    return RecordDict({**arrays, FACTS: facts, METRICS: metrics})
+    return RecordDict({**arrays, FACTS: _origin(instruction), METRICS: metrics})
+
+
+def score_content(score: Score, instruction: Instruction) -> RecordDict:
+    """The content of a client's reply to an evaluation: numbers only."""
+    numbers = {name: value for name, value in score._asdict().items() if value is not None}
+    return RecordDict({FACTS: _origin(instruction), METRICS: MetricRecord(numbers)})
+
+
+def score_in(content: RecordDict, asked: Instruction) -> Score:
+    """A client's score; raises `Rejected` if it is malformed or answers another instruction."""
+    facts = _facts(content)
+    for name in ("run", "round", "client", "contract"):
+        if facts.get(name) != getattr(asked, name):
+            raise Rejected(f"the reply's {name} is not that of the evaluation")
+    numbers = clean_metrics(dict(content.metric_records.get(METRICS) or {}))
+    loss, accuracy = numbers.get("loss"), numbers.get("accuracy")
+    if not isinstance(loss, int | float):
+        raise Rejected("its loss is missing or not finite")
+    if accuracy is not None and not (isinstance(accuracy, int | float) and 0 <= accuracy <= 1):
+        raise Rejected("its accuracy is not a number between 0 and 1")
+    return Score(float(loss), None if accuracy is None else float(accuracy))
+
+
+def _origin(instruction: Instruction) -> ConfigRecord:
+    """Which instruction a reply answers."""
+    return ConfigRecord({name: getattr(instruction, name) for name in ("run", "round", "client", "contract")})
 
 
 def reply_in(content: RecordDict, expected: Expected, how: str) -> Reply:

@@ -47,6 +47,26 @@ function curves() {
   radios(find("curves-x"), AXES, (value) => { x = value; draw(); });
 }
 
+function clients() {
+  const there = QUANTITIES.filter(([name]) => data.clients.some((c) => c.y[name]));
+  if (!there.length) return;
+  let y = there[0][0];
+  const draw = lineChart(find("clients-chart"), () => ({
+    dashes: data.dashes,
+    series: data.clients.filter((c) => c.y[y]).flatMap(({ label, look, y: found }) => [
+      { label: `${label}, mean`, look, x: found[y].x, y: found[y].mean, low: found[y].low, high: found[y].high },
+      { label: `${label}, worst 10 %`, look: [look[0], (look[1] + 3) % data.dashes.length], x: found[y].x, y: found[y].worst },
+    ]),
+    xLabel: "round", yLabel: `${y} over the clients: mean, standard deviation, worst 10 %`, whole: true,
+    format: y === "accuracy" ? percent : number,
+    tick: y === "accuracy" ? (v) => `${Math.round(100 * v)} %` : number,
+    hint: "Values after the last evaluation. Point at the chart to read others; click a name to hide its line.",
+    where: (at) => `At round ${at}:`,
+  }));
+  radios(find("clients-y"), there.map(([name]) => [name, name]), (value) => { y = value; draw(); });
+  find("clients-y").hidden = false;
+}
+
 function trajectories() {
   if (!data.trajectories.length) {
     find("trajectories-chart").textContent = "No trajectory was recorded in these runs. To record one for FedLALR, set trajectory={clients: [0, 1]}.";
@@ -88,5 +108,6 @@ function partition() {
 }
 
 curves();
+clients();
 trajectories();
 partition();

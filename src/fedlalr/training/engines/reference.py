@@ -47,9 +47,9 @@ class ReferenceEngine:
         self, work: Work, row: int, client: int, traces: list[Trace]
     ) -> tuple[Slots, Buffers, Slots, Tensor]:
         """One client's round: its upload, buffers, kept slots and mean training loss."""
-        training, broadcast = self.training, work.broadcast
+        training, (broadcast, buffers) = self.training, work.of(row)
         model, algorithm = training.model, training.algorithm
-        set_buffers(model, work.buffers)
+        set_buffers(model, buffers)
         if not model.training:
             model.train()
         batches = self._batches(work, client)

@@ -289,7 +289,7 @@ def _plan(work: Work, training: Training) -> SharedMemoryPlan:
     for name in table.up:
         plan.add(f"up:{name}", (count, size), dtype)
     for name, value in work.buffers.items():
-        plan.add(f"out_buffer:{name}", (count, *value.shape), value.dtype)
+        plan.add(f"out_buffer:{name}", (count, *value.shape[work.per_client :]), value.dtype)
     for name in table.kept:
         plan.add(f"out_kept:{name}", (count, size), dtype)
     plan.add("loss", (count,), dtype)

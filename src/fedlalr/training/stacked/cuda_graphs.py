@@ -52,6 +52,7 @@ class Memory:
 
     stack: Stack
     broadcast: Slots
+    """`[P]`, or `[C, P]` if the clients differ."""
     tables: Tables
     steps: Tensor
     """K of every client, `[C, 1]`."""
@@ -121,7 +122,7 @@ class StaticSteps:
         for name, buffer in mine.buffers.items():
             buffer.copy_(start.buffers[name])
         for name, slot in memory.broadcast.items():
-            slot.copy_(work.broadcast[name])
+            (slot[:clients] if work.per_client else slot).copy_(work.broadcast[name])
         memory.steps[:clients, 0].copy_(feed.steps)
         memory.lr.fill_(work.lr)
         for counter in (mine.total, memory.step):
@@ -143,7 +144,7 @@ class StaticSteps:
                 {name: torch.empty_like(buffer) for name, buffer in start.buffers.items()},
                 torch.empty_like(start.total),
             ),
-            broadcast=work.broadcast.map(torch.empty_like),
+            broadcast=work.broadcast.map(partial(torch.empty_like, memory_format=torch.contiguous_format)),
             tables=Tables(tables.pool, rows, real, random),
             steps=torch.empty(start.size, 1, device=device, dtype=dtype),
             lr=torch.empty((), device=device, dtype=dtype),
@@ -206,7 +207,8 @@ class StaticSteps:
         if self._fused is not None:
             self._fused(state, gradient, memory.broadcast, context, self.training.regularisation, active)
             return
-        new = apart(local_step(self.training, state, gradient, memory.broadcast, context), state)
+        broadcast = memory.broadcast.map(lambda slot: slot[: len(gradient)] if slot.dim() > 1 else slot)
+        new = apart(local_step(self.training, state, gradient, broadcast, context), state)
         for name, slot in state.items():
             _write(slot, new[name], slot, active)
 

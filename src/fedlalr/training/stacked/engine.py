@@ -138,6 +138,7 @@ class StackedEngine:
             alone[feed.order] = has_single(feed.counts, self.training.batch_size).any(0)
             if alone.any():
                 return self._set_aside(work, alone)
+        work = work.part(feed.order)
         if self._static is not None and work.probe is None and steps is None:
             stack = self._static.run(work, feed, self._start(work, feed))
             return self._replies(work, feed, stack, [], owned=sole)
@@ -154,7 +155,7 @@ class StackedEngine:
                 stack = stack.rows(0, shape.active)
             batch = feed.collate(k, shape) if tables is None else tables.batch(k, shape)
             context = work.context(steps=self._steps(feed.steps[: shape.active]), step=k)
-            stack = self._advance(stack, batch, work.broadcast, context)
+            stack = self._advance(stack, batch, work.of(slice(shape.active))[0], context)
             if work.probe is not None:
                 traces += _probe(work, feed, stack, k)
         return self._replies(work, feed, stack.join(finished), traces)
@@ -188,10 +189,11 @@ class StackedEngine:
 
     def _start(self, work: Work, feed: Feed) -> Stack:
         training, count = self.training, len(feed.clients)
-        order = feed.order.to(training.device)
-        kept = work.kept.map(lambda tensor: tensor[order])
-        state = training.algorithm.start(work.broadcast, kept).map(lambda tensor: stacked(tensor, count))
-        buffers = {name: buffer.expand(count, *buffer.shape).clone() for name, buffer in work.buffers.items()}
+        state = training.algorithm.start(work.broadcast, work.kept).map(lambda tensor: stacked(tensor, count))
+        buffers = {
+            name: buffer.expand(count, *buffer.shape[work.per_client :]).clone()
+            for name, buffer in work.buffers.items()
+        }
         total = torch.zeros(count, device=training.device, dtype=training.layout.dtype)
         return Stack(state, buffers, total)
 

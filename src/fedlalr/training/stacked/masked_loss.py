@@ -69,8 +69,8 @@ def padding_label(loss: Loss, outputs: object, targets: Tree) -> int | None:
     outputs, targets = tree_map(lambda tensor: tensor.detach().cpu(), (outputs, targets))
     count = length(targets)
     mask = torch.arange(count, device="cpu") < max(count // 2, 1)
-    known = torch.cat([leaf.flatten() for leaf in leaves(targets) if not leaf.is_floating_point()]).unique().tolist()
-    for label in dict.fromkeys((IGNORED_LABEL, -1, 0, *known)):
+    known = [leaf.flatten() for leaf in leaves(targets) if not leaf.is_floating_point()]
+    for label in dict.fromkeys((IGNORED_LABEL, -1, 0, *sorted(torch.cat(known).tolist()))):
         try:
             marked = loss(outputs, without_padding(targets, mask, label))
             right = loss(tree_map(lambda tensor: tensor[mask], outputs), rows(targets, mask))
