@@ -53,9 +53,6 @@ RUNS = {
     "fedlalr, max": ["algorithm.second_moment=max"],
     "fedlalr, restart and max": ["algorithm.momentum=restart", "algorithm.second_moment=max"],
     "fedlalr, bias correction": ["algorithm.bias_correction=true"],
-    "alignedlalr, keep and mean": [
-        *("algorithm=alignedlalr", "algorithm.lr=0.01", "algorithm.keep=0.9", "algorithm.second_moment=mean")
-    ],
     "localadam, average": ["algorithm=localadam", "algorithm.lr=0.01", "algorithm.moments=average"],
     "fedlalr, growing interval": ["local={start: 3, base: 2.0}"],
     "fedlalr, clients of different sizes": ["partition.scheme=lognormal"],

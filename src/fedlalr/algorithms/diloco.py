@@ -12,12 +12,12 @@
         m = µ m + Δ
         x = x + η (Δ + µ m)
 
-`server_lr` is η, `momentum` is µ. µ = 0 with η = 1 is LocalAdam. For AdamW, pass `decoupled_weight_decay` to `fl.run`
-(0.1 in the paper, with warm-up and a falling rate); H is `local=fl.Steps(H)` (500). The server's step is that of
-`torch.optim.SGD(nesterov=True)` on the gradient −Δ.
+`server_lr` is η, `momentum` is µ. µ = 0 with η = 1 is LocalAdam. For AdamW, pass `decoupled_weight_decay` to `fl.run`;
+H is `local=fl.Steps(H)`, 500 in the paper. The server's step is that of `torch.optim.SGD(nesterov=True)` on the
+gradient −Δ.
 
-The paper does not name the betas; ours are Adam's. The public implementation of Prime Intellect (`diloco_simple`) uses
-(0.9, 0.95) and clips gradients to norm 1.
+The betas are Adam's. The public implementation of Prime Intellect (`diloco_simple`) has our other defaults, but betas
+of (0.9, 0.95), a weight decay of 0.01, clipping to norm 1 and a rate that warms up and then falls.
 
 Douillard et al. "DiLoCo: Distributed Low-Communication Training of Language Models". arXiv 2311.08105.
 """
@@ -37,7 +37,7 @@ from fedlalr.common.checks import check_betas, check_fraction, check_positive
 
 @dataclass(frozen=True)
 class DiLoCo:
-    """Local Adam with kept state under a Nesterov server. Defaults are the paper's."""
+    """Local Adam with kept state under a Nesterov server."""
 
     lr: float = 4e-4
     betas: tuple[float, float] = (0.9, 0.999)

@@ -12,8 +12,8 @@
         d = mean x_i − x,  t = t + mean K_i  over S                            # update
         x = mean x_i,  v = mean of the block means  over S
 
-`align` is γ. For decoupled weight decay, pass `decoupled_weight_decay` to `fl.run` (0.01 in the paper). t is the number
-of steps behind v, so that v is corrected as one average that runs through all rounds, and m as one that restarts.
+`align` is γ. For decoupled weight decay, pass `decoupled_weight_decay` to `fl.run` (0.01 in the authors' code). t is
+the number of steps behind v: v is corrected as one average that runs through all rounds, and m as one that restarts.
 
 The paper takes one block for the Q, K, V and projection of each attention head and for each other layer; here a block
 is a parameter tensor. v and t travel as one number for each, so a client sends one vector and a few numbers. The
@@ -37,7 +37,7 @@ from fedlalr.common.checks import check_betas, check_flag, check_fraction, check
 
 @dataclass(frozen=True)
 class FedAdamW:
-    """Local Adam from the mean v of each layer, with alignment. Defaults are the paper's."""
+    """Local Adam from the mean v of each layer, with alignment. Defaults are the authors'."""
 
     lr: float = 3e-4
     betas: tuple[float, float] = (0.9, 0.999)

@@ -456,7 +456,7 @@ ragged = (6, 8, 10, 12, 14, 16, 18, 20) * 3
     "algorithm",
     [
         *("fedlalr", "fedavg", "lafedopt", "localadam", "scaffold", "adaalter", "mimelite", "deltasgd", "alignedlalr"),
-        *("localadam restart", "fedadamw", "diloco", "fedmuon"),
+        "fedmuon",
     ],
 )
 @pytest.mark.parametrize("model", ["batchnorm", "perceptron"])
