@@ -64,7 +64,7 @@ def without_padding(targets: Tree, mask: Tensor, ignored: int = IGNORED_LABEL) -
 def padding_label(loss: Loss, outputs: object, targets: Tree) -> int | None:
     """The label that a loss of the caller's leaves out of its mean, so that padding may be marked with it, or None.
 
-    Some samples are tried, with the usual labels and the most frequent ones. On the CPU: elsewhere an index out of range
+    Some samples are tried with the usual labels and the most frequent ones, on the CPU: elsewhere an index out of range
     cannot be caught.
     """
     outputs, targets = tree_map(lambda tensor: tensor.detach().cpu(), (outputs, targets))
