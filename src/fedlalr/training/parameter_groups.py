@@ -64,4 +64,4 @@ def _near(pattern: str, named: Mapping[str, Sequence[str]]) -> str:
     names = [name for names in named.values() for name in names]
     close = difflib.get_close_matches(pattern.replace("*", ""), names, n=3, cutoff=0.4)
     more = "" if len(names) <= 3 or close else ", …"
-    return f"{'close names' if close else 'trainable parameters'} are {', '.join(close or names[:3])}{more}"
+    return f"{'close names' if close else 'trainable parameters'} are {', '.join(close or names[:3] or ['none'])}{more}"
