@@ -431,3 +431,13 @@ def test_settings_that_leave_nothing_to_train_are_a_one_line_error(setting: str,
     assert result.exit_code == 2, result.output
     assert result.stderr.count("\n") == 1
     assert message in result.stderr
+
+
+def test_personal_parameters_are_a_setting_and_the_quality_over_the_clients_is_shown(tmp_path: Path) -> None:
+    settings = ["personal=[layers.2.*]", "holdout=0.2", "rounds=1", "clients_per_round=2", "local.steps=1"]
+    done = CliRunner().invoke(app, ["run", "quickstart", *settings, "engine=reference", "--run-dir", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert re.search(r"over clients accuracy [\d.]+% ± [\d.]+% \(worst 10 %: [\d.]+%\), loss", done.output)
+    loaded = config.load(tmp_path / "config.yaml")
+    assert (loaded.personal, loaded.holdout, loaded.evaluate_every) == (("layers.2.*",), 0.2, 10)
+    assert json.loads((tmp_path / "summary.json").read_text())["per_client"]["loss"]["clients"] == 100

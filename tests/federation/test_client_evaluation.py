@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -116,6 +117,15 @@ def test_a_run_with_other_test_sets_is_not_resumed(tmp_path):
     options = OPTIONS | {"client_tests": make_clients(SIZES, seed=2), "run_dir": tmp_path, "resume": True}
     with pytest.raises(RuntimeError, match=r"client_tests.inputs was"):
         fl.run(make_model(), make_clients(SIZES), fl.FedAvg(), **options)
+
+
+def test_a_client_with_one_sample_trains_on_it_and_is_not_evaluated():
+    clients = [(inputs, inputs[:, :1]) for inputs, _ in make_clients((9, 1, 8))]
+    model, options = nn.Linear(4, 1).double(), OPTIONS | {"loss": nn.functional.mse_loss}
+    result = fl.run(model, clients, fl.FedAvg(), holdout=0.2, **options)
+    assert [record.clients for record in result.history] == [3, 3, 3]
+    assert result.history[-1].per_client["loss"].clients == 2
+    assert re.search(r"over clients loss [\d.]+ ± [\d.]+ \(worst 10 %: [\d.]+\), ", repr(result))
 
 
 class Shifted(TensorDataset):

@@ -18,6 +18,7 @@ from fedlalr.common.printable import printable
 from fedlalr.config import RunDirectory
 from fedlalr.config.jobs import Event, Job
 from fedlalr.federation import Observer, Record, RunInfo
+from fedlalr.federation.record import over_clients
 from fedlalr.report.failures import kind
 
 _PLAIN_LINES = 100
@@ -111,6 +112,7 @@ class RunProgress(Observer):
 
     def _facts(self, record: Record) -> str:
         accuracy = "" if record.accuracy is None else f"accuracy {record.accuracy:6.1%}  "
+        accuracy += over_clients(record.per_client)
         rejected = f"  {len(record.rejected)} rejected" if record.rejected else ""
         return f"{accuracy}loss {record.loss:.3f}  rate {record.lr:.3g}  {megabytes(self._sent)} sent{rejected}"
 

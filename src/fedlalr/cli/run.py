@@ -175,10 +175,13 @@ def show(folder: Path, as_json: bool) -> bool:
 
 def outcome(summary: dict[str, Any]) -> str:
     """Accuracy, loss and number of rounds."""
+    from fedlalr.federation.record import distributions_in, over_clients
+
     accuracy, best, rounds = summary["accuracy"], summary["best_accuracy"], summary["rounds"]
     if not rounds:
         return "no round was finished"
     measured = "" if accuracy is None else f"accuracy {accuracy:.1%} (best {best:.1%}), "
+    measured += over_clients(distributions_in(summary.get("per_client", {})))
     loss = "no finite loss" if summary["loss"] is None else f"loss {summary['loss']:.3f}"
     return f"{measured}{loss} after {rounds} round{'' if rounds == 1 else 's'}"
 

@@ -79,8 +79,7 @@ class Record:
         for name in ("loss", "train_loss"):
             plain[name] = math.nan if plain[name] is None else plain[name]
         plain["metrics"] = _with_nan(plain.get("metrics", {}))
-        over = plain.get("per_client", {})
-        plain["per_client"] = {name: Distribution(**_with_nan(each)) for name, each in over.items()}
+        plain["per_client"] = distributions_in(plain.get("per_client", {}))
         record = cls(**plain)
         record._check_numbers()
         return record
@@ -94,6 +93,11 @@ class Record:
             missing = name == "accuracy" and value is None
             if not missing and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise ValueError(f"{name} is {value!r}, not a number")
+
+
+def distributions_in(plain: Mapping[str, Mapping[str, Any]]) -> dict[str, Distribution]:
+    """The distributions in JSON."""
+    return {name: Distribution(**_with_nan(each)) for name, each in plain.items()}
 
 
 def over_clients(per_client: Mapping[str, Distribution]) -> str:

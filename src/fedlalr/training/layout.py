@@ -115,8 +115,6 @@ class Division:
 
     def join(self, shared: Tensor, personal: Tensor) -> Tensor:
         """The inverse of `cut`. Either part may be a vector that goes with every row of the other."""
-        if len(self.lengths) == 1:
-            return shared
         lead = (shared if shared.dim() > personal.dim() else personal).shape[:-1]
         rest = {
             False: self._pieces(shared.expand(*lead, -1), False),
