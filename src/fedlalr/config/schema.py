@@ -23,6 +23,7 @@ from fedlalr.common.suggestions import hint
 from fedlalr.config.errors import listed
 from fedlalr.data.sources import SOURCES
 from fedlalr.federation.options import Options, in_reading_order
+from fedlalr.federation.sampling import Kind
 from fedlalr.training.engines.registry import ENGINES, check_engine
 from fedlalr.training.intervals import LEAST_BASE, MOST_STEPS
 
@@ -189,7 +190,14 @@ if TYPE_CHECKING:
 
 else:
     _KINDS = get_type_hints(Options, include_extras=True)
-    _TEXTUAL = {"local": Any, "reduce": dict[str, str | Settings] | None, "engine": str, "device": str, "dtype": Any}
+    _TEXTUAL = {
+        "sampling": Kind,
+        "local": Any,
+        "reduce": dict[str, str | Settings] | None,
+        "engine": str,
+        "device": str,
+        "dtype": Any,
+    }
     OptionsConfig = create_model(
         "OptionsConfig",
         __base__=ProblemConfig,

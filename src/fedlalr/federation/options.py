@@ -24,6 +24,7 @@ from fedlalr.federation.observers import Observer
 from fedlalr.federation.replies.reductions import SlotReduction, as_reductions
 from fedlalr.federation.replies.screening import MAX_NORM_RATIO
 from fedlalr.federation.round import Rules
+from fedlalr.federation.sampling import Kind, Sampler, check_sampling
 from fedlalr.training import Engine, Training
 from fedlalr.training.engines.registry import check_engine
 from fedlalr.training.layout import Layout
@@ -58,6 +59,13 @@ class Options(LocalOptions):
 
     rounds: Count = option(100, "Communication rounds.", scope="run")
     clients_per_round: Count | None = option(None, "Clients sampled in every round; None: all.", scope="server")
+    sampling: Kind | Sampler = option(
+        "uniform",
+        'How they are sampled: `"uniform"`, `"size"` (in proportion to their samples), `"round-robin"` (in turn, in an '
+        "order drawn from the seed), or a function of (round, population, count, generator) that returns them.",
+        scope="server",
+        check=check_sampling,
+    )
     lr_decay: Positive = option(1.0, "Multiply the rate by this every `lr_decay_every` rounds.", scope="server")
     lr_decay_every: Count = option(1, "Rounds between two decays of the rate.", scope="server")
     weighting: Literal["uniform", "samples"] = option(
@@ -172,8 +180,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def in_reading_order() -> list[Field[Any]]:
-    """All options, starting with the two that almost every call sets."""
-    first = ("rounds", "clients_per_round")
+    """All options, starting with those that almost every call sets."""
+    first = ("rounds", "clients_per_round", "sampling")
     return sorted(fields(Options), key=lambda each: first.index(each.name) if each.name in first else len(first))
 
 

@@ -15,7 +15,6 @@ from fedlalr.federation.observers import Observer, RunInfo
 from fedlalr.federation.options import Options, documented
 from fedlalr.federation.result import Result
 from fedlalr.federation.round import RoundOutcome, ServerState, run_round
-from fedlalr.federation.sampling import sample
 from fedlalr.federation.session import Problem, Session, run_info
 from fedlalr.training import Engine, create_engine
 from fedlalr.training.engines.auto import estimated_seconds, is_heavy
@@ -91,9 +90,7 @@ class Simulation:
         """Sample the cohort by (seed, round) and train it with the engine."""
         assert self._chosen is not None
         training, t = self.problem.training, state.round + 1
-        population = len(training.clients)
-        cohort = sample(population, self.problem.cohort_size, training.seed, t)
-        cohort = with_included(cohort, self.observers, t, population)
+        cohort = with_included(self.problem.cohort(t, training.seed), self.observers, t, len(training.clients))
         probe = _probe(self.observers, t)
         return run_round(state, cohort, lr, self._chosen, training, self.problem.rules, probe, self._debugger)
 

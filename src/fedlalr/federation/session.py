@@ -30,6 +30,7 @@ from fedlalr.federation.record import Record
 from fedlalr.federation.replies.screening import SEVERAL, Streaks
 from fedlalr.federation.result import Result, named_state, trained_model
 from fedlalr.federation.round import RoundOutcome, Rules, ServerState
+from fedlalr.federation.sampling import draw_cohort
 from fedlalr.federation.storage.fingerprint import facts_of, plain
 from fedlalr.federation.storage.journal import Journal
 from fedlalr.federation.validation import (
@@ -90,6 +91,10 @@ class Problem:
             elif test is not None:
                 check_test(test)
         return cls(model, training, options, rules, cohort_size, test, transform)
+
+    def cohort(self, round: int, seed: int | bytes) -> Tensor:
+        """The clients sampled for a round."""
+        return draw_cohort(self.options.sampling, self.training.clients.sizes, self.cohort_size, seed, round)
 
     def facts(self) -> dict[str, Any]:
         """Everything the result depends on; a run can only be resumed with the same facts."""

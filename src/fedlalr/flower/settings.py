@@ -30,4 +30,9 @@ def read_settings(given: Mapping[str, Any] | None, **own: Any) -> Options:
             "buffers='recalibrate' needs a second pass over the clients' data in every round, which is not "
             "supported on Flower; use buffers='average'"
         )
+    if options.sampling == "size":
+        raise ValueError(
+            "sampling='size' needs the clients' numbers of samples, which the server does not know on Flower; use "
+            "'uniform' or 'round-robin', or a function that knows the sizes"
+        )
     return options
