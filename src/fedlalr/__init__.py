@@ -33,6 +33,7 @@ from fedlalr.algorithms import (
 )
 from fedlalr.federation import (
     CheckpointError,
+    EarlyStopping,
     GradientNorms,
     Observer,
     Record,
@@ -44,6 +45,7 @@ from fedlalr.federation import (
     RunInfo,
     Stop,
     Trajectory,
+    load,
     run,
 )
 from fedlalr.federation.replies import reductions
@@ -57,6 +59,7 @@ __all__ = [
     "CheckpointError",
     "Context",
     "DeltaSGD",
+    "EarlyStopping",
     "Engine",
     "Epochs",
     "FedAMS",
@@ -98,6 +101,7 @@ __all__ = [
     "Trajectory",
     "Work",
     "data",
+    "load",
     "models",
     "reductions",
     "run",

@@ -75,7 +75,8 @@ def is_setting(argument: str) -> bool:
 
 def progress_console(as_json: bool) -> Console:
     """Where progress is shown: standard output, or standard error if the result is JSON."""
-    from fedlalr.cli.progress import Terminal, standard_output
+    from fedlalr.cli.progress import standard_output
+    from fedlalr.federation.progress import Terminal
 
     return Terminal(stderr=True) if as_json else standard_output()
 

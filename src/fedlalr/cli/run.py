@@ -32,8 +32,8 @@ from fedlalr.common.files import as_file_name
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedlalr.cli.progress import RunProgress
     from fedlalr.config import Config
+    from fedlalr.federation.progress import RunProgress
 
 RUNS = Path("runs")
 LONGEST_NAME = 120
@@ -98,11 +98,11 @@ def run_shown(
     folder: Path, console: Console, quiet: bool, as_json: bool, execute: Callable[[RunProgress], object]
 ) -> None:
     """Run with progress, then show the summary, also after an interrupt."""
-    from fedlalr.cli.progress import RunProgress
+    from fedlalr.federation.progress import RunProgress
 
     silent = quiet or (as_json and not console.is_terminal)
     try:
-        with plain_warnings(), RunProgress(console, silent, folder) as progress:
+        with plain_warnings(), RunProgress(console, silent) as progress:
             execute(progress)
     except KeyboardInterrupt:
         if show(folder, as_json):
@@ -185,7 +185,7 @@ def outcome(summary: dict[str, Any]) -> str:
 
 def cost(summary: dict[str, Any]) -> str:
     """Bytes, time and rejected replies."""
-    from fedlalr.cli.progress import duration, megabytes
+    from fedlalr.federation.progress import duration, megabytes
 
     rejected = f"; {summary['rejected']} replies rejected" if summary["rejected"] else ""
     sent = f"{megabytes(summary['bytes_up'])} up, {megabytes(summary['bytes_down'])} down"

@@ -136,7 +136,7 @@ def execute(
         watching = (files, *_recorders(config, run_dir), *observers)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RepliesRejected)  # records, progress and summary count them
-            result = run(**prepared, observers=watching, run_dir=run_dir, resume=resume, debug=debug)
+            result = run(**prepared, observers=watching, progress=False, run_dir=run_dir, resume=resume, debug=debug)
     except BaseException as error:
         if files.info is None and isinstance(error, ValueError | TypeError | RunDirectoryError):
             raise ConfigError(str(error)) from error  # before the first round: incompatible settings

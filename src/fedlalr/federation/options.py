@@ -95,6 +95,13 @@ class Options(LocalOptions):
         config=False,
     )
     observers: Sequence[Observer] = option((), "Called as the run progresses.", scope="run", config=False)
+    progress: bool | None = option(
+        None,
+        "Show the progress: on a terminal or in a notebook as a line that is updated, elsewhere as one line per round; "
+        "None: only on a terminal and in a notebook.",
+        scope="run",
+        config=False,
+    )
     engine: str | Callable[[Training], Engine] = option(
         "auto",
         '`"auto"`, `"reference"`, `"stacked"`, `"workers"`, `"distributed"`, or a function from `Training` to an '

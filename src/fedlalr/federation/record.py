@@ -48,6 +48,14 @@ class Record:
         plain["metrics"] = _finite(self.metrics)
         return _finite(plain)
 
+    def numbers(self) -> dict[str, float | None]:
+        """Every number by name; the clients in a list are counted, parts of the time are under `timing/`, and a metric
+        is under its own name, or under `metrics/` if a number of the record has that name."""
+        row = {**vars(self), **{name: len(getattr(self, name)) for name in ("rejected", "clipped", "repeatedly")}}
+        del row["timing"], row["metrics"]
+        own = {f"metrics/{name}" if name in row else name: value for name, value in self.metrics.items()}
+        return {**row, **own, **{f"timing/{part}": seconds for part, seconds in self.timing.items()}}
+
     def to_json(self) -> str:
         """One line for `metrics.jsonl`."""
         return json.dumps(self.as_dict(), ensure_ascii=False)

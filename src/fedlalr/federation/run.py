@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedlalr.algorithms.slots import Algorithm
+from fedlalr.common.printable import has_terminal
 from fedlalr.data.population import Clients, as_clients
 from fedlalr.federation.debug import Debugger
 from fedlalr.federation.observers import Observer, RunInfo
@@ -38,10 +41,23 @@ def run(model: nn.Module, clients: Clients | Sequence[object], algorithm: Algori
         algorithm: Such as `fl.FedLALR(lr=2e-3)`.
     """
     problem = Problem.of(model, as_clients(clients), algorithm, Options.named(options))
-    with Session(problem, Simulation(problem)) as session:
+    with (
+        _progress(problem.options.progress) as display,
+        Session(problem, Simulation(problem), watching=display) as session,
+    ):
         for _ in session.rounds():
             pass
     return session.result()
+
+
+def _progress(progress: bool | None) -> AbstractContextManager[Sequence[Observer]]:
+    """The progress display; where there is neither a terminal nor a notebook, only on request."""
+    may_show = has_terminal() or "IPython" in sys.modules
+    if not (may_show if progress is None else progress):
+        return nullcontext(())
+    from fedlalr.federation.progress import displayed  # here, as runs without a display need no rich
+
+    return displayed(progress)
 
 
 class Simulation:

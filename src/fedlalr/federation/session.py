@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ from fedlalr.data.population import Clients, Population, Samples
 from fedlalr.data.transforms import Transform
 from fedlalr.federation.evaluation import Evaluation, evaluate
 from fedlalr.federation.metrics import check_metrics
-from fedlalr.federation.observers import RunInfo, show_round
+from fedlalr.federation.observers import Observer, RunInfo, show_round, show_start
 from fedlalr.federation.options import Options
 from fedlalr.federation.record import Record
 from fedlalr.federation.replies.screening import SEVERAL, Streaks
@@ -143,11 +143,17 @@ class Transport(Protocol):
 class Session:
     """Owns the state, the files and the records of a run."""
 
-    def __init__(self, problem: Problem, transport: Transport, fresh: ServerState | None = None) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        transport: Transport,
+        fresh: ServerState | None = None,
+        watching: Sequence[Observer] = (),
+    ) -> None:
         self.problem, self.training, self.options = problem, problem.training, problem.options
         self.transport = transport
         first = transport.ranks.is_first  # only the first rank reads and writes files and shows progress
-        self.observers = tuple(self.options.observers) if first else ()
+        self.observers = (*self.options.observers, *watching) if first else ()
         self.journal = Journal(
             self.options.run_dir if first else None,
             resume=self.options.resume and first,
@@ -171,10 +177,10 @@ class Session:
             self.state = ranks.first(found)
             check_rounds(self.options.rounds, self.state.round)
             stack.enter_context(closing(self.transport))
-            self.info = self.transport.start(self.state, journal.choices)
+            started = self.transport.start(self.state, journal.choices)
+            self.info = replace(started, history=tuple(journal.records))
             stack.enter_context(number_of_threads(journal.choices["threads"]))
-            for observer in self.observers:
-                observer.on_start(self.info)
+            self._stopped = ranks.first(show_start(self.observers, self.info))
             journal.start(self.state)
             self._stack = stack.pop_all()
         return self
@@ -186,11 +192,10 @@ class Session:
 
     def rounds(self) -> Iterator[Record]:
         """Run the remaining rounds, one at a time, until the last one or until an observer raises `Stop`."""
-        stopped = False
-        while self.state.round < self.options.rounds and not stopped:
+        while self.state.round < self.options.rounds and not self._stopped:
             record = self._round()
             model = partial(trained_model, self.problem.model, self.state, self.training)
-            stopped = self.transport.ranks.first(show_round(self.observers, record, model))
+            self._stopped = self.transport.ranks.first(show_round(self.observers, record, model))
             if record.rejected and not self._warned:
                 warnings.warn(_rejection(record), RepliesRejected, stacklevel=3)
                 self._warned = True

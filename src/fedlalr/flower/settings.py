@@ -10,7 +10,7 @@ from fedlalr.federation.options import Options
 
 OWN_ARGUMENTS = ("test", "metrics", "observers")
 """Options that are arguments of the strategy instead, since they are objects on the server."""
-SIMULATOR_ONLY = ("engine", "debug")
+SIMULATOR_ONLY = ("engine", "debug", "progress")
 
 
 def settings_names() -> list[str]:
