@@ -52,6 +52,7 @@ def run(
     """Train one method on one problem.
 
     PRESET is a preset's name, a YAML file or a run directory; the default is `quickstart`. KEY=VALUE changes a setting.
+    For your own problem, `model` and `data` name functions; modules in the current directory are found.
     The run directory gets [bold]config.yaml[/] (all settings: `fedlalr run DIR/config.yaml` repeats the run),
     [bold]metrics.jsonl[/] (one line per round), [bold]checkpoint/[/], [bold]summary.json[/] and, at the end,
     [bold]report.html[/].
@@ -67,6 +68,8 @@ def run(
     fedlalr run my.yaml --json > summary.json
 
     fedlalr run my.yaml --track tensorboard
+
+    fedlalr run model=mypackage.model:make data=mypackage.data:clients rounds=20
     """
     from fedlalr import config as configuration
     from fedlalr.training.ranks import process_rank
@@ -120,15 +123,17 @@ def plain_warnings() -> Iterator[None]:
         yield
 
 
-def write_page(folder: Path) -> None:
-    """Write the report of a finished run. Failing to write it is only a warning: the run itself is complete."""
+def write_page(folder: Path) -> Path | None:
+    """Write the report of finished runs. Failing to write it is only a warning: the runs themselves are complete."""
+    from fedlalr.config import ConfigError
     from fedlalr.config.run_dir import REPORT_FILE
     from fedlalr.report.html import write_report
 
     try:
-        write_report([folder], folder / REPORT_FILE)
-    except OSError as error:
+        return write_report([folder], folder / REPORT_FILE)
+    except (OSError, ConfigError) as error:  # the latter if no run has a record
         complain(f"warning: no report was written ({error}); write it with: fedlalr report {shlex.quote(str(folder))}")
+        return None
 
 
 @contextmanager
