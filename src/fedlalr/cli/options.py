@@ -21,7 +21,7 @@ Arguments = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[PRESET|FILE|RUN_DIR] [KEY=VALUE]...",
-        help="What to run (default: quickstart, or your own data), and settings to change.",
+        help="What to run (default: quickstart), and settings to change.",
         show_default=False,
     ),
 ]

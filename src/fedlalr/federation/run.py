@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, ParamSpec, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +27,28 @@ from fedlalr.training.local_step import starting_slots
 from fedlalr.training.machine import warn_if_busy
 from fedlalr.training.torch_state import number_of_threads
 
+Names = ParamSpec("Names")
 
-@documented
+
+class Run(Protocol[Names]):
+    """The type of `run`, for type checkers: its options are those of `Options`."""
+
+    def __call__(
+        self,
+        model: nn.Module,
+        clients: Clients | Sequence[object],
+        algorithm: Algorithm,
+        *args: Names.args,
+        **options: Names.kwargs,
+    ) -> Result: ...
+
+
+def with_options(_: Callable[Names, Options]) -> Callable[[Callable[..., Result]], Run[Names]]:
+    """Give a function of `**options` the signature, the help and the type of a class of options."""
+    return documented
+
+
+@with_options(Options)
 def run(model: nn.Module, clients: Clients | Sequence[object], algorithm: Algorithm, **options: Any) -> Result:
     """Train a module over a federation of clients.
 
