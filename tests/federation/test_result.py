@@ -32,6 +32,18 @@ def test_the_history_is_a_table():
     assert frame["bytes_up"].sum() == result.bytes_up
 
 
+def test_a_run_that_ended_before_its_first_round_is_an_empty_table():
+    pytest.importorskip("pandas", reason="pandas is optional")
+
+    class Never(fl.Observer):
+        def on_start(self, info):
+            raise fl.Stop
+
+    result = run(observers=[Never()])
+    assert result.history == []
+    assert len(result.to_frame()) == 0
+
+
 def test_without_pandas_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match="to_frame needs pandas, which is not installed: pip install pandas"):

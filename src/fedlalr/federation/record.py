@@ -49,12 +49,11 @@ class Record:
         return _finite(plain)
 
     def numbers(self) -> dict[str, float | None]:
-        """Every number by name; the clients in a list are counted, parts of the time are under `timing/`, and a metric
-        is under its own name, or under `metrics/` if a number of the record has that name."""
+        """Every number by name: clients in a list are counted, the parts of the time are under `timing/`, the caller's
+        metrics under `metrics/`."""
         row = {**vars(self), **{name: len(getattr(self, name)) for name in ("rejected", "clipped", "repeatedly")}}
-        del row["timing"], row["metrics"]
-        own = {f"metrics/{name}" if name in row else name: value for name, value in self.metrics.items()}
-        return {**row, **own, **{f"timing/{part}": seconds for part, seconds in self.timing.items()}}
+        parts = {f"{kind}/{name}": value for kind in ("timing", "metrics") for name, value in row.pop(kind).items()}
+        return {**row, **parts}
 
     def to_json(self) -> str:
         """One line for `metrics.jsonl`."""

@@ -45,12 +45,20 @@ class Result:
         return sum(record.bytes_down for record in self.history)
 
     def to_frame(self) -> DataFrame:
-        """The history as a pandas DataFrame, one row per round. It needs pandas."""
+        """The history as a pandas DataFrame, one row per round. It needs pandas.
+
+        A metric is under its own name, or under `metrics/` and its name if a record has a number of that name.
+        """
         try:
             import pandas as pd
         except ImportError as error:
             raise ImportError("to_frame needs pandas, which is not installed: pip install pandas") from error
-        return pd.DataFrame([record.numbers() for record in self.history]).set_index("round")
+        rounds = pd.Index([record.round for record in self.history], name="round")
+        frame = pd.DataFrame([record.numbers() for record in self.history], rounds).drop(
+            columns="round", errors="ignore"
+        )
+        short = {name: name.removeprefix("metrics/") for name in frame.columns}
+        return frame.rename(columns={name: own for name, own in short.items() if own not in frame.columns})
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the loss, and the accuracy if there is one, by round. Returns the axes of the loss.
