@@ -125,6 +125,14 @@ def test_a_resumed_run_counts_the_bytes_sent_before(tmp_path, capfd: pytest.Capt
     assert [record.round for record in result.info.history] == [1, 2]
 
 
+def test_a_program_that_imports_ipython_is_no_notebook(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    run()
+    assert capfd.readouterr() == ("", "")
+
+
 class Handle:
     """IPython's handle of something displayed that can be replaced."""
 

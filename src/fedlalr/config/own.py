@@ -155,10 +155,7 @@ _REQUIRED = inspect.Parameter.empty
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    try:
-        return inspect.signature(function).parameters
-    except (ValueError, TypeError):  # some functions written in C
-        return {}
+    return inspect.signature(function).parameters
 
 
 def _raised(error: Exception) -> str:
