@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: help demo test quick lint test-portable test-data test-flower test-faults test-browser test-track test-gpu test-slow docs clean
 
 help:
-	@echo "make demo       install, then compare six methods on the embedded data set (a minute)"
+	@echo "make demo       install, then compare six methods on the embedded data set, with a report (a minute)"
 	@echo "make test       install, then lint, types and all quick tests (PROCESSES=2; 0: all in one)"
 	@echo "make test-portable  the numeric tests under other instructions, threads, orders and paths (minutes)"
 	@echo "make test-data  fetch the real data sets and run the tests that need them"

@@ -37,6 +37,7 @@ from fedlalr.algorithms import (
 )
 from fedlalr.federation import (
     CheckpointError,
+    EarlyStopping,
     GradientNorms,
     Observer,
     Record,
@@ -48,6 +49,7 @@ from fedlalr.federation import (
     RunInfo,
     Stop,
     Trajectory,
+    load,
     run,
     schedules,
 )
@@ -64,6 +66,7 @@ __all__ = [
     "Context",
     "DeltaSGD",
     "DiLoCo",
+    "EarlyStopping",
     "Engine",
     "Epochs",
     "FedAMS",
@@ -107,6 +110,7 @@ __all__ = [
     "Trajectory",
     "Work",
     "data",
+    "load",
     "models",
     "reductions",
     "run",

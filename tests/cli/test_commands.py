@@ -16,8 +16,9 @@ from typer.testing import CliRunner, Result
 import fedlalr
 from fedlalr import config
 from fedlalr.cli import app
-from fedlalr.cli.progress import duration, fetch_progress, megabytes
+from fedlalr.cli.progress import fetch_progress
 from fedlalr.cli.run import in_words
+from fedlalr.federation.progress import duration, megabytes
 from fedlalr.federation.session import RepliesRejected
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.interfaces import Replies, Work
@@ -189,7 +190,7 @@ def test_programming_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_interrupt_exits_with_130_and_says_how_to_resume(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedlalr.cli.progress import RunProgress
+    from fedlalr.federation.progress import RunProgress
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -343,7 +344,7 @@ def test_a_run_with_closed_streams_writes_its_files() -> None:
 def test_on_a_terminal_the_progress_is_live(monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 
-    from fedlalr.cli.progress import RunProgress
+    from fedlalr.federation.progress import RunProgress
 
     console = Console(force_terminal=True, width=120, record=True)
     with RunProgress(console) as progress:
@@ -356,8 +357,8 @@ def test_on_a_terminal_the_progress_is_live(monkeypatch: pytest.MonkeyPatch) -> 
 def test_long_runs_print_about_a_hundred_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
-    from fedlalr.cli.progress import RunProgress
     from fedlalr.federation import Record, RunInfo
+    from fedlalr.federation.progress import RunProgress
 
     progress = RunProgress(Console(width=130))
     progress.on_start(RunInfo("FedAvg", "reference", "requested", "cpu", 1000, 1, 10, 10, 5))
@@ -372,8 +373,8 @@ def test_a_long_run_on_a_cpu_gets_a_warning(
 ) -> None:
     from rich.console import Console
 
-    from fedlalr.cli.progress import RunProgress
     from fedlalr.federation import RunInfo
+    from fedlalr.federation.progress import RunProgress
 
     info = RunInfo("FedAvg", "workers", "heavy", "cpu", 100, 1, 10, 10, 5, seconds=seconds)
     RunProgress(Console(width=200)).on_start(info)

@@ -21,6 +21,7 @@ from fedlalr.config import Config
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted({*DOCS.rglob("*.md")} - {*DOCS.glob("results/*/**/*.md")})  # what runs wrote is no page
+RECIPES = DOCS / "recipes.md"
 MARKS = {
     "data.md": pytest.mark.data,
     "theory.md": pytest.mark.slow,
@@ -40,15 +41,27 @@ class Block(NamedTuple):
     """A library that the comment before it names."""
 
 
-def blocks(page: Path) -> list[Block]:
+def read(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def sections(page: Path) -> dict[str, str]:
+    """The text below each heading of the second level."""
+    parts = re.split(r"^## (.+)\n", read(page), flags=re.M)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def blocks(text: str) -> list[Block]:
     pattern = r"(?:<!-- needs: (\w+) -->\n)?^```(\w+)\n(.*?)^```"
-    found = re.findall(pattern, page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    found = re.findall(pattern, text, flags=re.S | re.M)
     return [Block(language, text, needs or None) for needs, language, text in found]
 
 
 def commands(page: Path) -> list[str]:
     """The `fedlalr …` lines of a page."""
-    lines = [line for block in blocks(page) if block.language in ("sh", "console", "bash") for line in joined(block)]
+    lines = [
+        line for block in blocks(read(page)) if block.language in ("sh", "console", "bash") for line in joined(block)
+    ]
     stripped = [re.sub(r"^(\$ )?((?:[A-Z_]+=\S+ )*)", "", line.strip()) for line in lines]
     return [line for line in stripped if line.startswith("fedlalr ")]
 
@@ -58,20 +71,48 @@ def joined(block: Block) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, id=page.name, marks=MARKS.get(page.name, ())) for page in PAGES if blocks(page)]
+    "page",
+    [
+        pytest.param(page, id=page.name, marks=MARKS.get(page.name, ()))
+        for page in PAGES
+        if blocks(read(page)) and page != RECIPES
+    ],
 )
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    execute(read(page), page.name)
+
+
+@pytest.mark.parametrize("heading", sections(RECIPES))
+def test_every_recipe_runs_alone(heading: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    execute(sections(RECIPES)[heading], heading)
+
+
+def test_recipes_have_the_names_that_people_search_for() -> None:
+    headings = " ".join(sections(RECIPES)).lower()
+    for words in (
+        "early stopping",
+        "mixed precision",
+        "client sampling",
+        "memory-mapped data",
+        "hyper-parameter search",
+    ):
+        assert words in headings
+
+
+def execute(text: str, name: str) -> None:
+    """Run the Python of a text from top to bottom."""
     torch.manual_seed(0)
     namespace: dict[str, Any] = {"__name__": "page"}
-    for block in blocks(page):
+    for block in blocks(text):
         if block.language != "python" or (block.needs and importlib.util.find_spec(block.needs) is None):
             continue
         if ">>>" in block.text:
-            example = doctest.DocTestParser().get_doctest(block.text, namespace, page.name, str(page), 0)
+            example = doctest.DocTestParser().get_doctest(block.text, namespace, name, name, 0)
             assert doctest.DocTestRunner().run(example, clear_globs=False).failed == 0
         else:
-            exec(compile(block.text, str(page), "exec", dont_inherit=True), namespace)
+            exec(compile(block.text, name, "exec", dont_inherit=True), namespace)
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)

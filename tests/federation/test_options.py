@@ -1,6 +1,9 @@
 """Every option is defined once, and everything that shows or checks options is derived from the definition."""
 
 import inspect
+import os
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -64,3 +67,29 @@ def test_a_type_says_which_values_are_allowed(kind, good, bad):
     for value in bad:
         with pytest.raises((ValueError, TypeError), match="it must be"):
             check_type("it", value, kind)
+
+
+@pytest.mark.slow
+def test_a_type_checker_knows_the_options(tmp_path):
+    text = "\n".join(
+        [
+            "import torch, fedlalr as fl",
+            "clients = [(torch.randn(3, 2), torch.tensor([0, 1, 0]))]",
+            "fl.run(torch.nn.Linear(2, 2), clients, fl.FedAvg(), rounds=3, dtype='bfloat16', sampling='size').plot()",
+            "fl.run(model=torch.nn.Linear(2, 2), clients=clients, algorithm=fl.FedAvg(), local=fl.Steps(2))",
+            "fl.run(torch.nn.Linear(2, 2), clients, fl.FedAvg(), round=3)",
+            "fl.run(torch.nn.Linear(2, 2), clients, fl.FedAvg(), rounds='3')",
+        ]
+    )
+    (tmp_path / "mine.py").write_text(text)
+    found = subprocess.run(
+        [sys.executable, "-m", "mypy", "--python-version", "3.11", "--cache-dir", ".mypy_cache", tmp_path / "mine.py"],
+        capture_output=True,
+        text=True,
+        cwd=PAGE.parents[1],
+        env={**os.environ, "MYPYPATH": "src"},
+    )
+    errors = [line for line in found.stdout.splitlines() if ": error: " in line]
+    assert len(errors) == 2, found.stdout + found.stderr
+    assert 'mine.py:5: error: Unexpected keyword argument "round"' in errors[0]
+    assert 'mine.py:6: error: Argument "rounds" to "__call__" of "Run" has incompatible type "str"' in errors[1]

@@ -66,6 +66,18 @@ def test_a_deployment_samples_clients_uniformly():
     assert all(cohort == sorted(set(cohort)) and len(cohort) == 2 for cohort in drawn)
 
 
+def test_other_samplings_draw_from_the_secret_too():
+    def chosen(round, population, count, generator):
+        return generator.choice(population, count, replace=False)
+
+    for sampling in ("round-robin", chosen):
+        settings = {"clients_per_round": 10, "sampling": sampling}
+        first, second = (opened(strategy(LALR, settings=settings, **LARGE))[0] for _ in range(2))
+        assert first != second
+    with pytest.raises(ValueError, match="the server does not know"):
+        strategy(LALR, settings={"sampling": "size"})
+
+
 def test_no_message_contains_the_secret(tmp_path):
     grid = InProcessGrid(nodes(LALR, tmp_path))
     settings = {"clients_per_round": 3, "rounds": 3, "run_dir": tmp_path / "run"}

@@ -12,7 +12,8 @@ from fedlalr.flower.settings import read_settings, settings_names
 
 def test_only_options_without_meaning_on_flower_are_missing():
     options = {name for name, p in inspect.signature(fl.run).parameters.items() if p.kind is p.KEYWORD_ONLY}
-    assert options - set(settings_names()) == {"observers", "test", "metrics", "client_tests", "engine", "debug"}
+    absent = {"observers", "test", "metrics", "client_tests", "engine", "debug", "progress"}
+    assert options - set(settings_names()) == absent
 
 
 def test_unknown_settings_are_rejected_with_the_nearest_name():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from fedlalr.cli.options import (
     progress_console,
     split_arguments,
 )
+from fedlalr.cli.run import write_page
 from fedlalr.cli.variations import parse_variations
 from fedlalr.common.files import as_file_name
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from fedlalr.config.grid import Choice
     from fedlalr.config.jobs import Job
     from fedlalr.report import Comparison
+    from fedlalr.report.tables import Table
 
 
 def compare(
@@ -82,9 +85,10 @@ def compare(
 
     Runs are written to [bold]DIR/METHOD/seed-N[/]. Finished runs with the same settings are reused. A directory with
     runs of other settings is rejected, except for learning rates that an earlier [bold]--grid[/] chose: these runs are
-    replaced. The directory also gets [bold]table.md[/], [bold]compare.json[/], [bold]accuracy.png[/] and
-    [bold]accuracy.svg[/]. Change the settings of one method with `methods.NAME.KEY=VALUE`. With [bold]--vary[/] every
-    combination of values gets its own folder, and [bold]DIR/table.md[/] and [bold]DIR/compare.json[/] cover all.
+    replaced. The directory also gets [bold]table.md[/], [bold]compare.json[/], [bold]accuracy.png[/],
+    [bold]accuracy.svg[/] and [bold]report.html[/]. Change the settings of one method with `methods.NAME.KEY=VALUE`.
+    With [bold]--vary[/] every combination of values gets its own folder, and [bold]DIR/table.md[/],
+    [bold]DIR/compare.json[/] and [bold]DIR/report.html[/] cover all.
 
     [bold]Examples[/]
 
@@ -97,8 +101,11 @@ def compare(
     fedlalr compare quickstart --vary partition.alpha=0.1,0.6,10
 
     fedlalr compare fashion rounds=20 methods.fedavg.lr=0.05 --json
+
+    fedlalr compare model=mypackage.model:make data=mypackage.data:clients --methods fedlalr,fedavg --grid
     """
     from fedlalr import config as configuration
+    from fedlalr.cli.progress import standard_output
     from fedlalr.config.jobs import default_workers
 
     source, overrides = split_arguments(arguments)
@@ -125,15 +132,19 @@ def compare(
             shown.tell(f"variation {i + 1} of {len(parts)}: {part.variation.label}")
         fetch_if_needed(part.config, console, silent)
         config, choices = tune(part, grid_seeds, shown) if grid else (part.config, [])
-        comparison, pictures = run_all(part, config, seeds, target or config.target, shown)
-        results.append(Compared(part, comparison, choices, pictures))
+        comparison, table, pictures = run_all(part, config, seeds, target or config.target, shown)
+        results.append(Compared(part, comparison, table, choices, pictures))
         results[-1].write()
         if not as_json:
-            show(part, comparison, choices, pictures)
+            show(part, table, choices, pictures)
     if vary:
         write_all(results, root)
+    report = write_page(root)
     if as_json:
-        print(json.dumps(as_plain(results, root) if vary else results[0].as_plain(), ensure_ascii=False))
+        plain = as_plain(results, root) if vary else results[0].as_plain()
+        print(json.dumps({**plain, "report": None if report is None else str(report)}, ensure_ascii=False))
+    elif report is not None:
+        standard_output().print(f"Report: {report}")
     if any(failure for result in results for outcome in result.comparison.outcomes for failure in outcome.failures):
         raise typer.Exit(FAILED)
 
@@ -194,17 +205,19 @@ class Shown:
 
 def tune(part: PlannedComparison, seeds: int, shown: Shown) -> tuple[Config, list[Choice]]:
     """The configuration with every method's learning rates set to the best of its grid."""
-    from fedlalr.config.grid import choose, score
+    from fedlalr.config.grid import choose, qualities, score, without_accuracy
     from fedlalr.config.loading import check
 
     config, names = part.config, part.names
     planned = part.tuning(seeds)
     shown.run([job for trial in planned for job in trial.jobs])
+    records = [[job.directory.records() for job in trial.jobs] for trial in planned]
+    by_loss = without_accuracy(run for runs in records for run in runs)
     scored: dict[str, list[tuple[dict[str, Any], float]]] = {name: [] for name in names}
-    for trial in planned:
-        accuracies = [[record.accuracy for record in job.directory.records()] for job in trial.jobs]
-        scored[trial.method].append((trial.settings, score(accuracies, config.rounds)))
-    choices = [choose(name, scored[name]) for name in names]
+    for trial, runs in zip(planned, records, strict=True):
+        measured = [qualities(run, by_loss) for run in runs]
+        scored[trial.method].append((trial.settings, score(measured, config.rounds)))
+    choices = [choose(name, scored[name], by_loss) for name in names]
     tree = config.model_dump()
     for choice in choices:
         tree["methods"][choice.method] = {**tree["methods"].get(choice.method, {}), **choice.settings}
@@ -215,11 +228,16 @@ def tune(part: PlannedComparison, seeds: int, shown: Shown) -> tuple[Config, lis
 
 def run_all(
     part: PlannedComparison, config: Config, seeds: int, target: float | None, shown: Shown
-) -> tuple[Comparison, list[Path]]:
-    """Every method with every seed, compared and drawn."""
+) -> tuple[Comparison, Table, list[Path]]:
+    """Every method with every seed, compared and drawn; without an accuracy, compared by their losses."""
+    from fedlalr.config.grid import without_accuracy
     from fedlalr.report import compare as compare_runs
     from fedlalr.report.comparison import Curve
     from fedlalr.report.figures import accuracy_figure
+    from fedlalr.report.groups import group_runs
+    from fedlalr.report.losses import losses_table
+    from fedlalr.report.runs import read_run
+    from fedlalr.report.tables import comparison_table
 
     planned = part.runs(seeds, config)
     jobs = [job for each in planned.values() for job in each]
@@ -233,7 +251,10 @@ def run_all(
     settings = {name: jobs[0].config.algorithm.options for name, jobs in planned.items()}
     comparison = compare_runs(runs, settings, target)
     title = f"{part.title}: {seeds} seed{'s' if seeds > 1 else ''}" + (", mean and range" if seeds > 1 else "")
-    return comparison, accuracy_figure(runs, part.folder / "accuracy", title, comparison.target)
+    if without_accuracy(curve.records for curves in runs.values() for curve in curves):
+        return comparison, losses_table(group_runs(read_run(job.folder) for job in jobs)), []
+    pictures = accuracy_figure(runs, part.folder / "accuracy", title, comparison.target)
+    return comparison, comparison_table(comparison), pictures
 
 
 def run_shown(jobs: Sequence[Job], workers: int, root: Path, console: Console, silent: bool) -> None:
@@ -251,6 +272,7 @@ class Compared:
 
     part: PlannedComparison
     comparison: Comparison
+    table: Table
     choices: Sequence[Choice]
     pictures: Sequence[Path]
 
@@ -261,13 +283,8 @@ class Compared:
     def write(self) -> None:
         from fedlalr.common.files import write_whole
 
-        write_whole(self.part.folder / "table.md", self.markdown())
+        write_whole(self.part.folder / "table.md", self.table.markdown())
         _write_json(self._content(), self.part.folder)
-
-    def markdown(self) -> str:
-        from fedlalr.report.tables import comparison_table
-
-        return comparison_table(self.comparison).markdown()
 
     def _content(self) -> dict[str, Any]:
         tuned = {
@@ -276,7 +293,9 @@ class Compared:
                 "score": choice.score,
                 "at_edge": choice.at_edge,
                 # a setting whose runs failed has no score
-                "tried": [{**settings, "score": score if score > 0 else None} for settings, score in choice.tried],
+                "tried": [
+                    {**settings, "score": score if score > -math.inf else None} for settings, score in choice.tried
+                ],
             }
             for choice in self.choices
         }
@@ -293,7 +312,7 @@ def write_all(results: Sequence[Compared], root: Path) -> None:
     """Write all variations as one table and one JSON file, above their folders."""
     from fedlalr.common.files import write_whole
 
-    tables = "\n".join(f"## {result.part.variation.label}\n\n{result.markdown()}" for result in results)
+    tables = "\n".join(f"## {result.part.variation.label}\n\n{result.table.markdown()}" for result in results)
     write_whole(root / "table.md", tables)
     _write_json(as_plain(results, root), root)
 

@@ -11,14 +11,12 @@ if TYPE_CHECKING:
 
     from fedlalr.cli.compare_plan import PlannedComparison
     from fedlalr.config.grid import Choice
-    from fedlalr.report import Comparison
     from fedlalr.report.tables import Table
 
 
-def show(part: PlannedComparison, comparison: Comparison, choices: Sequence[Choice], pictures: Sequence[Path]) -> None:
+def show(part: PlannedComparison, cells: Table, choices: Sequence[Choice], pictures: Sequence[Path]) -> None:
     from fedlalr.cli.progress import standard_output
     from fedlalr.report.rerun_command import description_of
-    from fedlalr.report.tables import comparison_table
 
     console = standard_output()
     if choices:
@@ -28,12 +26,14 @@ def show(part: PlannedComparison, comparison: Comparison, choices: Sequence[Choi
         for choice in choices:
             rates = ", ".join(f"{name} {value:g}" for name, value in choice.settings.items())
             edge = f" (at the edge of the grid: {', '.join(choice.at_edge)})" if choice.at_edge else ""
-            console.print(f"  {choice.method}: {rates}, accuracy {choice.score:.1%}{edge}")
-    cells = comparison_table(comparison)
-    console.print(laid_out(cells, f"{part.title}: {description_of([part.config], part.names)}", console))
+            quality = f"loss {-choice.score:.4g}" if choice.by_loss else f"accuracy {choice.score:.1%}"
+            console.print(f"  {choice.method}: {rates}, {quality}{edge}")
+    described = description_of([part.config], part.names)
+    console.print(laid_out(cells, f"{part.title}: {described}" if described else part.title, console))
     for note in cells.notes:
         console.print(note)
-    console.print(f"Figure: {' and '.join(map(str, pictures))}")
+    if pictures:
+        console.print(f"Figure: {' and '.join(map(str, pictures))}")
 
 
 def laid_out(cells: Table, title: str, console: Console) -> RenderableType:

@@ -26,10 +26,10 @@ from fedlalr.cli.options import (
 from fedlalr.cli.run import cost, outcome
 
 if TYPE_CHECKING:
-    from fedlalr.cli.progress import RunProgress
     from fedlalr.config import Config
     from fedlalr.data import Population
     from fedlalr.federation import Record, RunInfo
+    from fedlalr.federation.progress import RunProgress
 
 app = typer.Typer(no_args_is_help=True, help="Run on Flower: on other machines, with data that stays there.")
 
@@ -115,8 +115,8 @@ def local(
 
     fedlalr flower local quickstart algorithm=scaffold rounds=5 --run-dir runs/flower
     """
-    from fedlalr.cli.progress import RunProgress
     from fedlalr.config import RunDirectory
+    from fedlalr.federation.progress import RunProgress
 
     _check_installed()
     from fedlalr.flower.export import for_nodes
@@ -131,10 +131,10 @@ def local(
     console = progress_console(as_json)
     fetch_if_needed(config, console, quiet)
     silent = quiet or (as_json and not console.is_terminal)
-    info = _info(config, check_data(config), done=len(RunDirectory(run_dir).records()) if run_dir is not None else 0)
+    info = _info(config, check_data(config), RunDirectory(run_dir).records() if run_dir is not None else [])
     keeping = hint_to_repeat() if run_dir is not None else nullcontext()
     try:
-        with keeping, RunProgress(console, silent, run_dir) as progress:
+        with keeping, RunProgress(console, silent) as progress:
             records = demonstrate(
                 config,
                 run_dir,
@@ -171,7 +171,7 @@ def _show(config: Config, info: RunInfo, records: list[Record], as_json: bool) -
     )
 
 
-def _info(config: Config, population: Population, done: int) -> RunInfo:
+def _info(config: Config, population: Population, history: list[Record]) -> RunInfo:
     """The description of the run, before it starts."""
     from fedlalr.config import build_algorithm, build_model
     from fedlalr.federation import RunInfo
@@ -184,10 +184,11 @@ def _info(config: Config, population: Population, done: int) -> RunInfo:
         reason="real processes",
         device="cpu",
         rounds=config.rounds,
-        first_round=done + 1,
+        first_round=len(history) + 1,
         population=clients,
         clients_per_round=config.clients_per_round or clients,
         parameters=Layout.of(build_model(config.model, population, config.seed)).size,
+        history=tuple(history),
     )
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from fedlalr.cli.progress import duration
 from fedlalr.config import Config
 from fedlalr.config.jobs import Event, Job, same_problem
 from fedlalr.data.sources import SOURCES
+from fedlalr.federation.progress import duration
 
 _COST = {"mlp": 0.02, "logistic": 0.02}
 """Cost of a sample, relative to a convolutional or recurrent network."""

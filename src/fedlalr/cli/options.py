@@ -48,8 +48,8 @@ Debug = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print only the result to standard output, as JSON.")]
 
 
-def split_arguments(arguments: list[str] | None) -> tuple[str, list[str]]:
-    """What to run, and the overrides."""
+def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]:
+    """What to run, if it is given, and the overrides."""
     from fedlalr.config import ConfigError
 
     given = arguments or []
@@ -60,7 +60,7 @@ def split_arguments(arguments: list[str] | None) -> tuple[str, list[str]]:
             f"{sources[1]!r} is a second preset, file or run directory after {sources[0]!r}; give one of them, "
             f"and write settings as key=value"
         )
-    return (sources or ["quickstart"])[0], overrides
+    return (sources[0] if sources else None), overrides
 
 
 def is_setting(argument: str) -> bool:
@@ -75,7 +75,8 @@ def is_setting(argument: str) -> bool:
 
 def progress_console(as_json: bool) -> Console:
     """Where progress is shown: standard output, or standard error if the result is JSON."""
-    from fedlalr.cli.progress import Terminal, standard_output
+    from fedlalr.cli.progress import standard_output
+    from fedlalr.federation.progress import Terminal
 
     return Terminal(stderr=True) if as_json else standard_output()
 
@@ -83,8 +84,11 @@ def progress_console(as_json: bool) -> Console:
 def fetch_if_needed(config: Config, console: Console, quiet: bool) -> None:
     """Download the data set, with a progress bar, if it is not on this machine."""
     from fedlalr.cli.progress import fetch_progress
+    from fedlalr.config.own import is_own
     from fedlalr.data import sources
 
+    if is_own(config.data.name):
+        return
     where = {data.name: data.where for data in sources.available()}
     if config.data.folder is None and where[config.data.name] is None:
         with fetch_progress(console, quiet) as progress:

@@ -32,8 +32,8 @@ from fedlalr.common.files import as_file_name
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedlalr.cli.progress import RunProgress
     from fedlalr.config import Config
+    from fedlalr.federation.progress import RunProgress
 
 RUNS = Path("runs")
 LONGEST_NAME = 120
@@ -52,6 +52,7 @@ def run(
     """Train one method on one problem.
 
     PRESET is a preset's name, a YAML file or a run directory; the default is `quickstart`. KEY=VALUE changes a setting.
+    For your own problem, `model` and `data` name functions; modules in the current directory are found.
     The run directory gets [bold]config.yaml[/] (all settings: `fedlalr run DIR/config.yaml` repeats the run),
     [bold]metrics.jsonl[/] (one line per round), [bold]checkpoint/[/], [bold]summary.json[/] and, at the end,
     [bold]report.html[/].
@@ -67,6 +68,8 @@ def run(
     fedlalr run my.yaml --json > summary.json
 
     fedlalr run my.yaml --track tensorboard
+
+    fedlalr run model=mypackage.model:make data=mypackage.data:clients rounds=20
     """
     from fedlalr import config as configuration
     from fedlalr.training.ranks import process_rank
@@ -98,11 +101,11 @@ def run_shown(
     folder: Path, console: Console, quiet: bool, as_json: bool, execute: Callable[[RunProgress], object]
 ) -> None:
     """Run with progress, then show the summary, also after an interrupt."""
-    from fedlalr.cli.progress import RunProgress
+    from fedlalr.federation.progress import RunProgress
 
     silent = quiet or (as_json and not console.is_terminal)
     try:
-        with plain_warnings(), RunProgress(console, silent, folder) as progress:
+        with plain_warnings(), RunProgress(console, silent) as progress:
             execute(progress)
     except KeyboardInterrupt:
         if show(folder, as_json):
@@ -120,15 +123,17 @@ def plain_warnings() -> Iterator[None]:
         yield
 
 
-def write_page(folder: Path) -> None:
-    """Write the report of a finished run. Failing to write it is only a warning: the run itself is complete."""
+def write_page(folder: Path) -> Path | None:
+    """Write the report of finished runs. Failing to write it is only a warning: the runs themselves are complete."""
+    from fedlalr.config import ConfigError
     from fedlalr.config.run_dir import REPORT_FILE
     from fedlalr.report.html import write_report
 
     try:
-        write_report([folder], folder / REPORT_FILE)
-    except OSError as error:
+        return write_report([folder], folder / REPORT_FILE)
+    except (OSError, ConfigError) as error:  # the latter if no run has a record
         complain(f"warning: no report was written ({error}); write it with: fedlalr report {shlex.quote(str(folder))}")
+        return None
 
 
 @contextmanager
@@ -188,7 +193,7 @@ def outcome(summary: dict[str, Any]) -> str:
 
 def cost(summary: dict[str, Any]) -> str:
     """Bytes, time and rejected replies."""
-    from fedlalr.cli.progress import duration, megabytes
+    from fedlalr.federation.progress import duration, megabytes
 
     rejected = f"; {summary['rejected']} replies rejected" if summary["rejected"] else ""
     sent = f"{megabytes(summary['bytes_up'])} up, {megabytes(summary['bytes_down'])} down"

@@ -17,10 +17,11 @@ from fedlalr.algorithms import registry
 from fedlalr.algorithms.slots import Algorithm
 from fedlalr.common.reading import at_home
 from fedlalr.config.errors import ConfigError
+from fedlalr.config.own import Test, find, is_own, own_data, own_model
 from fedlalr.config.run_dir import RunDirectory, summarise
 from fedlalr.config.schema import MODELS, OPTIONS, Config, LocalConfig, ModelConfig
 from fedlalr.data import Population
-from fedlalr.data.population import Samples
+from fedlalr.data.population import Clients, Samples
 from fedlalr.data.sources import DataCorrupt
 from fedlalr.federation import Observer, Rejection, RepliesRejected, Result, RoundFailed, RunInfo, run, schedules
 from fedlalr.federation.storage.journal import RunDirectoryError
@@ -48,21 +49,21 @@ def build_population(config: Config) -> Population:
     return _in_float64(population) if config.dtype == "float64" else population
 
 
-def build_model(config: ModelConfig, population: Population, seed: int) -> nn.Module:
+def build_clients(config: Config) -> tuple[Clients, Test | None]:
+    """The clients' data, and a test set that is not part of it."""
+    if not is_own(config.data.name):
+        return build_population(config), None
+    return own_data(config.data.name, config.data.options, config.seed, config.data.validation)
+
+
+def build_model(config: ModelConfig, clients: Clients, seed: int) -> nn.Module:
     """The model. Sizes that are not given come from the data; the seed determines the weights."""
-    inputs, _ = population.batch(0, torch.arange(1))
-    assert isinstance(inputs, Tensor)  # as in every data set that a configuration can name
-    sample = tuple(inputs.shape[1:])
-    sizes: dict[str, Any] = {
-        "inputs": inputs[0].numel(),
-        "classes": population.classes,
-        "vocabulary": population.classes,
-    }
-    if len(sample) == 3:
-        sizes |= {"channels": sample[0], "size": sample[1]}
+    sizes = _sizes(clients)
+    if is_own(config.name):
+        return own_model(config.name, config.options, sizes, seed)
     factory = MODELS[config.name]
     wanted = inspect.signature(factory).parameters
-    derived = {name: size for name, size in sizes.items() if name in wanted and size is not None}
+    derived = {name: size for name, size in sizes.items() if name in wanted}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -71,6 +72,18 @@ def build_model(config: ModelConfig, population: Population, seed: int) -> nn.Mo
             if not is_out_of_memory(error):
                 raise
             raise ConfigError(f"model: a {config.name} of this size does not fit into memory") from error
+
+
+def _sizes(clients: Clients) -> dict[str, Any]:
+    """Sizes of a model that follow from the data, as far as they are known."""
+    inputs, _ = clients.batch(0, torch.arange(1))
+    if not isinstance(inputs, Tensor):
+        return {}
+    classes, sample = getattr(clients, "classes", None), tuple(inputs.shape[1:])
+    sizes = {"inputs": inputs[0].numel(), "classes": classes, "vocabulary": classes}
+    if len(sample) == 3:
+        sizes |= {"channels": sample[0], "size": sample[1]}
+    return {name: size for name, size in sizes.items() if size is not None}
 
 
 def _in_float64(population: Population) -> Population:
@@ -141,7 +154,7 @@ def execute(
         watching = (files, *_recorders(config, run_dir), *observers)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RepliesRejected)  # records, progress and summary count them
-            result = run(**prepared, observers=watching, run_dir=run_dir, resume=resume, debug=debug)
+            result = run(**prepared, observers=watching, progress=False, run_dir=run_dir, resume=resume, debug=debug)
     except BaseException as error:
         if files.info is None and isinstance(error, ValueError | TypeError | RunDirectoryError):
             raise ConfigError(str(error)) from error  # before the first round: incompatible settings
@@ -163,19 +176,21 @@ def _clear(directory: RunDirectory) -> None:
 def _prepare(config: Config) -> dict[str, Any]:
     """The arguments of `fl.run`."""
     try:
-        population = build_population(config)
-        model = build_model(config.model, population, config.seed)
+        clients, test = build_clients(config)
+        model = build_model(config.model, clients, config.seed)
         algorithm = build_algorithm(config)
     except DataCorrupt:
         raise
     except (ValueError, TypeError) as error:
         raise ConfigError(str(error)) from error
-    if config.trajectory is not None and max(config.trajectory.clients) >= len(population):
-        raise ConfigError(f"trajectory.clients must be numbers from 0 to {len(population) - 1}")
+    if config.trajectory is not None and max(config.trajectory.clients) >= len(clients):
+        raise ConfigError(f"trajectory.clients must be numbers from 0 to {len(clients) - 1}")
     return {
         "model": model,
-        "clients": population,
+        "clients": clients,
         "algorithm": algorithm,
+        "test": test,
+        **({} if config.loss is None else {"loss": find(config.loss, "loss")}),
         **build_options(config),
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from fedlalr.config.errors import ConfigError
 from fedlalr.config.jobs import Job
 from fedlalr.config.loading import check, with_method
 from fedlalr.config.schema import Config, Settings
+from fedlalr.federation import Record
 
 VALIDATION = 0.2
 """Default share of the training samples held out for tuning."""
@@ -37,7 +38,7 @@ class GridPoint:
 
 @dataclass(frozen=True)
 class Choice:
-    """The best setting of a method, and the scores of all."""
+    """The best setting of a method, and the scores of all: accuracies or, without any, negative losses."""
 
     method: str
     settings: Settings
@@ -46,6 +47,7 @@ class Choice:
     """Every setting with its score, in the order of the grid."""
     at_edge: tuple[str, ...]
     """Rates whose chosen value is the smallest or largest of several: a wider grid might be better."""
+    by_loss: bool = False
 
 
 def points(config: Config, method: str) -> list[Settings]:
@@ -67,14 +69,27 @@ def trials(config: Config, methods: Sequence[str], seeds: int, folder: Path) -> 
     return [_trial(config, method, settings, seeds, folder) for method in methods for settings in each[method]]
 
 
-def choose(method: str, scored: Sequence[tuple[Settings, float]]) -> Choice:
+def choose(method: str, scored: Sequence[tuple[Settings, float]], by_loss: bool = False) -> Choice:
     """The setting with the best score; the first one in case of a tie. A failed setting has the score −∞."""
     settings, score = max(scored, key=lambda pair: pair[1])
     if score == -math.inf:
         raise ConfigError(f"every setting of {method} in the grid failed; try smaller learning rates")
     values = {name: sorted({one[name] for one, _ in scored}) for name in settings}
     edge = tuple(name for name, tried in values.items() if len(tried) > 1 and settings[name] in (tried[0], tried[-1]))
-    return Choice(method, settings, score, tuple(scored), edge)
+    return Choice(method, settings, score, tuple(scored), edge, by_loss)
+
+
+def without_accuracy(runs: Iterable[Sequence[Record]]) -> bool:
+    """Whether runs have records but no accuracy: no test set, or targets that are not classes."""
+    records = [record for run in runs for record in run]
+    return bool(records) and all(record.accuracy is None for record in records)
+
+
+def qualities(records: Sequence[Record], by_loss: bool) -> list[float | None]:
+    """The accuracy of every round, or its negative loss; None if it has none."""
+    if not by_loss:
+        return [record.accuracy for record in records]
+    return [-record.loss if math.isfinite(record.loss) else None for record in records]
 
 
 def score(accuracies: Sequence[Sequence[float | None]], rounds: int) -> float:

@@ -17,10 +17,11 @@ from fedlalr.common.reading import read_file
 from fedlalr.common.suggestions import hint
 from fedlalr.config import yaml_file
 from fedlalr.config.errors import ConfigError, listed
-from fedlalr.config.overrides import Tree, expand, merge, parse_overrides
+from fedlalr.config.overrides import Tree, expand, has_own_data, merge, parse_overrides
 from fedlalr.config.schema import Config, Named
 
 CONFIG_FILE = "config.yaml"
+DEFAULT = "quickstart"
 LARGEST_CONFIG = 1 << 20
 """Bytes."""
 
@@ -30,9 +31,16 @@ def presets() -> dict[str, str]:
     return {name: str(_read_preset(name).get("description", "")) for name in _preset_names()}
 
 
-def load(source: str | Path, overrides: Iterable[str] = ()) -> Config:
-    """The configuration of a preset, a YAML file or a run directory, with `key=value` overrides."""
-    return check(merge(_read(source), parse_overrides(overrides)))
+def load(source: str | Path | None, overrides: Iterable[str] = ()) -> Config:
+    """The configuration of a preset, a YAML file or a run directory, with `key=value` overrides.
+
+    Without a source it is `quickstart`, or the defaults if the overrides name a function that makes the clients.
+    """
+    changes = parse_overrides(overrides)
+    if source is None and has_own_data(changes):
+        module = str(changes["data"]["name"]).partition(":")[0]
+        return check(merge({"name": module.rpartition(".")[2], "algorithm": "fedlalr"}, changes))
+    return check(merge(_read(source or DEFAULT), changes))
 
 
 def check(tree: Mapping[str, Any]) -> Config:

@@ -9,6 +9,7 @@ import yaml
 
 from fedlalr.config import yaml_file
 from fedlalr.config.errors import ConfigError, shortened
+from fedlalr.config.own import is_own
 
 Tree = dict[str, Any]
 
@@ -53,6 +54,8 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
             if new.get(name) is not None:
                 old = {other: value for other, value in old.items() if other in family}
         merged[key] = merge(old, new)
+    if has_own_data(changes) and "partition" not in changes:
+        merged.pop("partition", None)  # its function makes the clients
     _follow_methods(merged, changes)
     return merged
 
@@ -60,6 +63,12 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
 def expand(section: str, value: Any) -> Any:
     """Expand a section given as one word to a table."""
     return {SHORT[section]: value} if section in SHORT and isinstance(value, str) else value
+
+
+def has_own_data(tree: Mapping[str, Any]) -> bool:
+    """Whether nested settings name a function that makes the clients."""
+    data = expand("data", tree.get("data"))
+    return isinstance(data, Mapping) and is_own(str(data.get("name", "")))
 
 
 def _follow_methods(merged: Tree, changes: Mapping[str, Any]) -> None:

@@ -124,7 +124,7 @@ def summarise(
         "bytes_down": sum(record.bytes_down for record in records),
         "seconds": sum(record.seconds for record in records),
         "rejected": sum(len(record.rejected) for record in records) + len(rejected),
-        "refused_at_failure": [rejection._asdict() for rejection in rejected],
+        "rejected_at_failure": [rejection._asdict() for rejection in rejected],
         "engine": info.engine if info else None,
         "device": info.device if info else None,
         "hardware": hardware(info.device) if info else None,

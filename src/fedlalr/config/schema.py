@@ -13,7 +13,17 @@ from collections.abc import Callable, Collection, Iterable
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, field_serializer, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    create_model,
+    field_serializer,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 from torch import nn
 
 from fedlalr import models
@@ -21,9 +31,12 @@ from fedlalr.algorithms import registry
 from fedlalr.common.option_types import Count, NotNegative, Positive, Seed
 from fedlalr.common.suggestions import hint
 from fedlalr.config.errors import listed
+from fedlalr.config.overrides import has_own_data
+from fedlalr.config.own import EXAMPLE, check_name, is_own
 from fedlalr.data.sources import SOURCES
 from fedlalr.federation import schedules
 from fedlalr.federation.options import Options, in_reading_order
+from fedlalr.federation.sampling import Kind
 from fedlalr.training.engines.registry import ENGINES, check_engine
 from fedlalr.training.intervals import LEAST_BASE, MOST_STEPS
 
@@ -65,7 +78,7 @@ class Section(BaseModel):
 
 
 class DataConfig(Section):
-    """The data set and its location."""
+    """The data set and its location, or a function of yours that makes the clients."""
 
     name: str
     folder: str | None = None
@@ -75,12 +88,24 @@ class DataConfig(Section):
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the training samples held out and evaluated instead of the test set, for tuning."""
     options: Settings = {}
-    """Options specific to the data set, such as `train_fraction` of Shakespeare."""
+    """Options specific to the data set, such as `train_fraction` of Shakespeare, or those of your function."""
 
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        return _choice(name, SOURCES)
+        if is_own(name):
+            check_name(name)
+            return name
+        return _choice(name, SOURCES, f", or name a function of yours, such as {EXAMPLE}")
+
+    @model_validator(mode="after")
+    def _of_the_library(self) -> DataConfig:
+        if is_own(self.name) and (self.folder is not None or not self.augment):
+            raise ValueError(
+                f"folder and augment are for the library's data sets; pass options to {self.name} with "
+                f"data.options.NAME=…"
+            )
+        return self
 
 
 class PartitionConfig(Section):
@@ -141,12 +166,16 @@ class Named(Section):
 
 
 class ModelConfig(Named):
-    """The model. Sizes that follow from the data (`classes`, `channels`, …) may be omitted."""
+    """The model, or a function of yours that makes it. Sizes that the data determines (`classes`, …) may be omitted."""
 
     @model_validator(mode="after")
     def _known(self) -> ModelConfig:
+        if is_own(self.name):
+            check_name(self.name)
+            return self
         if self.name not in MODELS:
-            raise ValueError(f"there is no model {self.name!r}; {_choices(self.name, MODELS)}")
+            own = ", or name a function of yours, such as mypackage.model:make"
+            raise ValueError(f"there is no model {self.name!r}; {_choices(self.name, MODELS, own)}")
         allowed = list(inspect.signature(MODELS[self.name]).parameters)
         for option in self.options:
             if option not in allowed:
@@ -204,6 +233,7 @@ if TYPE_CHECKING:
 else:
     _KINDS = get_type_hints(Options, include_extras=True)
     _TEXTUAL = {
+        "sampling": Kind,
         "local": Any,
         "schedule": Any,
         "reduce": dict[str, str | Settings] | None,
@@ -231,6 +261,8 @@ class Config(OptionsConfig):
     local: LocalConfig = LocalConfig(epochs=1)
     schedule: ScheduleConfig = ScheduleConfig(name="constant")
     dtype: Literal["float32", "float64", "bfloat16", "float16"] | None = None
+    loss: str | None = None
+    """A function of yours, of (outputs, targets); None: cross-entropy."""
     trajectory: TrajectoryConfig | None = None
     target: Annotated[float, Field(gt=0, le=1)] | None = None
     """The target accuracy of a comparison, for rounds and megabytes."""
@@ -238,6 +270,30 @@ class Config(OptionsConfig):
     """Hyper-parameters of each method on this problem, used if `algorithm` names it."""
     grid: dict[str, dict[str, list[float]]] = Field(default_factory=dict)
     """Learning rates to try for each method when tuning."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _partition_of_the_library(cls, given: Any) -> Any:
+        if isinstance(given, dict) and has_own_data(given) and given.get("partition") is not None:
+            raise ValueError(
+                f"partition is for the library's data sets; {given['data']['name']} makes the clients itself: pass "
+                f"options to it with data.options.NAME=…"
+            )
+        return given
+
+    @model_serializer(mode="wrap")
+    def _without_partition(self, as_usual: SerializerFunctionWrapHandler) -> Settings:
+        tree: Settings = as_usual(self)
+        if is_own(self.data.name):
+            tree.pop("partition", None)
+        return tree
+
+    @field_validator("loss")
+    @classmethod
+    def _own_loss(cls, name: str | None) -> str | None:
+        if name is not None:
+            check_name(name)
+        return name
 
     @field_validator("engine")
     @classmethod
@@ -312,11 +368,11 @@ def _check_axis(method: str, option: str, values: list[float]) -> None:
             raise ValueError(f"{key} cannot be {value:g}: {error}") from error
 
 
-def _choice(given: str, choices: Collection[str]) -> str:
+def _choice(given: str, choices: Collection[str], also: str = "") -> str:
     if given not in choices:
-        raise ValueError(_choices(given, choices))
+        raise ValueError(_choices(given, choices, also))
     return given
 
 
-def _choices(given: str, choices: Iterable[str]) -> str:
-    return f"choose one of {listed(list(choices))}.{hint(given, choices)}"
+def _choices(given: str, choices: Iterable[str], also: str = "") -> str:
+    return f"choose one of {listed(list(choices))}{also}.{hint(given, choices)}"

@@ -7,7 +7,6 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TextIO
 
 import torch
 from torch import Tensor
@@ -93,14 +92,13 @@ class Debugger:
     """Writes a diagnosis of every rejected client, once per client."""
 
     training: Training
-    stream: TextIO = field(default_factory=lambda: sys.stderr)
     seen: set[int] = field(default_factory=set)
 
     def __call__(self, work: Work, rejected: Sequence[Rejection]) -> None:
         for rejection in rejected:
             if rejection.client not in self.seen:
                 self.seen.add(rejection.client)
-                print(printable(str(diagnose(self.training, work, rejection))), file=self.stream, flush=True)
+                print(printable(str(diagnose(self.training, work, rejection))), file=sys.stderr, flush=True)
 
 
 def describe(name: str, values: Tensor) -> str:

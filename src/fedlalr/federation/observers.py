@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -33,12 +33,15 @@ class RunInfo:
     parameters: int
     slots: tuple[str, ...] = ()
     """The slots of a client in its local steps; empty if clients train elsewhere."""
+    history: tuple[Record, ...] = field(default=(), repr=False)
+    """The records of the rounds before the first one, if the run resumes."""
     seconds: float | None = None
     """Estimated duration of all rounds, from one local step; only for large networks on a CPU with `engine="auto"`."""
 
 
 class Stop(Exception):
-    """Raise this in an observer to end the run after the current round; files are written and `run` returns."""
+    """Raise this in an observer to end the run after the current round; files are written and `run` returns. Raised in
+    `on_start`, it ends the run before its first round."""
 
 
 _CALLED = ("on_start", "on_traces", "on_model", "on_round", "on_end")
@@ -77,6 +80,17 @@ class Observer:
 
     def on_end(self, result: Result) -> None:
         """After the last round."""
+
+
+def show_start(observers: Sequence[Observer], info: RunInfo) -> bool:
+    """Pass the start to all observers; returns whether one of them raised `Stop`."""
+    stopped = False
+    for observer in observers:
+        try:
+            observer.on_start(info)
+        except Stop:
+            stopped = True
+    return stopped
 
 
 def show_round(observers: Sequence[Observer], record: Record, model: Callable[[], nn.Module]) -> bool:

@@ -24,6 +24,7 @@ from fedlalr.federation.observers import Observer
 from fedlalr.federation.replies.reductions import SlotReduction, as_reductions
 from fedlalr.federation.replies.screening import MAX_NORM_RATIO
 from fedlalr.federation.round import Rules
+from fedlalr.federation.sampling import Kind, Sampler, check_sampling
 from fedlalr.federation.schedules import Constant, Schedule, check_rates, check_schedule, rates
 from fedlalr.training import Engine, Training
 from fedlalr.training.engines.registry import check_engine
@@ -58,6 +59,13 @@ class Options(LocalOptions):
 
     rounds: Count = option(100, "Communication rounds.", scope="run")
     clients_per_round: Count | None = option(None, "Clients sampled in every round; None: all.", scope="server")
+    sampling: Kind | Sampler = option(
+        "uniform",
+        'How they are sampled: `"uniform"`, `"size"` (in proportion to their samples), `"round-robin"` (in turn, in an '
+        "order drawn from the seed), or a function of (round, population, count, generator) that returns them.",
+        scope="server",
+        check=check_sampling,
+    )
     schedule: Schedule = option(
         Constant(),
         "Multiplier of the algorithm's `lr` in each round: one of `fl.schedules`, such as "
@@ -101,6 +109,13 @@ class Options(LocalOptions):
         scope="run",
     )
     observers: Sequence[Observer] = option((), "Called as the run progresses.", scope="run", config=False)
+    progress: bool | None = option(
+        None,
+        "Show the progress: on a terminal or in a notebook as a line that is updated, elsewhere as one line per round; "
+        "None: only on a terminal and in a notebook.",
+        scope="run",
+        config=False,
+    )
     engine: str | Callable[[Training], Engine] = option(
         "auto",
         '`"auto"`, `"reference"`, `"stacked"`, `"workers"`, `"distributed"`, or a function from `Training` to an '
@@ -228,8 +243,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def in_reading_order() -> list[Field[Any]]:
-    """All options, starting with the two that almost every call sets."""
-    first = ("rounds", "clients_per_round")
+    """All options, starting with those that almost every call sets."""
+    first = ("rounds", "clients_per_round", "sampling")
     return sorted(fields(Options), key=lambda each: first.index(each.name) if each.name in first else len(first))
 
 

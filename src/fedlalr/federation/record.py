@@ -63,6 +63,15 @@ class Record:
         plain["per_client"] = {name: _finite(each._asdict()) for name, each in self.per_client.items()}
         return _finite(plain)
 
+    def numbers(self) -> dict[str, float | None]:
+        """Every number by name: clients in a list are counted, the parts of the time are under `timing/`, the caller's
+        metrics under `metrics/`, and those over the clients under names such as `per_client/accuracy/mean`."""
+        row = {**vars(self), **{name: len(getattr(self, name)) for name in ("rejected", "clipped", "repeatedly")}}
+        parts = {f"{kind}/{name}": value for kind in ("timing", "metrics") for name, value in row.pop(kind).items()}
+        for name, over in row.pop("per_client").items():
+            parts |= {f"per_client/{name}/{part}": value for part, value in over._asdict().items()}
+        return {**row, **parts}
+
     def to_json(self) -> str:
         """One line for `metrics.jsonl`."""
         return json.dumps(self.as_dict(), ensure_ascii=False)

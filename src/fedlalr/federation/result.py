@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from fedlalr.common.colours import COLOURS
 from fedlalr.federation.observers import RunInfo
 from fedlalr.federation.record import Record, over_clients
 from fedlalr.federation.round import ServerState
 from fedlalr.training import Training
 from fedlalr.training.personal import BUFFER, SLOT, named
 from fedlalr.training.torch_state import copied, set_buffers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
 
 State = dict[str, dict[str, Tensor]]
 
@@ -57,6 +64,43 @@ class Result:
         """Bytes that the server sent over the whole run."""
         return sum(record.bytes_down for record in self.history)
 
+    def to_frame(self) -> DataFrame:
+        """The history as a pandas DataFrame, one row per round. It needs pandas.
+
+        A metric is under its own name, or under `metrics/` and its name if a record has a number of that name.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ImportError("to_frame needs pandas, which is not installed: pip install pandas") from error
+        rounds = pd.Index([record.round for record in self.history], name="round")
+        frame = pd.DataFrame([record.numbers() for record in self.history], rounds).drop(
+            columns="round", errors="ignore"
+        )
+        short = {name: name.removeprefix("metrics/") for name in frame.columns}
+        return frame.rename(columns={name: own for name, own in short.items() if own not in frame.columns})
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the loss, and the accuracy if there is one, by round. Returns the axes of the loss.
+
+        ax: Axes to draw in; None: those of a new figure.
+        """
+        import matplotlib.pyplot as plt
+
+        axes = plt.subplots()[1] if ax is None else ax
+        rounds = [record.round for record in self.history]
+        _draw(axes, rounds, [record.loss for record in self.history], "loss", COLOURS[1])
+        axes.set_xlabel("round")
+        if any(record.accuracy is not None for record in self.history):
+            _draw(axes.twinx(), rounds, [record.accuracy for record in self.history], "accuracy", COLOURS[0])
+        return axes
+
+    def save(self, path: str | Path) -> None:
+        """Write history, state, model and `info` to one file, without pickle; `fl.load(path, model)` reads it."""
+        from fedlalr.federation.storage.saved_result import save_result  # here, as it imports this module
+
+        save_result(self, path)
+
     def __repr__(self) -> str:
         """One line for a notebook."""
         if not self.history:
@@ -70,6 +114,13 @@ class Result:
             f"{accuracy}loss {last.loss:.4g}, {metrics}"
             f"{self.bytes_up / 1e6:.3g} MB up, {self.bytes_down / 1e6:.3g} MB down)"
         )
+
+
+def _draw(axes: Axes, rounds: list[int], values: list[Any], name: str, colour: str) -> None:
+    """A line, and its name in its colour at its own scale."""
+    axes.plot(rounds, [float("nan") if value is None else value for value in values], color=colour, label=name)
+    axes.set_ylabel(name, color=colour)
+    axes.tick_params(axis="y", labelcolor=colour)
 
 
 def named_state(state: ServerState, training: Training) -> State:

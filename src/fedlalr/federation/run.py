@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ParamSpec, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from fedlalr.algorithms.slots import Algorithm
+from fedlalr.common.printable import has_terminal
 from fedlalr.data.population import Clients, as_clients
 from fedlalr.federation.client_evaluation import Score, evaluate_clients
 from fedlalr.federation.debug import Debugger
@@ -16,7 +19,6 @@ from fedlalr.federation.observers import Observer, RunInfo
 from fedlalr.federation.options import Options, documented
 from fedlalr.federation.result import Result
 from fedlalr.federation.round import RoundOutcome, ServerState, run_round
-from fedlalr.federation.sampling import sample
 from fedlalr.federation.session import Problem, Session, run_info
 from fedlalr.training import Engine, create_engine
 from fedlalr.training.engines.auto import estimated_seconds, is_heavy
@@ -26,8 +28,28 @@ from fedlalr.training.local_step import starting_slots
 from fedlalr.training.machine import warn_if_busy
 from fedlalr.training.torch_state import number_of_threads
 
+Names = ParamSpec("Names")
 
-@documented
+
+class Run(Protocol[Names]):
+    """The type of `run`, for type checkers: its options are those of `Options`."""
+
+    def __call__(
+        self,
+        model: nn.Module,
+        clients: Clients | Sequence[object],
+        algorithm: Algorithm,
+        *args: Names.args,
+        **options: Names.kwargs,
+    ) -> Result: ...
+
+
+def with_options(_: Callable[Names, Options]) -> Callable[[Callable[..., Result]], Run[Names]]:
+    """Give a function of `**options` the signature, the help and the type of a class of options."""
+    return documented
+
+
+@with_options(Options)
 def run(model: nn.Module, clients: Clients | Sequence[object], algorithm: Algorithm, **options: Any) -> Result:
     """Train a module over a federation of clients.
 
@@ -43,10 +65,23 @@ def run(model: nn.Module, clients: Clients | Sequence[object], algorithm: Algori
     chosen = Options.named(options)
     chosen.check(model, algorithm)  # two of the options say how to read the clients
     problem = Problem.of(model, as_clients(clients, chosen.target, chosen.collate_fn), algorithm, chosen)
-    with Session(problem, Simulation(problem)) as session:
+    with (
+        _progress(chosen.progress) as display,
+        Session(problem, Simulation(problem), watching=display) as session,
+    ):
         for _ in session.rounds():
             pass
     return session.result()
+
+
+def _progress(progress: bool | None) -> AbstractContextManager[Sequence[Observer]]:
+    """The progress display; where there is neither a terminal nor a notebook, only on request."""
+    may_show = has_terminal() or "IPython" in sys.modules
+    if not (may_show if progress is None else progress):
+        return nullcontext(())
+    from fedlalr.federation.progress import displayed  # here, as runs without a display need no rich
+
+    return displayed(progress)
 
 
 class Simulation:
@@ -97,9 +132,7 @@ class Simulation:
         """Sample the cohort by (seed, round) and train it with the engine."""
         assert self._chosen is not None
         training, t = self.problem.training, state.round + 1
-        population = len(training.clients)
-        cohort = sample(population, self.problem.cohort_size, training.seed, t)
-        cohort = with_included(cohort, self.observers, t, population)
+        cohort = with_included(self.problem.cohort(t, training.seed), self.observers, t, len(training.clients))
         probe = _probe(self.observers, t)
         return run_round(state, cohort, lr, self._chosen, training, self.problem.rules, probe, self._debugger)
 

@@ -3,12 +3,43 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedlalr.common.suggestions import hint
 from fedlalr.data.random import COHORT, key
+
+Kind = Literal["uniform", "size", "round-robin"]
+Sampler = Callable[[int, int, int, np.random.Generator], Sequence[int]]
+"""A function of (round, number of clients, cohort size, generator) that returns the clients of a cohort. It must return
+the same clients for the same arguments, so that a resumed run continues identically."""
+
+ORDER = 0
+"""Stands for the round in the seed of an order that is the same in all rounds, which are numbered from 1."""
+
+
+def draw_cohort(sampling: Kind | Sampler, sizes: Tensor, count: int, seed: int | bytes, round: int) -> Tensor:
+    """Exactly `count` different clients, ascending: a function of (seed, round). `sizes` are their numbers of samples.
+
+    >>> [draw_cohort("round-robin", torch.ones(4), 2, seed=0, round=t).tolist() for t in (1, 2, 3)]
+    [[0, 3], [1, 2], [0, 3]]
+    """
+    population = len(sizes)
+    if callable(sampling):
+        return _checked(sampling(round, population, count, generator(seed, round)), population, count, round)
+    if sampling == "uniform" or count == population:
+        return sample(population, count, seed, round)
+    if sampling == "round-robin":
+        turn = np.arange((round - 1) * count, round * count) % population
+        chosen = generator(seed, ORDER).permutation(population)[turn]
+    else:
+        shares = sizes.double().numpy()
+        chosen = generator(seed, round).choice(population, size=count, replace=False, p=shares / shares.sum())
+    return torch.from_numpy(np.sort(chosen))
 
 
 def sample(population: int, count: int, seed: int | bytes, round: int) -> Tensor:
@@ -22,9 +53,43 @@ def sample(population: int, count: int, seed: int | bytes, round: int) -> Tensor
     """
     if count == population:
         return torch.arange(population, device="cpu")
+    return torch.from_numpy(np.sort(generator(seed, round).choice(population, size=count, replace=False)))
+
+
+def generator(seed: int | bytes, round: int) -> np.random.Generator:
+    """The generator of a round's cohort."""
     if isinstance(seed, bytes):
         start = int.from_bytes(hmac.digest(seed, b"cohort of round %d" % round, "sha256")[:16])  # Philox takes 128 bits
     else:
         start = key(seed, COHORT, round) % (1 << 64)
-    generator = np.random.Generator(np.random.Philox(key=start))
-    return torch.from_numpy(np.sort(generator.choice(population, size=count, replace=False)))
+    return np.random.Generator(np.random.Philox(key=start))
+
+
+def check_sampling(sampling: object) -> None:
+    """Reject anything but a known name or a function."""
+    if isinstance(sampling, str) and sampling not in get_args(Kind):
+        names = ", ".join(map(repr, get_args(Kind)))
+        raise ValueError(f"sampling must be {names} or a function, not {sampling!r}.{hint(sampling, get_args(Kind))}")
+    if not isinstance(sampling, str) and not callable(sampling):
+        raise TypeError(
+            f"sampling must be a name or a function of (round, population, count, generator) that returns the clients "
+            f"of a round, not {sampling!r}"
+        )
+
+
+def _checked(chosen: Any, population: int, count: int, round: int) -> Tensor:
+    """What a caller's function returned, as a cohort."""
+    where = f"the sampling function returned {chosen!r} in round {round}"
+    try:
+        clients = np.asarray(chosen)
+    except ValueError as error:  # nested lists of different lengths
+        raise TypeError(f"{where}; it must return {count} client numbers") from error
+    if clients.ndim != 1 or clients.dtype.kind not in "iu":
+        raise TypeError(f"{where}; it must return {count} client numbers, such as a list of integers")
+    if len(clients) != count:
+        raise ValueError(f"{where}: {len(clients)} clients, but clients_per_round is {count}")
+    if clients.min() < 0 or clients.max() >= population:
+        raise ValueError(f"{where}, but clients are numbered from 0 to {population - 1}")
+    if len(np.unique(clients)) != count:
+        raise ValueError(f"{where}, but a client can take part only once in a round")
+    return torch.from_numpy(np.sort(clients).astype(np.int64))

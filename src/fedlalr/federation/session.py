@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedlalr.algorithms.slots import Algorithm, Slots
 from fedlalr.data.holdout import hold_out
@@ -27,12 +27,13 @@ from fedlalr.data.transforms import Transform
 from fedlalr.federation.client_evaluation import Score, distributions
 from fedlalr.federation.evaluation import Evaluation, evaluate
 from fedlalr.federation.metrics import check_metrics
-from fedlalr.federation.observers import RunInfo, show_round
+from fedlalr.federation.observers import Observer, RunInfo, show_round, show_start
 from fedlalr.federation.options import Options
 from fedlalr.federation.record import Record
 from fedlalr.federation.replies.screening import SEVERAL, Streaks
 from fedlalr.federation.result import Result, named_state, personal_states, trained_model
 from fedlalr.federation.round import RoundOutcome, Rules, ServerState
+from fedlalr.federation.sampling import draw_cohort
 from fedlalr.federation.schedules import depends_on_rounds
 from fedlalr.federation.storage.fingerprint import data_facts, facts_of, plain
 from fedlalr.federation.storage.journal import Journal
@@ -112,6 +113,10 @@ class Problem:
                 check_client_tests(training, client_tests)
         return cls(model, training, options, rules, cohort_size, test, transform, client_tests)
 
+    def cohort(self, round: int, seed: int | bytes) -> Tensor:
+        """The clients sampled for a round."""
+        return draw_cohort(self.options.sampling, self.training.clients.sizes, self.cohort_size, seed, round)
+
     def facts(self) -> dict[str, Any]:
         """Everything the result depends on; a run can only be resumed with the same facts."""
         chosen = {each.name: getattr(self.options, each.name) for each in options_in(Options, "server")}
@@ -167,11 +172,17 @@ class Transport(Protocol):
 class Session:
     """Owns the state, the files and the records of a run."""
 
-    def __init__(self, problem: Problem, transport: Transport, fresh: ServerState | None = None) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        transport: Transport,
+        fresh: ServerState | None = None,
+        watching: Sequence[Observer] = (),
+    ) -> None:
         self.problem, self.training, self.options = problem, problem.training, problem.options
         self.transport = transport
         first = transport.ranks.is_first  # only the first rank reads and writes files and shows progress
-        self.observers = tuple(self.options.observers) if first else ()
+        self.observers = (*self.options.observers, *watching) if first else ()
         self.journal = Journal(
             self.options.run_dir if first else None,
             resume=self.options.resume and first,
@@ -197,10 +208,10 @@ class Session:
             self.state = ranks.first(found)
             check_rounds(self.options.rounds, self.state.round)
             stack.enter_context(closing(self.transport))
-            self.info = self.transport.start(self.state, journal.choices)
+            started = self.transport.start(self.state, journal.choices)
+            self.info = replace(started, history=tuple(journal.records))
             stack.enter_context(number_of_threads(journal.choices["threads"]))
-            for observer in self.observers:
-                observer.on_start(self.info)
+            self._stopped = ranks.first(show_start(self.observers, self.info))
             journal.start(self.state)
             self._stack = stack.pop_all()
         return self
@@ -212,11 +223,10 @@ class Session:
 
     def rounds(self) -> Iterator[Record]:
         """Run the remaining rounds, one at a time, until the last one or until an observer raises `Stop`."""
-        stopped = False
-        while self.state.round < self.options.rounds and not stopped:
+        while self.state.round < self.options.rounds and not self._stopped:
             record = self._round()
             model = partial(trained_model, self.problem.model, self.state, self.training)
-            stopped = self.transport.ranks.first(show_round(self.observers, record, model))
+            self._stopped = self.transport.ranks.first(show_round(self.observers, record, model))
             if record.rejected and not self._warned:
                 warnings.warn(_rejection(record), RepliesRejected, stacklevel=3)
                 self._warned = True

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedlalr.config import Config, build_population, load
 from fedlalr.config.build import build_options
 from fedlalr.config.errors import ConfigError
+from fedlalr.config.own import is_own
 from fedlalr.data import Population
 from fedlalr.flower.settings import settings_names
 
@@ -38,11 +39,22 @@ def settings_of(config: Config, context: Context | None = None) -> dict[str, Any
 
     The run's `run-dir` is a directory on the server; an interrupted run there is resumed.
     """
+    reject_own(config)
     if config.trajectory is not None:
         raise ConfigError("a trajectory can be recorded only in the simulator; remove `trajectory` to run on Flower")
     settings = {name: value for name, value in build_options(config).items() if name in settings_names()}
     folder = str(context.run_config.get(RUN_FOLDER, "")) if context is not None else ""
     return settings | ({"run_dir": folder, "resume": True} if folder else {})
+
+
+def reject_own(config: Config) -> None:
+    """Reject functions named in a configuration, which the other machines do not have."""
+    for name in (config.data.name, config.model.name, config.loss or ""):
+        if is_own(name):
+            raise ConfigError(
+                f"{name} is a function on this machine, but an app runs on others: export a preset, then return your "
+                f"model and data from the functions in its task.py"
+            )
 
 
 def server_options(context: Context) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from fedlalr import __version__
 from fedlalr.config import Config, ConfigError, dump, load
 from fedlalr.config.loading import check
 from fedlalr.config.overrides import parse_overrides
+from fedlalr.flower.configured import reject_own
 from fedlalr.flower.preflight import check_data, check_settings, data_here
 
 NODES = 3
@@ -153,7 +154,7 @@ other cohorts, from a secret):
 """
 
 
-def for_nodes(source: str, overrides: list[str], nodes: int | None = None) -> Config:
+def for_nodes(source: str | None, overrides: list[str], nodes: int | None = None) -> Config:
     """A preset's configuration with one client per node, all clients in every round, on the CPU.
 
     The number of nodes equals `partition.clients`; either may be given.
@@ -166,7 +167,9 @@ def for_nodes(source: str, overrides: list[str], nodes: int | None = None) -> Co
             f"--nodes {nodes} contradicts partition.clients={clients}: every node serves one client; give only one of "
             f"them, or the same number for both"
         )
-    tree = load(source, overrides).model_dump()
+    config = load(source, overrides)
+    reject_own(config)
+    tree = config.model_dump()
     tree["partition"]["clients"] = clients
     fitted = {"clients_per_round": None, "device": "cpu", "checkpoint_every": 1}
     return check(tree | {name: value for name, value in fitted.items() if name not in given})

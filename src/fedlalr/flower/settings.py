@@ -10,7 +10,7 @@ from fedlalr.federation.options import Options
 
 OWN_ARGUMENTS = ("test", "metrics", "client_tests", "observers")
 """Options that are arguments of the strategy instead, since they are objects on the server."""
-SIMULATOR_ONLY = ("engine", "debug")
+SIMULATOR_ONLY = ("engine", "debug", "progress")
 
 
 def settings_names() -> list[str]:
@@ -29,5 +29,10 @@ def read_settings(given: Mapping[str, Any] | None, **own: Any) -> Options:
         raise ValueError(
             "buffers='recalibrate' needs a second pass over the clients' data in every round, which is not "
             "supported on Flower; use buffers='average'"
+        )
+    if options.sampling == "size":
+        raise ValueError(
+            "sampling='size' needs the clients' numbers of samples, which the server does not know on Flower; use "
+            "'uniform' or 'round-robin', or a function that knows the sizes"
         )
     return options

@@ -68,7 +68,7 @@ def _distinct(runs: list[ReportedRun]) -> list[list[ReportedRun]]:
 def settings_of(run: ReportedRun) -> Settings:
     """Everything the result depends on, except the seed."""
     if run.config is None:
-        return {name: value for name, value in run.facts.items() if name != "seed"}
+        return {name: _short(name, value) for name, value in run.facts.items() if name != "seed"}
     flat: dict[str, Any] = {}
     for name, value in run.config.problem().items():
         if name == "seed":
@@ -78,6 +78,18 @@ def settings_of(run: ReportedRun) -> Settings:
         else:
             flat[name] = value
     return flat
+
+
+def _short(name: str, value: Any) -> Any:
+    """A fact; the library's own classes by their names alone, reductions as they are written in settings.
+
+    >>> _short("reduce.x", "fedlalr.federation.replies.reductions.Median"), _short("local", "fedlalr.training.Epochs")
+    ('median', 'Epochs')
+    """
+    if not isinstance(value, str) or not value.startswith("fedlalr.") or not value.replace(".", "").isidentifier():
+        return value
+    last = value.rpartition(".")[2]
+    return last.lower() if name.startswith("reduce.") else last
 
 
 def method_of(run: ReportedRun) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedlalr.config import Config, build_population
+from fedlalr.config.own import is_own
 from fedlalr.data import sources
 from fedlalr.data.heterogeneity import Counts, count_labels, summarise
 from fedlalr.report.groups import fewest
@@ -36,14 +37,18 @@ class PartitionView:
 def view_partitions(runs: Iterable[ReportedRun]) -> list[PartitionView]:
     """The distinct partitions of some runs, recomputed from data on this machine. Nothing is downloaded."""
     configs: dict[str, Config] = {}
+    own: dict[str, None] = {}
     for run in runs:
-        if run.config is not None:
+        if run.config is not None and is_own(run.config.data.name):
+            own.setdefault(run.config.data.name)
+        elif run.config is not None:
             configs.setdefault(json.dumps(_settings(run.config)), run.config)
     labels = _labels(list(configs.values()))
     views = [
         _view(config, label) for config, label in list(zip(configs.values(), labels, strict=True))[:MOST_PARTITIONS]
     ]
     left = len(configs) - len(views)
+    views += [PartitionView(name, missing="This function made the clients; a report does not run it.") for name in own]
     return views + ([PartitionView("…", missing=f"{left} more partitions are not shown.")] if left else [])
 
 

@@ -109,7 +109,7 @@ def _names(base: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     return [
         f"{section}={_text(wanted[section][key])}"
         for section, key in SHORT.items()
-        if base[section][key] != wanted[section][key]
+        if section in wanted and base[section][key] != wanted[section][key]
     ]
 
 

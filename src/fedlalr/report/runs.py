@@ -59,7 +59,7 @@ class ReportedRun:
     def rejections(self) -> list[tuple[int, Rejection]]:
         """Every rejected reply with its round, including those of a failed round, which has no record."""
         recorded = [(record.round, rejection) for record in self.records for rejection in record.rejected]
-        last = [Rejection(**refusal) for refusal in self.summary.get("refused_at_failure", ())]
+        last = [Rejection(**rejection) for rejection in self.summary.get("rejected_at_failure", ())]
         return recorded + [(len(self.records) + 1, rejection) for rejection in last]
 
 

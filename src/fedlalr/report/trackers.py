@@ -20,7 +20,6 @@ from typing import Any, Self
 from fedlalr.common.suggestions import hint
 from fedlalr.config.errors import listed
 from fedlalr.federation import Observer, Record, RunInfo
-from fedlalr.report.groups import OWN
 
 RUN_ID_FILE = "mlflow_run_id"
 """In a run directory: the id of the MLflow run that a resumed run continues."""
@@ -157,18 +156,9 @@ class MLflow(Tracker):
 
 
 def numbers_of(record: Record) -> dict[str, float]:
-    """Every finite number of a round under its name, the parts of its time under `timing/`, metrics under theirs,
-    and those over the clients as `per_client/accuracy/mean`."""
-    plain = record.as_dict()
-    timing = {f"timing/{part}": seconds for part, seconds in plain.pop("timing").items()}
-    counts = {name: len(plain.pop(name)) for name in ("rejected", "clipped", "repeatedly")}
-    metrics = {f"{OWN}{name}": value for name, value in plain.pop("metrics").items()}
-    over = {
-        f"per_client/{name}/{part}": value
-        for name, each in plain.pop("per_client").items()
-        for part, value in each.items()
-    }
-    numbers = {**plain, **counts, **timing, **metrics, **over}
+    """Every finite number of a round under its name, the parts of its time under `timing/`, metrics under theirs, and
+    those over the clients as `per_client/accuracy/mean`."""
+    numbers = record.numbers()
     del numbers["round"]
     return {name: float(value) for name, value in numbers.items() if value is not None and math.isfinite(value)}
 

@@ -30,7 +30,7 @@ class Seal(NamedTuple):
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Seal:
     """Write tensors and flush them to disk."""
     # Slots may share memory, which the format does not allow, so each is copied.
-    content = save({name: _storable(tensor).to("cpu", copy=True).contiguous() for name, tensor in tensors.items()})
+    content = save({name: storable(tensor).to("cpu", copy=True).contiguous() for name, tensor in tensors.items()})
     write_bytes(path, content)
     return Seal(len(content), hashlib.sha256(content).hexdigest())
 
@@ -64,7 +64,7 @@ def take(tensors: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
     return found.to(like.device)
 
 
-def _storable(tensor: Tensor) -> Tensor:
+def storable(tensor: Tensor) -> Tensor:
     """The tensor; complex128, which the format does not support, as pairs of real numbers."""
     tensor = tensor.detach()
     return real_numbers(tensor) if tensor.dtype == torch.complex128 else tensor

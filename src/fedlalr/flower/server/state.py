@@ -17,7 +17,6 @@ from fedlalr.data.batches import batches_per_pass
 from fedlalr.federation.replies.payload import Expected
 from fedlalr.federation.replies.reducing import reduce_buffers, weights
 from fedlalr.federation.round import RoundFailed, RoundOutcome, ServerState, Stopwatch, too_few, update_slots
-from fedlalr.federation.sampling import sample
 from fedlalr.federation.session import Problem
 from fedlalr.federation.storage.fingerprint import contract
 from fedlalr.flower.server.accepted_rounds import AcceptedRounds
@@ -71,7 +70,7 @@ class FederatedServer:
     def open(self, include: Callable[[Tensor, int], Tensor] | None = None) -> OpenRound:
         """Start the next round: sample its cohort. `include` may replace sampled clients by others."""
         t, training = self.state.round + 1, self.training
-        cohort = sample(self.population, self.problem.cohort_size, self.secret, t)
+        cohort = self.problem.cohort(t, self.secret)
         if include is not None:
             cohort = include(cohort, t)
         table = training.algorithm.slots
