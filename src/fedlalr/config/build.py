@@ -17,7 +17,7 @@ from fedlalr.algorithms import registry
 from fedlalr.algorithms.slots import Algorithm
 from fedlalr.common.reading import at_home
 from fedlalr.config.errors import ConfigError
-from fedlalr.config.own import Test, find, is_own, own_data, own_model
+from fedlalr.config.own import find, is_own, own_data, own_model
 from fedlalr.config.run_dir import RunDirectory, summarise
 from fedlalr.config.schema import MODELS, OPTIONS, Config, LocalConfig, ModelConfig
 from fedlalr.data import Population
@@ -49,7 +49,7 @@ def build_population(config: Config) -> Population:
     return _in_float64(population) if config.dtype == "float64" else population
 
 
-def build_clients(config: Config) -> tuple[Clients, Test | None]:
+def build_clients(config: Config) -> tuple[Clients, object]:
     """The clients' data, and a test set that is not part of it."""
     if not is_own(config.data.name):
         return build_population(config), None

@@ -15,21 +15,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.utils.data import Subset, default_collate
+from torch import nn
+from torch.utils.data import ConcatDataset
 
 from fedlalr.common.suggestions import hint
 from fedlalr.config.errors import ConfigError, listed
 from fedlalr.data import Population
+from fedlalr.data.holdout import hold_out
 from fedlalr.data.partition import Partition
-from fedlalr.data.population import Clients, DatasetClients, Samples, as_clients
-from fedlalr.data.random import bits, key
+from fedlalr.data.population import Clients, DatasetClients, as_clients
 
 EXAMPLE = "mypackage.data:clients"
-_VALIDATION = 103
-"""A separate stream of random bits."""
-
-Test = tuple[Samples, Tensor]
 
 
 def is_own(name: str) -> bool:
@@ -55,7 +51,7 @@ def own_model(name: str, options: Mapping[str, Any], sizes: Mapping[str, Any], s
     return model
 
 
-def own_data(name: str, options: Mapping[str, Any], seed: int, validation: float) -> tuple[Clients, Test | None]:
+def own_data(name: str, options: Mapping[str, Any], seed: int, validation: float) -> tuple[Clients, object]:
     """The clients that a function makes, and their test set. With `validation`, a share of every client's samples is
     held out and is the test set."""
     found = call(find(name, "data"), name, "data", options, seed)
@@ -69,7 +65,7 @@ def own_data(name: str, options: Mapping[str, Any], seed: int, validation: float
             f"data: {name} must return clients as fl.run takes them, a list of clients and a test set "
             f"(clients, (inputs, targets)), or a population; it returned {_shown(found)}: {error}"
         ) from error
-    return hold_out(clients, validation, seed) if validation else (clients, test)
+    return held_out(clients, validation, seed) if validation else (clients, test)
 
 
 def find(name: str, setting: str) -> Callable[..., Any]:
@@ -122,33 +118,17 @@ def call(function: Callable[..., Any], name: str, setting: str, given: Mapping[s
             raise ConfigError(f"{setting}: {name} failed: {_raised(error)}") from error
 
 
-def hold_out(clients: Clients, share: float, seed: int) -> tuple[Clients, Test]:
-    """Clients without a share of the samples of each, and these samples as a test set: a function of the seed."""
-    kept, held = [], []
-    for client, size in enumerate(clients.sizes.tolist()):
-        order = torch.argsort(bits(key(seed, _VALIDATION, client), torch.arange(size)), stable=True)
-        cut = min(round(share * size), size - 1)  # a client with one sample keeps it
-        kept.append(order[cut:].sort().values.numpy())
-        held.append(order[:cut].sort().values.numpy())
-    if not any(map(len, held)):
-        raise ConfigError(f"data.validation={share:g} holds out no sample of any client; hold out more, or use 0")
-    if isinstance(clients, Population):
-        rows = [clients.partition[client] for client in range(len(clients))]
-        test = torch.from_numpy(np.concatenate([part[index] for part, index in zip(rows, held, strict=True)]))
-        population = Population(
-            clients.inputs,
-            clients.targets,
-            Partition.from_lists([part[index] for part, index in zip(rows, kept, strict=True)]),
-            transform=clients.transform,
-            classes=clients.classes,
-            name=clients.name,
-        )
-        return population, (clients.inputs[test], clients.targets[test])
-    assert isinstance(clients, DatasetClients)  # `as_clients` makes no other
-    parts = list(zip(clients.datasets, kept, held, strict=True))
-    samples = [dataset[int(place)] for dataset, _, places in parts for place in places]
-    inputs, targets = default_collate(samples)
-    return DatasetClients([Subset(dataset, places.tolist()) for dataset, places, _ in parts]), (inputs, targets)
+def held_out(clients: Clients, share: float, seed: int) -> tuple[Clients, Clients]:
+    """Clients without a share of the samples of each, and these samples together, as a test set."""
+    own, held = hold_out(clients, share, seed)
+    if not int(held.sizes.sum()):
+        raise ConfigError("data.validation holds out a share of each client's samples, but every client has only one")
+    if isinstance(held, Population):
+        indices = held.partition.indices
+        return own, Population(held.inputs, held.targets, Partition(indices, np.array([0, len(indices)])))
+    assert isinstance(held, DatasetClients)  # `as_clients` makes no other
+    together: ConcatDataset[Any] = ConcatDataset(held.datasets)
+    return own, DatasetClients([together], target=held.target, collate_fn=held.collate_fn)
 
 
 _REQUIRED = inspect.Parameter.empty
