@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import torch
@@ -39,7 +40,7 @@ class Training(LocalOptions):
         """Clipping and weight decay as one value."""
         return Regularisation(self.clip_norm, self.weight_decay, self.decoupled_weight_decay)
 
-    @property
+    @cached_property
     def division(self) -> Division:
         """Which coordinates are shared and which are personal."""
         return Division.of(self.layout, self.personal)
