@@ -78,8 +78,7 @@ class Chunks:
 def check_kept(row: Slots, clients: int, device: torch.device) -> None:
     """Reject a run in which this many clients keep more than fits into memory."""
     each = sum(value.nbytes for value in row.values())
-    free = free_memory(device)
-    if each * clients > free:
+    if each and each * clients > (free := free_memory(device)):
         raise ValueError(
             f"the clients keep {', '.join(row)} between rounds: {_amount(each)} for each of {clients:,} clients, "
             f"{_amount(each * clients)} in total, but {device} has only {_amount(free)} free; make fewer parameters "
