@@ -46,6 +46,8 @@ from fedlalr.federation import (
     Trajectory,
     run,
 )
+from fedlalr.federation.compression import codecs
+from fedlalr.federation.compression.compression import Compression
 from fedlalr.federation.replies import reductions
 from fedlalr.training import Engine, Epochs, Interval, LogInterval, Probe, Replies, Steps, Trace, Training, Work
 
@@ -55,6 +57,7 @@ __all__ = [
     "SCAFFOLD",
     "Algorithm",
     "CheckpointError",
+    "Compression",
     "Context",
     "DeltaSGD",
     "Engine",
@@ -97,6 +100,7 @@ __all__ = [
     "Training",
     "Trajectory",
     "Work",
+    "codecs",
     "data",
     "models",
     "reductions",

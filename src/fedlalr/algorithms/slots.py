@@ -89,7 +89,9 @@ class SlotTable:
     `down` is broadcast by the server. `up` is sent by every client, with the reduction that the server applies over the
     cohort; a slot that is also in `down` is reduced as *change from the broadcast*, so that a coordinate nobody touched
     stays exactly as it was. `kept` stays on the client from one of its rounds to the next and starts at zero. `grows`
-    names slots that can only grow from the broadcast value, so that a reply below it is rejected.
+    names slots that can only grow from the broadcast value, so that a reply below it is rejected. `relative` names
+    slots that the method divides by, or that it divides: their small numbers must not be rounded to zero. Slots that
+    grow or start above zero need not be listed.
 
     `gradients` requests more than the gradient at x: before every step the engine writes into a client's slot the
     gradient of the same mini-batch at another of its slots, e.g. `{"g_start": "x_start"}`.
@@ -99,6 +101,7 @@ class SlotTable:
     up: Mapping[str, Reduction]
     kept: tuple[str, ...] = ()
     grows: tuple[str, ...] = field(default=())
+    relative: tuple[str, ...] = ()
     gradients: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

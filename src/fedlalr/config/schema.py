@@ -190,6 +190,7 @@ if TYPE_CHECKING:
 else:
     _KINDS = get_type_hints(Options, include_extras=True)
     _TEXTUAL = {"local": Any, "reduce": dict[str, str | Settings] | None, "engine": str, "device": str, "dtype": Any}
+    _TEXTUAL |= {"compression": str | Settings | None}
     OptionsConfig = create_model(
         "OptionsConfig",
         __base__=ProblemConfig,

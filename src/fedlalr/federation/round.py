@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Algorithm, Context, Slots
+from fedlalr.federation.compression.channel import Channel
+from fedlalr.federation.compression.compression import NONE, Compression
 from fedlalr.federation.replies.reducing import reduce_buffers, reduce_replies, weights
 from fedlalr.federation.replies.reductions import SlotReduction
 from fedlalr.federation.replies.screening import MAX_NORM_RATIO, Rejection, screen
@@ -50,6 +52,7 @@ class Rules:
     reduce: Mapping[str, SlotReduction] = field(default_factory=dict)
     """Reductions that differ from the algorithm's, by slot, and that of buffers if they are not averaged."""
     max_norm_ratio: float | None = MAX_NORM_RATIO
+    compression: Compression = NONE
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,8 @@ def run_round(
     `on_rejected` is called with the rejected replies before the round continues or fails.
     """
     algorithm, clock = training.algorithm, Stopwatch()
-    broadcast = state.slots.only(*algorithm.slots.down)
+    channel = Channel.of(rules.compression, training, state.round + 1)
+    broadcast = channel.broadcast(state.slots.only(*algorithm.slots.down))
     work = Work(
         round=state.round + 1,
         lr=lr,
@@ -99,12 +103,13 @@ def run_round(
     )
     with module_randomness(training, work.round):
         replies = engine.train(work)
+    replies = channel.replies(replies, broadcast, state.kept)
     clock.lap("train")
 
     accepted, rejected, clipped = screen(
         replies,
         broadcast,
-        algorithm.slots,
+        channel.table,
         buffers=state.buffers,
         max_norm_ratio=rules.max_norm_ratio,
     )
@@ -115,7 +120,7 @@ def run_round(
         raise RoundFailed(message if on_rejected is not None else f"{message}. {DEBUG_HINT}", rejected)
     clock.lap("screen")
 
-    new = _reduce(state, work, accepted, training, rules)
+    new = _reduce(state, work, accepted, training, rules, channel)
     measures = rules.buffers == "recalibrate" and bool(new.buffers)
     if measures:
         with module_randomness(training, work.round):
@@ -140,12 +145,15 @@ def run_round(
     )
 
 
-def _reduce(state: ServerState, work: Work, accepted: Replies, training: Training, rules: Rules) -> ServerState:
+def _reduce(
+    state: ServerState, work: Work, accepted: Replies, training: Training, rules: Rules, channel: Channel
+) -> ServerState:
     """The server's next state from the accepted replies; `RoundFailed` if it is not finite."""
     algorithm = training.algorithm
     share = _share(accepted, training, rules)
     with torch.no_grad():
-        reduced, buffers = reduce_replies(accepted, work.broadcast, state.buffers, share, algorithm.slots, rules.reduce)
+        reduced, buffers = reduce_replies(accepted, work.broadcast, state.buffers, share, channel.table, rules.reduce)
+        reduced = channel.rebased(reduced, work.broadcast, state.slots)
     slots = update_slots(state, work, reduced, accepted.steps, share, algorithm)
     kept, theirs = dict(state.kept), accepted.kept.map(accepted.spread.gather)
     for row, client in enumerate(accepted.clients.tolist()):

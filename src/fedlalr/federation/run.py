@@ -52,7 +52,7 @@ class Simulation:
         self.problem, self.observers = problem, tuple(problem.options.observers)
         self._requested, self.ranks = join_ranks(problem.options.engine, problem.training.device)
         self.engine = self._requested if isinstance(self._requested, str) else "auto"
-        self.kept = problem.training.algorithm.slots.kept
+        self.kept = problem.kept
         self._debugger = Debugger(problem.training) if problem.options.debug and self.ranks.is_first else None
         self._chosen: Engine | None = None
 

@@ -22,6 +22,9 @@ from torch import Tensor, nn
 from fedlalr.algorithms.slots import Algorithm
 from fedlalr.data.population import Clients, Population, Samples
 from fedlalr.data.transforms import Transform
+from fedlalr.federation.combinations import HALF_PARAMETERS, check_combinations
+from fedlalr.federation.compression.channel import Channel
+from fedlalr.federation.compression.compression import Compression
 from fedlalr.federation.evaluation import Evaluation, evaluate
 from fedlalr.federation.metrics import check_metrics
 from fedlalr.federation.observers import RunInfo, show_round
@@ -81,6 +84,8 @@ class Problem:
         cohort_size = check_cohort(options.clients_per_round, len(clients), options.min_clients)
         rules = options.rules(algorithm)
         training = options.training(model, algorithm, clients)
+        half = {HALF_PARAMETERS} if training.layout.dtype.itemsize < 4 else set()
+        check_combinations(options.features | half)
         test = options.test if options.test is not None else getattr(clients, "test", None)
         transform = clients.transform if isinstance(clients, Population) else None
         check_metrics(options.metrics, test)
@@ -91,10 +96,16 @@ class Problem:
                 check_test(test)
         return cls(model, training, options, rules, cohort_size, test, transform)
 
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """What clients keep between their rounds."""
+        return (*self.training.algorithm.slots.kept, *self.rules.compression.residuals)
+
     def facts(self) -> dict[str, Any]:
         """Everything the result depends on; a run can only be resumed with the same facts."""
         chosen = {each.name: getattr(self.options, each.name) for each in options_in(Options, "server")}
         chosen |= {"clients_per_round": self.cohort_size, "reduce": self.rules.reduce}
+        chosen |= {"compression": self.rules.compression}
         return facts_of(self.training, self.training.clients, self.test, chosen)
 
 
@@ -219,7 +230,8 @@ class Session:
         outcome.timing["evaluate"] = time.perf_counter() - evaluating
         repeatedly = self._streaks.update(outcome.cohort, outcome.rejected)
         seconds = time.perf_counter() - began
-        record = make_record(outcome, evaluation, lr, self.training, repeatedly, seconds)
+        compression = self.problem.rules.compression
+        record = make_record(outcome, evaluation, lr, self.training, compression, repeatedly, seconds)
         for observer in self.observers if outcome.traces else ():
             observer.on_traces(t, lr, outcome.traces)  # first: a round that is saved is not run again
         last = t == self.options.rounds
@@ -270,12 +282,14 @@ def make_record(
     evaluation: Evaluation | None,
     lr: float,
     training: Training,
+    compression: Compression,
     repeatedly: tuple[int, ...],
     seconds: float,
 ) -> Record:
-    """The record of a round. Bytes include everything that is sent: the table's slots, the module's buffers and, if
-    statistics are recalibrated, the new x and the statistics once more."""
-    table, state = training.algorithm.slots, outcome.state
+    """The record of a round. Bytes include everything that is sent: the table's slots as they are encoded, the
+    module's buffers and, if statistics are recalibrated, the new x and the statistics once more."""
+    state = outcome.state
+    channel = Channel.of(compression, training, state.round)
     vector = training.layout.size * state.slots.x.element_size()
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in state.buffers.values())
     return Record(
@@ -285,8 +299,8 @@ def make_record(
         train_loss=outcome.train_loss,
         lr=lr,
         seconds=seconds,
-        bytes_up=outcome.replied * len(table.up) * vector + (outcome.replied + outcome.measured) * buffers,
-        bytes_down=len(outcome.cohort) * (len(table.down) * vector + buffers) + outcome.measured * (vector + buffers),
+        bytes_up=outcome.replied * channel.bytes_up + (outcome.replied + outcome.measured) * buffers,
+        bytes_down=len(outcome.cohort) * (channel.bytes_down + buffers) + outcome.measured * (vector + buffers),
         clients=outcome.accepted,
         rejected=outcome.rejected,
         clipped=outcome.clipped,

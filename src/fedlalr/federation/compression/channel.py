@@ -1,0 +1,188 @@
+"""What a compression does to the slots on their way down and up: encoding, decoding, sizes.
+
+    b̃ = decode(encode(b))                                    what the client starts from
+    u = decode(encode(uᵢ − b̃ + eᵢ))                          what the server receives; eᵢ = 0 without feedback
+    eᵢ ← (uᵢ − b̃ + eᵢ) − u                                   kept by the client if its reply is accepted
+    next value = b + (reduced replies − b̃)                   so the server's value has no error of the broadcast
+
+The simulator encodes and decodes stacks on the run's device; on Flower, a node and the server do one half each.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedlalr.algorithms.slots import Slots, SlotTable
+from fedlalr.data.random import ROUNDING, bits, key
+from fedlalr.federation.compression.codecs import Codec, Draw
+from fedlalr.federation.compression.compression import Compression, residual
+from fedlalr.training.interfaces import Replies, Training
+
+SERVER = -1
+"""In place of a client's id, in the random numbers of the broadcast."""
+NUMBERS_AT_A_TIME = 1 << 24
+"""Maximum number of values that are encoded at once, which bounds the memory of random numbers."""
+
+
+@dataclass(frozen=True)
+class Channel:
+    """The two directions of one round."""
+
+    compression: Compression
+    slots: SlotTable
+    """All slots of the algorithm."""
+    count: int
+    dtype: torch.dtype
+    seed: int
+    round: int
+
+    @classmethod
+    def of(cls, compression: Compression, training: Training, round: int) -> Channel:
+        layout = training.layout
+        return cls(compression, training.algorithm.slots, layout.size, layout.dtype, training.seed, round)
+
+    @property
+    def table(self) -> SlotTable:
+        """The slots that travel in this round."""
+        every = self.compression.every
+        waiting = {slot for slot, rounds in every.items() if (self.round - 1) % rounds}
+        if not waiting:
+            return self.slots
+        up = {slot: how for slot, how in self.slots.up.items() if slot not in waiting}
+        return replace(self.slots, up=up, grows=tuple(slot for slot in self.slots.grows if slot in up))
+
+    def encode_broadcast(self, slots: Slots) -> dict[str, Tensor]:
+        """The bytes `[size]` of every slot that has a codec."""
+        content = {}
+        for name, codec in self.compression.down.items():
+            values = slots[name][None]
+            content[name] = codec.encode(values, None, self._draw(name, [SERVER], values))[0]
+        return content
+
+    def decode_broadcast(self, name: str, content: Tensor) -> Tensor:
+        """A slot `[P]` from its bytes."""
+        return self.compression.down[name].decode(content[None], None, self.count, self.dtype)[0]
+
+    def broadcast(self, slots: Slots) -> Slots:
+        """The slots as clients decode them."""
+        content = self.encode_broadcast(slots)
+        return slots.replace(**{name: self.decode_broadcast(name, each) for name, each in content.items()})
+
+    def encode_reply(
+        self, name: str, values: Tensor, broadcast: Slots, error: Tensor | None, clients: Sequence[int]
+    ) -> Tensor:
+        """The bytes `[R, size]` of a slot of the replies. `error` is what the clients kept, with feedback."""
+        codec, reference = self.compression.up[name], broadcast.get(name)
+        draw = self._draw(name, clients, values)
+        if error is None:
+            return codec.encode(values, reference, draw)
+        return codec.encode(_change(values, reference) + error, None, draw)
+
+    def decode_reply(self, name: str, content: Tensor, broadcast: Slots) -> Tensor:
+        """A slot of the replies `[R, P]` from its bytes."""
+        reference = broadcast.get(name)
+        if not has_feedback(self.compression.up[name]):
+            return self._decoded(name, content, reference)
+        change = self._decoded(name, content, None)
+        return change if reference is None else reference + change
+
+    def new_error(self, name: str, values: Tensor, broadcast: Slots, error: Tensor, content: Tensor) -> Tensor:
+        """What the clients keep of a slot if their replies are accepted."""
+        return _change(values, broadcast.get(name)) + error - self._decoded(name, content, None)
+
+    def replies(self, replies: Replies, broadcast: Slots, kept: Mapping[int, Slots]) -> Replies:
+        """The replies as the server decodes them, with what their clients will keep."""
+        ids: list[int] = replies.clients[replies.spread.held].tolist()
+        slots = {name: replies.slots[name] for name in self.table.up}
+        errors = {name: self._errors(name, kept, ids, broadcast.x) for name, codec in self._with_feedback()}
+        for name in self.compression.up:
+            if name in slots:
+                slots[name], new = self._sent(name, slots[name], broadcast, errors.get(name), ids)
+                if new is not None:
+                    errors[name] = new
+        residuals = {residual(name): error for name, error in errors.items()}
+        return replace(replies, slots=Slots(**slots), kept=replies.kept.replace(**residuals))
+
+    def rebased(self, reduced: Slots, broadcast: Slots, server: Slots) -> Slots:
+        """The reduced replies as changes of the server's own values; a slot that was not sent stays as it is."""
+        found = {name: reduced.get(name, server.get(name)) for name in self.slots.up}
+        for name in self.compression.down:
+            if name in reduced:
+                found[name] = server[name] + (reduced[name] - broadcast[name])
+        return Slots(**found)  # type: ignore[arg-type]
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes of one reply's slots in this round."""
+        return sum(self.size_up(name) for name in self.table.up)
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes of the broadcast's slots for one client."""
+        return sum(self.size_down(name) for name in self.slots.down)
+
+    def size_up(self, name: str) -> int:
+        """Bytes of a slot of one reply."""
+        relative = name in self.slots.down
+        return self._size(self.compression.up.get(name), relative and not has_feedback(self.compression.up.get(name)))
+
+    def size_down(self, name: str) -> int:
+        """Bytes of a slot of the broadcast."""
+        return self._size(self.compression.down.get(name), False)
+
+    def _size(self, codec: Codec | None, reference: bool) -> int:
+        return self.count * self.dtype.itemsize if codec is None else codec.size(self.count, self.dtype, reference)
+
+    def _sent(
+        self, name: str, values: Tensor, broadcast: Slots, error: Tensor | None, ids: Sequence[int]
+    ) -> tuple[Tensor, Tensor | None]:
+        """A slot as the server decodes it and the clients' new error, some rows at a time."""
+        arrived, new = torch.empty_like(values), None if error is None else torch.empty_like(error)
+        width = max(1, NUMBERS_AT_A_TIME // max(self.count, 1))
+        for start in range(0, len(ids), width):
+            rows = slice(start, start + width)
+            before = None if error is None else error[rows]
+            content = self.encode_reply(name, values[rows], broadcast, before, ids[rows])
+            arrived[rows] = self.decode_reply(name, content, broadcast)
+            if new is not None and before is not None:
+                new[rows] = self.new_error(name, values[rows], broadcast, before, content)
+        return arrived, new
+
+    def _decoded(self, name: str, content: Tensor, reference: Tensor | None) -> Tensor:
+        return self.compression.up[name].decode(content, reference, self.count, self.dtype)
+
+    def _with_feedback(self) -> Iterator[tuple[str, Codec]]:
+        return ((name, codec) for name, codec in self.compression.up.items() if has_feedback(codec))
+
+    def _errors(self, name: str, kept: Mapping[int, Slots], ids: Sequence[int], like: Tensor) -> Tensor:
+        """The errors that clients kept, stacked; zero at the start."""
+        zero = torch.zeros_like(like)
+        rows = [kept[client][residual(name)] if client in kept else zero for client in ids]
+        return torch.stack(rows) if rows else like.new_empty(0, len(like))
+
+    def _draw(self, name: str, clients: Sequence[int], like: Tensor) -> Draw:
+        """Random numbers by seed, round, slot, client and coordinate."""
+        start = key(self.seed, ROUNDING, self.round, zlib.crc32(name.encode()))
+
+        def draw() -> Tensor:
+            who = torch.tensor(clients, dtype=torch.int64, device="cpu").to(like.device, non_blocking=True)
+            where = torch.arange(like.shape[1], device=like.device)
+            # as many bits as the fraction of the dtype has, so that the conversion is exact
+            digits = 53 if like.dtype == torch.float64 else 24
+            return (bits(start, who[:, None], where) >> (63 - digits)).to(like.dtype) * 2.0**-digits
+
+        return draw
+
+
+def has_feedback(codec: Codec | None) -> bool:
+    """Whether clients keep the error of a codec."""
+    return bool(getattr(codec, "feedback", False))
+
+
+def _change(values: Tensor, reference: Tensor | None) -> Tensor:
+    return values if reference is None else values - reference
