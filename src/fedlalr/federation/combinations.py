@@ -30,7 +30,7 @@ COMBINATIONS = (
     Combination(
         COMPRESSION,
         PACKED,
-        "it is for mods that compute with a reply's numbers, and a codec sends bytes; use layout='records' without mods",
+        "it is for mods that compute with a reply's numbers, and a codec sends bytes; use layout='records'",
     ),
     Combination(
         FLOWER,

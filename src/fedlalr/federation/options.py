@@ -80,8 +80,7 @@ class Options(LocalOptions):
     )
     compression: str | Compression | Mapping[str, Any] | None = option(
         None,
-        '`"balanced"`, `"smallest"` or `fl.Compression(up, down, every)`: what travels in fewer bytes; None: everything '
-        "as it is.",
+        'Send slots in fewer bytes: `"balanced"`, `"smallest"`, or `fl.Compression(up, down, every)`; None: as they are.',
         scope="server",
     )
     min_clients: Count = option(1, "A round with fewer usable replies fails.", scope="server")

@@ -92,9 +92,8 @@ class Int:
     def encode(self, values: Tensor, reference: Tensor | None, draw: Draw) -> Tensor:
         change = in_blocks(_change(values, reference), self.block)
         scale = _short(change.abs().amax(-1, keepdim=True))
-        steps = (change / _long(scale, change.dtype)).nan_to_num(
-            0.0
-        ) * self._most  # at most 1: the scale was rounded up
+        # A quotient is at most 1, because the scale was rounded up, and not a number only if the scale is 0 or invalid.
+        steps = (change / _long(scale, change.dtype)).nan_to_num(0.0) * self._most
         if self.rounding == "nearest":
             codes = steps.round()
         else:
