@@ -16,17 +16,11 @@ class Combination(NamedTuple):
 
 
 COMPRESSION = "compression"
-HALF_PARAMETERS = "parameters in half precision"
 PACKED = 'layout="packed" on Flower'
 RECALIBRATE = 'buffers="recalibrate"'
 FLOWER = "Flower"
 
 COMBINATIONS = (
-    Combination(
-        COMPRESSION,
-        HALF_PARAMETERS,
-        "codecs read and write float32 and float64; use dtype='float32', or dtype='bfloat16' with a float32 model",
-    ),
     Combination(
         COMPRESSION,
         PACKED,

@@ -80,7 +80,7 @@ class Options(LocalOptions):
     )
     compression: str | Compression | Mapping[str, Any] | None = option(
         None,
-        'Send slots in fewer bytes: `"balanced"`, `"smallest"`, or `fl.Compression(up, down, every)`; None: as they are.',
+        'Send slots in fewer bytes: `"balanced"`, `"smallest"` or `fl.Compression(up, down, every)`; None: all bytes.',
         scope="server",
     )
     min_clients: Count = option(1, "A round with fewer usable replies fails.", scope="server")

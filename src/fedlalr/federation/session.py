@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fedlalr.algorithms.slots import Algorithm
 from fedlalr.data.population import Clients, Population, Samples
 from fedlalr.data.transforms import Transform
-from fedlalr.federation.combinations import HALF_PARAMETERS, check_combinations
+from fedlalr.federation.combinations import check_combinations
 from fedlalr.federation.compression.channel import Channel
 from fedlalr.federation.compression.compression import Compression
 from fedlalr.federation.evaluation import Evaluation, evaluate
@@ -80,12 +80,11 @@ class Problem:
         """Check everything, in the order in which a user would want to hear about it. The data of remote clients
         cannot be checked here."""
         options.check(model, algorithm)
+        check_combinations(options.features)
         check_observers(options.observers)
         cohort_size = check_cohort(options.clients_per_round, len(clients), options.min_clients)
         rules = options.rules(algorithm)
         training = options.training(model, algorithm, clients)
-        half = {HALF_PARAMETERS} if training.layout.dtype.itemsize < 4 else set()
-        check_combinations(options.features | half)
         test = options.test if options.test is not None else getattr(clients, "test", None)
         transform = clients.transform if isinstance(clients, Population) else None
         check_metrics(options.metrics, test)

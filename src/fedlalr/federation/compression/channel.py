@@ -68,10 +68,13 @@ class Channel:
         """A slot `[P]` from its bytes."""
         return self.compression.down[name].decode(content[None], None, self.count, self.dtype)[0]
 
-    def broadcast(self, slots: Slots) -> Slots:
+    def decoded_broadcast(self, slots: Slots, content: Mapping[str, Tensor]) -> Slots:
         """The slots as clients decode them."""
-        content = self.encode_broadcast(slots)
         return slots.replace(**{name: self.decode_broadcast(name, each) for name, each in content.items()})
+
+    def broadcast(self, slots: Slots) -> Slots:
+        """The slots as clients decode them, encoded and decoded here."""
+        return self.decoded_broadcast(slots, self.encode_broadcast(slots))
 
     def encode_reply(
         self, name: str, values: Tensor, broadcast: Slots, error: Tensor | None, clients: Sequence[int]
@@ -107,6 +110,18 @@ class Channel:
                     errors[name] = new
         residuals = {residual(name): error for name, error in errors.items()}
         return replace(replies, slots=Slots(**slots), kept=replies.kept.replace(**residuals))
+
+    def upload(self, slots: Slots, broadcast: Slots, kept: Slots, client: int) -> tuple[Slots, dict[str, Tensor]]:
+        """One client's bytes `[size]` of the slots that have a codec, and the errors that it will keep."""
+        content, errors = {}, {name: kept[residual(name)][None] for name, _ in self._with_feedback()}
+        for name in self.compression.up:
+            if name in self.table.up:
+                values, error = slots[name][None], errors.get(name)
+                encoded = self.encode_reply(name, values, broadcast, error, [client])
+                content[name] = encoded[0]
+                if error is not None:
+                    errors[name] = self.new_error(name, values, broadcast, error, encoded)
+        return Slots(**{residual(name): error[0] for name, error in errors.items()}), content
 
     def rebased(self, reduced: Slots, broadcast: Slots, server: Slots) -> Slots:
         """The reduced replies as changes of the server's own values; a slot that was not sent stays as it is."""

@@ -13,6 +13,8 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedlalr.algorithms.slots import Algorithm
+from fedlalr.federation.compression.channel import Channel
+from fedlalr.federation.compression.compression import Compression
 from fedlalr.federation.storage.fingerprint import contract
 from fedlalr.flower.client.state import KeptStore
 from fedlalr.flower.client.training import train_locally
@@ -54,19 +56,18 @@ def client_app(
     The node configuration sets the client: `flower-supernode --node-config 'partition-id=0'`.
     """
 
-    def prepare(context: Context, clients: Any) -> Training:
+    def prepare(context: Context, clients: Any) -> tuple[Training, Compression]:
         options = read_settings(settings(context) if callable(settings) else settings)
         method = algorithm if isinstance(algorithm, Algorithm) else algorithm(context)
         module = model(context)
         options.check(module, method)
-        return options.training(module, method, clients)
+        return options.training(module, method, clients), options.rules(method).compression
 
     app = ClientApp()
 
     @app.query()
     def announce(message: Message, context: Context) -> Message:
-        training = prepare(context, RemoteClients(1))
-        facts = ConfigRecord({"client": client_id(context), "contract": contract(training)})
+        facts = ConfigRecord({"client": client_id(context), "contract": contract(*prepare(context, RemoteClients(1)))})
         return Message(RecordDict({FACTS: facts}), reply_to=message)
 
     @app.train(mods=list(mods))
@@ -75,21 +76,22 @@ def client_app(
         mine = client_id(context)
         if instruction.client != mine:
             raise ValueError(f"the server requested client {instruction.client}, but this node serves client {mine}")
-        training = prepare(context, own_data(data(context), mine, instruction.population))
+        training, compression = prepare(context, own_data(data(context), mine, instruction.population))
         training = replace(training, seed=instruction.seed)
-        agreed = contract(training)
+        agreed = contract(training, compression)
         if agreed != instruction.contract:
             raise ValueError(
                 "this node's method, settings or module differ from the server's; use the same on both sides"
             )
-        layout, table = training.layout, training.algorithm.slots
+        layout, names = training.layout, (*training.algorithm.slots.kept, *compression.residuals)
+        channel = Channel.of(compression, training, instruction.round)
         broadcast, buffers = broadcast_in(
-            message.content, table.down, layout, get_buffers(training.model), instruction.layout
+            message.content, channel, layout, get_buffers(training.model), instruction.layout
         )
         store = KeptStore(state_folder(context, state_dir), instruction.run, mine)
-        kept = store.load(instruction.kept, table.kept, broadcast.x)
-        answer = train_locally(instruction, training, broadcast, buffers, kept)
-        if table.kept:
+        kept = store.load(instruction.kept, names, broadcast.x)
+        answer = train_locally(instruction, training, channel, broadcast, buffers, kept)
+        if names:
             store.save(instruction.round, answer.kept)
             store.forget(before=instruction.settled)
         return Message(answer_content(answer, instruction, agreed, layout), reply_to=message)

@@ -66,7 +66,7 @@ class Rounds:
         self._opened, self._sent = opened, []
         if len(nodes) >= server.rules.min_clients:  # otherwise the round cannot succeed, and no client needs to train
             work = opened.work
-            arrays = array_records(work.broadcast, work.buffers, server.training.layout, server.layout)
+            arrays = array_records(work.broadcast, work.buffers, server.training.layout, server.layout, opened.content)
             for client, node in sorted(nodes.items()):
                 content = instruct(arrays, server.instruction(opened, client), config)
                 message = Message(content, node, MessageType.TRAIN, ttl=self.deadline + GRACE, group_id=str(work.round))

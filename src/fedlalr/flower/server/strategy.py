@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fedlalr.algorithms.slots import Algorithm
 from fedlalr.common.checks import check_choice, check_count, check_positive
 from fedlalr.data.population import Population, Samples
+from fedlalr.federation.combinations import PACKED, check_combinations
 from fedlalr.federation.metrics import Metrics
 from fedlalr.federation.observers import Observer, RunInfo
 from fedlalr.federation.record import Record
@@ -92,6 +93,7 @@ class FederatedStrategy(Strategy):
             raise ValueError(f"retries must be a whole number of at least 0, not {retries!r}")
         held_out = test.test if isinstance(test, Population) else test
         options = read_settings(settings, test=held_out, metrics=metrics, observers=observers)
+        check_combinations(options.features | ({PACKED} if layout == "packed" else set()))
         problem = Problem.of(model, RemoteClients(population), algorithm, options, remote=True)
         self.problem = replace(problem, transform=test.transform) if isinstance(test, Population) else problem
         self.deadline, self.join_deadline, self.retries, self.poll = deadline, join_deadline, retries, poll
@@ -252,7 +254,7 @@ class NodesTransport:
 
     def recorded(self, choices: dict[str, Any]) -> None:
         """Record which kept states are valid."""
-        if self.strategy.problem.training.algorithm.slots.kept:
+        if self.strategy.problem.kept:
             choices["accepted"] = self.strategy.server.accepted_rounds.as_dict()
 
     def saved(self) -> None:

@@ -6,12 +6,14 @@ from a client    arrays, `fedlalr`: run, round, client, contract, `metrics`: num
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots
+from fedlalr.federation.compression.channel import Channel
 from fedlalr.federation.replies.payload import Expected, Rejected, Reply
 from fedlalr.flower.client.training import Answer
 from fedlalr.flower.wire.arrays import broadcast_from, decode, encode
@@ -24,11 +26,13 @@ NPY = "numpy.ndarray"
 """Flower's name for arrays serialised as npy."""
 
 
-def array_records(slots: Slots, buffers: Buffers, layout: Layout, how: str) -> dict[str, ArrayRecord]:
-    """Slots and buffers as Flower's records."""
+def array_records(
+    slots: Slots, buffers: Buffers, layout: Layout, how: str, content: Mapping[str, Tensor]
+) -> dict[str, ArrayRecord]:
+    """Slots and buffers as Flower's records; `content` has the bytes of slots that have a codec."""
     return {
         record: ArrayRecord({name: Array(array) for name, array in arrays.items()})
-        for record, arrays in encode(slots, buffers, layout, how).items()
+        for record, arrays in encode(slots, buffers, layout, how, content).items()
     }
 
 
@@ -47,14 +51,14 @@ def instruction_in(content: RecordDict) -> Instruction:
     return Instruction.of(_facts(content))
 
 
-def broadcast_in(content: RecordDict, names: Iterable[str], layout: Layout, buffers: Buffers, how: str) -> Any:
+def broadcast_in(content: RecordDict, channel: Channel, layout: Layout, buffers: Buffers, how: str) -> Any:
     """The slots and buffers in a message from the server."""
-    return broadcast_from(_contents(content), names, layout, buffers, how)
+    return broadcast_from(_contents(content), channel, layout, buffers, how)
 
 
 def answer_content(answer: Answer, instruction: Instruction, contract: str, layout: Layout) -> RecordDict:
     """The content of a client's reply."""
-    arrays = array_records(answer.upload, answer.buffers, layout, instruction.layout)
+    arrays = array_records(answer.upload, answer.buffers, layout, instruction.layout, answer.content)
     facts = ConfigRecord(
         {"run": instruction.run, "round": instruction.round, "client": instruction.client, "contract": contract}
     )
@@ -68,7 +72,9 @@ def reply_in(content: RecordDict, expected: Expected, how: str) -> Reply:
     metrics = content.metric_records.get(METRICS)
     if metrics is None:
         raise Rejected(f"the reply has no record {METRICS!r}")
-    slots, buffers = decode(_contents(content), expected.table.up, expected.layout, expected.buffers, how)
+    slots, buffers = decode(
+        _contents(content), expected.table.up, expected.layout, expected.buffers, how, expected.encoded
+    )
     return Reply(
         client=_fact(facts, "client", int),
         run=_fact(facts, "run", str),
