@@ -11,7 +11,7 @@ def in_blocks(values: Tensor, block: int) -> Tensor:
     missing = -values.shape[1] % block
     if missing:
         values = torch.cat([values, values[:, -1:].expand(-1, missing)], 1)
-    return values.unflatten(1, (-1, block))
+    return values.reshape(len(values), values.shape[1] // block, block)
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:

@@ -108,19 +108,19 @@ def compression_for(given: str | Compression | Mapping[str, Any] | None, algorit
 
 
 def balanced(algorithm: Algorithm) -> Compression:
-    """A quarter of the bytes or less, without a measurable loss of accuracy."""
-    return _short_form(algorithm, bits=8, every=1)
+    """The model's changes in 8 bits, growth in 4; down, the model in bfloat16."""
+    return _short_form(algorithm, Int(8, feedback=True), BFloat16(), every=1)
 
 
 def smallest(algorithm: Algorithm) -> Compression:
-    """4 bits for the model's changes, and slots that grow only in every third round."""
-    return _short_form(algorithm, bits=4, every=3)
+    """The model's changes in 4 bits, growth in 4 in every third round; down, the model in 8 bits."""
+    return _short_form(algorithm, Int(4, feedback=True), Int(8), every=3)
 
 
 SHORT_FORMS: dict[str, Callable[[Algorithm], Compression]] = {"balanced": balanced, "smallest": smallest}
 
 
-def _short_form(algorithm: Algorithm, bits: Any, every: int) -> Compression:
+def _short_form(algorithm: Algorithm, change: Codec, model: Codec, every: int) -> Compression:
     """Codecs for the slots that an algorithm has. The first upload is the model or its change."""
     table = algorithm.slots
     up: dict[str, Codec] = {}
@@ -130,13 +130,15 @@ def _short_form(algorithm: Algorithm, bits: Any, every: int) -> Compression:
         elif is_relative(algorithm, slot):
             up[slot] = BFloat16()
         else:
-            up[slot] = Int(bits, feedback=True) if slot == next(iter(table.up)) else Int(8)
+            up[slot] = change if slot == next(iter(table.up)) else Int(8)
     down: dict[str, Codec] = {}
     for slot in table.down:
-        if slot == "x" or (is_relative(algorithm, slot) and not _stays_positive(algorithm, slot)):
-            down[slot] = BFloat16()
+        if slot == "x":
+            down[slot] = model
+        elif not is_relative(algorithm, slot):
+            down[slot] = Int(8)
         else:
-            down[slot] = Log(8) if is_relative(algorithm, slot) else Int(8)
+            down[slot] = Log(8) if _stays_positive(algorithm, slot) else BFloat16()
     return Compression(up, down, {slot: every for slot in table.grows if every > 1})
 
 
