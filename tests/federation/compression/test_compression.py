@@ -136,7 +136,7 @@ def test_recorded_bytes_are_those_that_encoding_returns():
         broadcast = channel.broadcast(slots)
         error = torch.zeros_like(stack.x)
         up = {
-            name: channel.encode_reply(name, stack[name], broadcast, error if name == "x" else None, [0, 1])
+            name: channel.encode_reply(name, stack[name], broadcast, error if name == "x" else None, [0, 1])[0]
             for name in channel.table.up
         }
         assert channel.bytes_down == sum(content.numel() for content in down.values())
@@ -330,6 +330,7 @@ def test_a_codec_of_ones_own():
         (BEST, {"up": {"x": {"name": "int", "bits": 3}}}, "bits must be 4 or 8, not 3"),
         (BEST, {"up": {"x": Int}}, "a codec is an object such as"),
         (BEST, {"up": {"x": "log"}}, "x of FedLALR can shrink, and Log writes only growth"),
+        (BEST, {"up": {"v_hat": Int(feedback=True)}}, "v_hat of FedLALR can only grow, and the error"),
         (BEST, {"down": {"x": "log"}}, "x of FedLALR can be negative"),
         (BEST, {"down": {"v_hat": "int"}}, "FedLALR divides by v_hat or its root"),
         (fl.FedLALR(), {"up": {"m": "log"}}, "m of FedLALR can shrink"),

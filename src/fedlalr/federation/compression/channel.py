@@ -11,7 +11,7 @@ The simulator encodes and decodes stacks on the run's device; on Flower, a node 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots, SlotTable
 from fedlalr.data.random import ROUNDING, bits, key
-from fedlalr.federation.compression.codecs import Codec, Draw
+from fedlalr.federation.compression.codecs import Codec, Draw, has_feedback
 from fedlalr.federation.compression.compression import Compression, residual
 from fedlalr.training.interfaces import Replies, Training
 
@@ -78,31 +78,31 @@ class Channel:
 
     def encode_reply(
         self, name: str, values: Tensor, broadcast: Slots, error: Tensor | None, clients: Sequence[int]
-    ) -> Tensor:
-        """The bytes `[R, size]` of a slot of the replies. `error` is what the clients kept, with feedback."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """The bytes `[R, size]` of a slot of the replies, and what the clients keep if their replies are accepted.
+
+        `error` is what they kept before; None without feedback.
+        """
         codec, reference = self.compression.up[name], broadcast.get(name)
         draw = self._draw(name, clients, values)
         if error is None:
-            return codec.encode(values, reference, draw)
-        return codec.encode(_change(values, reference) + error, None, draw)
+            return codec.encode(values, reference, draw), None
+        change = (values if reference is None else values - reference) + error
+        content = codec.encode(change, None, draw)
+        return content, change - codec.decode(content, None, self.count, self.dtype)
 
     def decode_reply(self, name: str, content: Tensor, broadcast: Slots) -> Tensor:
         """A slot of the replies `[R, P]` from its bytes."""
-        reference = broadcast.get(name)
-        if not has_feedback(self.compression.up[name]):
-            return self._decoded(name, content, reference)
-        change = self._decoded(name, content, None)
-        return change if reference is None else reference + change
-
-    def new_error(self, name: str, values: Tensor, broadcast: Slots, error: Tensor, content: Tensor) -> Tensor:
-        """What the clients keep of a slot if their replies are accepted."""
-        return _change(values, broadcast.get(name)) + error - self._decoded(name, content, None)
+        codec, reference = self.compression.up[name], broadcast.get(name)
+        if reference is None or not has_feedback(codec):
+            return codec.decode(content, reference, self.count, self.dtype)
+        return reference + codec.decode(content, None, self.count, self.dtype)
 
     def replies(self, replies: Replies, broadcast: Slots, kept: Mapping[int, Slots]) -> Replies:
         """The replies as the server decodes them, with what their clients will keep."""
         ids: list[int] = replies.clients[replies.spread.held].tolist()
         slots = {name: replies.slots[name] for name in self.table.up}
-        errors = {name: self._errors(name, kept, ids, broadcast.x) for name, codec in self._with_feedback()}
+        errors = {name: self._errors(name, kept, ids, broadcast.x) for name in self.compression.with_feedback}
         for name in self.compression.up:
             if name in slots:
                 slots[name], new = self._sent(name, slots[name], broadcast, errors.get(name), ids)
@@ -113,23 +113,22 @@ class Channel:
 
     def upload(self, slots: Slots, broadcast: Slots, kept: Slots, client: int) -> tuple[Slots, dict[str, Tensor]]:
         """One client's bytes `[size]` of the slots that have a codec, and the errors that it will keep."""
-        content, errors = {}, {name: kept[residual(name)][None] for name, _ in self._with_feedback()}
+        content, errors = {}, {name: kept[residual(name)][None] for name in self.compression.with_feedback}
         for name in self.compression.up:
             if name in self.table.up:
-                values, error = slots[name][None], errors.get(name)
-                encoded = self.encode_reply(name, values, broadcast, error, [client])
+                encoded, error = self.encode_reply(name, slots[name][None], broadcast, errors.get(name), [client])
                 content[name] = encoded[0]
                 if error is not None:
-                    errors[name] = self.new_error(name, values, broadcast, error, encoded)
+                    errors[name] = error
         return Slots(**{residual(name): error[0] for name, error in errors.items()}), content
 
     def rebased(self, reduced: Slots, broadcast: Slots, server: Slots) -> Slots:
         """The reduced replies as changes of the server's own values; a slot that was not sent stays as it is."""
-        found = {name: reduced.get(name, server.get(name)) for name in self.slots.up}
+        found = {name: reduced[name] if name in reduced else server[name] for name in self.slots.up}
         for name in self.compression.down:
             if name in reduced:
                 found[name] = server[name] + (reduced[name] - broadcast[name])
-        return Slots(**found)  # type: ignore[arg-type]
+        return Slots(**found)
 
     @property
     def bytes_up(self) -> int:
@@ -143,8 +142,8 @@ class Channel:
 
     def size_up(self, name: str) -> int:
         """Bytes of a slot of one reply."""
-        relative = name in self.slots.down
-        return self._size(self.compression.up.get(name), relative and not has_feedback(self.compression.up.get(name)))
+        codec = self.compression.up.get(name)
+        return self._size(codec, name in self.slots.down and not has_feedback(codec))
 
     def size_down(self, name: str) -> int:
         """Bytes of a slot of the broadcast."""
@@ -162,17 +161,11 @@ class Channel:
         for start in range(0, len(ids), width):
             rows = slice(start, start + width)
             before = None if error is None else error[rows]
-            content = self.encode_reply(name, values[rows], broadcast, before, ids[rows])
+            content, after = self.encode_reply(name, values[rows], broadcast, before, ids[rows])
             arrived[rows] = self.decode_reply(name, content, broadcast)
-            if new is not None and before is not None:
-                new[rows] = self.new_error(name, values[rows], broadcast, before, content)
+            if new is not None and after is not None:
+                new[rows] = after
         return arrived, new
-
-    def _decoded(self, name: str, content: Tensor, reference: Tensor | None) -> Tensor:
-        return self.compression.up[name].decode(content, reference, self.count, self.dtype)
-
-    def _with_feedback(self) -> Iterator[tuple[str, Codec]]:
-        return ((name, codec) for name, codec in self.compression.up.items() if has_feedback(codec))
 
     def _errors(self, name: str, kept: Mapping[int, Slots], ids: Sequence[int], like: Tensor) -> Tensor:
         """The errors that clients kept, stacked; zero at the start."""
@@ -192,12 +185,3 @@ class Channel:
             return (bits(start, who[:, None], where) >> (63 - digits)).to(like.dtype) * 2.0**-digits
 
         return draw
-
-
-def has_feedback(codec: Codec | None) -> bool:
-    """Whether clients keep the error of a codec."""
-    return bool(getattr(codec, "feedback", False))
-
-
-def _change(values: Tensor, reference: Tensor | None) -> Tensor:
-    return values if reference is None else values - reference

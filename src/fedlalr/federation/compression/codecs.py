@@ -138,7 +138,7 @@ class Log:
         numbers = in_blocks(values, self.block)
         base = numbers.amin(-1, keepdim=True) if reference is None else in_blocks(reference[None], self.block)
         valid = (numbers >= base) & (base >= 0) & torch.isfinite(numbers)
-        growth = torch.where(valid, _bits(numbers) - _bits(base), _infinity(numbers))
+        growth = torch.where(valid, _bits(numbers) - _bits(base), _WHOLE[values.dtype][2])
         width = _octaves(growth.amax(-1, keepdim=True), values.dtype)
         steps = growth.to(values.dtype) / _wide(width, values.dtype)
         codes = (steps.nan_to_num(0.0) * self._most).round()
@@ -154,16 +154,21 @@ class Log:
         else:
             base = in_blocks(reference[None], self.block)
         products = in_blocks(codes, self.block).to(dtype) * width
-        most = _infinity(base)
+        kind, _, infinity = _WHOLE[dtype]
         growth = (products / _on(products, self._most)).round()
-        growth = growth.masked_fill(~(width >= 0) | ~(growth <= most), float(most))
-        reached = torch.minimum(growth.to(most.dtype), most - _bits(base)) + _bits(base)
+        growth = growth.masked_fill(~(width >= 0) | ~(growth <= infinity), infinity)
+        reached = torch.minimum(growth.to(kind), infinity - _bits(base)) + _bits(base)
         values = torch.where(base >= 0, reached.view(dtype), torch.nan)  # also if the base is not a number
         return values.flatten(1)[:, :count]
 
     @property
     def _most(self) -> int:
         return (1 << self.bits) - 1
+
+
+def has_feedback(codec: Codec | None) -> bool:
+    """Whether clients keep the errors of a codec."""
+    return bool(getattr(codec, "feedback", False))
 
 
 def _check_bits_and_block(bits: object, block: object) -> None:
@@ -217,11 +222,6 @@ _WHOLE = {torch.float32: (torch.int32, 23, _INFINITE), torch.float64: (torch.int
 
 def _bits(numbers: Tensor) -> Tensor:
     return numbers.contiguous().view(_WHOLE[numbers.dtype][0])
-
-
-def _infinity(like: Tensor) -> Tensor:
-    kind, _, pattern = _WHOLE[like.dtype]
-    return torch.full((), pattern, dtype=kind, device=like.device)
 
 
 def _octaves(growth: Tensor, dtype: torch.dtype) -> Tensor:

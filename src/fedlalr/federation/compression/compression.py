@@ -12,7 +12,7 @@ import torch
 from fedlalr.algorithms.slots import Algorithm, SlotTable
 from fedlalr.common.checks import check_count
 from fedlalr.common.suggestions import hint
-from fedlalr.federation.compression.codecs import BFloat16, Codec, Int, Log
+from fedlalr.federation.compression.codecs import BFloat16, Codec, Int, Log, has_feedback
 
 CODECS: dict[str, Callable[..., Codec]] = {"bfloat16": BFloat16, "int": Int, "log": Log}
 """Codecs by their names in configurations."""
@@ -45,9 +45,14 @@ class Compression:
             check_count(f"every of {slot}", rounds)
 
     @property
+    def with_feedback(self) -> tuple[str, ...]:
+        """The slots whose errors clients keep."""
+        return tuple(slot for slot, codec in self.up.items() if has_feedback(codec))
+
+    @property
     def residuals(self) -> tuple[str, ...]:
-        """The names under which clients keep the errors of their replies."""
-        return tuple(residual(slot) for slot, codec in self.up.items() if getattr(codec, "feedback", False))
+        """The names under which they keep them."""
+        return tuple(map(residual, self.with_feedback))
 
     def check(self, algorithm: Algorithm) -> None:
         """Reject what does not fit an algorithm's slots."""
@@ -162,6 +167,11 @@ def _start(algorithm: Algorithm, slot: str) -> float:
 
 def _check_up(slot: str, codec: Codec, algorithm: Algorithm) -> None:
     grows = slot in algorithm.slots.grows
+    if grows and has_feedback(codec):
+        raise ValueError(
+            f"compression: {slot} of {type(algorithm).__name__} can only grow, and the error of an earlier reply could "
+            f"lower it; use Log, or feedback=False, for its way up"
+        )
     if isinstance(codec, Log) and not (grows and _start(algorithm, slot) >= 0):
         raise ValueError(
             f"compression: {slot} of {type(algorithm).__name__} can shrink, and Log writes only growth; "
