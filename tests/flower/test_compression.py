@@ -48,11 +48,12 @@ BEST = fl.FedLALR(lr=0.05, momentum="restart", second_moment="max")
 SMALLEST: dict[str, Any] = {"compression": "smallest", "rounds": 4}
 
 
-@pytest.mark.parametrize("name", ["fedlalr", "fedlalr restart max", "fedadam", "lafedopt joint", "sharedamsgrad"])
+@pytest.mark.parametrize("name", ["fedlalr restart max", "lafedopt joint", "sharedamsgrad"])
 def test_a_compressed_run_gives_the_simulators_bits(name, tmp_path):
-    server = strategy(VARIANTS[name], settings=SMALLEST)
-    server.start(InProcessGrid(nodes(VARIANTS[name], tmp_path, settings=SMALLEST)))
-    assert same(server.result, simulated(VARIANTS[name], settings=SMALLEST))
+    settings = SMALLEST | {"rounds": 2}
+    server = strategy(VARIANTS[name], settings=settings)
+    server.start(InProcessGrid(nodes(VARIANTS[name], tmp_path, settings=settings)))
+    assert same(server.result, simulated(VARIANTS[name], settings=settings))
 
 
 def test_errors_are_kept_on_the_nodes_and_only_with_an_accepted_reply(tmp_path):
@@ -114,7 +115,7 @@ def flower_bytes(message: Message) -> int:
     return sum(len(each.deflate()) for each in get_all_nested_objects(message).values())
 
 
-@pytest.mark.parametrize("short", ["balanced", "smallest", None])
+@pytest.mark.parametrize("short", ["balanced", "smallest"])
 def test_flower_sends_the_recorded_bytes(short, tmp_path):
     sent = {"up": 0, "down": 0}
 
@@ -123,7 +124,7 @@ def test_flower_sends_the_recorded_bytes(short, tmp_path):
         sent["up"] += flower_bytes(reply)
         return reply
 
-    settings = {"compression": short, "rounds": 3}
+    settings = {"compression": short, "rounds": 2}
     everyone = nodes(BEST, tmp_path, wide, settings)
     for node in everyone.values():
         node.tamper = count
@@ -131,7 +132,7 @@ def test_flower_sends_the_recorded_bytes(short, tmp_path):
     server.start(InProcessGrid(everyone))
     assert sent["up"] == pytest.approx(server.result.bytes_up, rel=0.01)
     assert sent["down"] == pytest.approx(server.result.bytes_down, rel=0.01)
-    assert [record.clients for record in server.result.history] == [POPULATION] * 3
+    assert [record.clients for record in server.result.history] == [POPULATION] * 2
 
 
 MODEL = make_model()

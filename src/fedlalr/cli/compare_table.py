@@ -30,7 +30,8 @@ def show(part: PlannedComparison, comparison: Comparison, choices: Sequence[Choi
             edge = f" (at the edge of the grid: {', '.join(choice.at_edge)})" if choice.at_edge else ""
             console.print(f"  {choice.method}: {rates}, accuracy {choice.score:.1%}{edge}")
     cells = comparison_table(comparison)
-    console.print(laid_out(cells, f"{part.title}: {description_of([part.config], part.names)}", console))
+    methods = list(dict.fromkeys(name.partition("+")[0] for name in part.names))
+    console.print(laid_out(cells, f"{part.title}: {description_of([part.config], methods)}", console))
     for note in cells.notes:
         console.print(note)
     console.print(f"Figure: {' and '.join(map(str, pictures))}")

@@ -28,7 +28,7 @@ every_codec = pytest.mark.parametrize(
     ids=str,
 )
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=25, deadline=None, derandomize=True, database=None)
 
 sizes = st.integers(1, 3 * BLOCK + 1)
 wide = st.floats(-(2.0**100), 2.0**100, width=32) | st.floats(-1, 1, width=32) | st.just(0.0)
@@ -85,6 +85,8 @@ def test_an_integer_is_off_by_at_most_a_step(dtype, bits, rounding, values):
     found = sent(Int(bits, BLOCK, rounding), values)
     assert ((found - values).double().abs() <= bound).all()
     assert (found[values == 0] == 0).all()
+    if rounding == "nearest":  # so that momentum divided by √v̂ is at most twice as long
+        assert (found.abs().double() <= values.abs().double() * 2 * (1 + 4 * most * unit)).all()
 
 
 @every_dtype

@@ -77,6 +77,7 @@ class Compression:
             if slot == "x" or slot not in table.down:
                 why = "x carries what was learned" if slot == "x" else "the server does not have a value of its own"
                 raise ValueError(f"compression: {slot} must be sent in every round, because {why}")
+        _check_periods(self.every, table)
 
 
 def residual(slot: str) -> str:
@@ -119,14 +120,18 @@ def balanced(algorithm: Algorithm) -> Compression:
 
 def smallest(algorithm: Algorithm) -> Compression:
     """The model's changes in 4 bits, growth in 4 in every third round; down, the model in 8 bits."""
-    return _short_form(algorithm, Int(4, feedback=True), Int(8), every=3)
+    return _short_form(algorithm, Int(4, feedback=True), Int(8, rounding="nearest"), every=3)
 
 
 SHORT_FORMS: dict[str, Callable[[Algorithm], Compression]] = {"balanced": balanced, "smallest": smallest}
 
 
 def _short_form(algorithm: Algorithm, change: Codec, model: Codec, every: int) -> Compression:
-    """Codecs for the slots that an algorithm has. The first upload is the model or its change."""
+    """Codecs for the slots that an algorithm has. The first upload is the model or its change.
+
+    Momentum is rounded to the nearest: methods divide it by √v̂, so stochastic rounding of a tiny number to a whole step
+    could make a huge step of it. Down, nearest is better for all: no mean over clients removes the noise.
+    """
     table = algorithm.slots
     up: dict[str, Codec] = {}
     for slot in table.up:
@@ -134,17 +139,25 @@ def _short_form(algorithm: Algorithm, change: Codec, model: Codec, every: int) -
             up[slot] = Log(4)
         elif is_relative(algorithm, slot):
             up[slot] = BFloat16()
+        elif slot == next(iter(table.up)):
+            up[slot] = change
         else:
-            up[slot] = change if slot == next(iter(table.up)) else Int(8)
+            up[slot] = Int(8, rounding="nearest" if slot in table.down else "stochastic")
     down: dict[str, Codec] = {}
     for slot in table.down:
         if slot == "x":
             down[slot] = model
         elif not is_relative(algorithm, slot):
-            down[slot] = Int(8)
+            down[slot] = Int(8, rounding="nearest")
         else:
             down[slot] = Log(8) if _stays_positive(algorithm, slot) else BFloat16()
-    return Compression(up, down, {slot: every for slot in table.grows if every > 1})
+    periodic = (*table.grows, *_momenta(table)) if table.grows and every > 1 else ()
+    return Compression(up, down, dict.fromkeys(periodic, every))
+
+
+def _momenta(table: SlotTable) -> list[str]:
+    """Slots beside the model that are synchronised and may shrink, such as momentum."""
+    return [slot for slot in list(table.up)[1:] if slot in table.down and slot not in table.grows]
 
 
 def is_relative(algorithm: Algorithm, slot: str) -> bool:
@@ -163,6 +176,17 @@ def _start(algorithm: Algorithm, slot: str) -> float:
     with torch.no_grad():
         initial = algorithm.init(torch.zeros(1, dtype=torch.float64, device="cpu"))
     return float(initial[slot].min()) if slot in initial else 0.0
+
+
+def _check_periods(every: Mapping[str, int], table: SlotTable) -> None:
+    """Reject momentum that is newer than the second moments by whose root it is divided: it may be far too large."""
+    for slot in table.grows:
+        for other in _momenta(table):
+            if every.get(slot, 1) != every.get(other, 1):
+                raise ValueError(
+                    f"compression: {other} and {slot} must be sent in the same rounds, because {other} may be divided "
+                    f"by the root of {slot}; give both the same number in every"
+                )
 
 
 def _check_up(slot: str, codec: Codec, algorithm: Algorithm) -> None:
