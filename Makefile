@@ -37,7 +37,8 @@ $(VENV)/track.stamp: $(VENV)/dev.stamp
 	@touch $@
 
 demo: $(VENV)/core.stamp
-	$(BIN)/fedlalr compare quickstart --seeds 3 --run-dir runs/demo
+	$(BIN)/fedlalr compare quickstart --seeds 3 --run-dir runs/demo \
+		--methods fedlalr,fedavg,fedadam,fedamsv1,fedamsv2,lafedopt,fedlalr+balanced
 
 # Types take one core a minute or more on a fresh clone, so the tests run beside them.
 test: $(VENV)/dev.stamp

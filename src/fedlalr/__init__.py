@@ -53,6 +53,8 @@ from fedlalr.federation import (
     run,
     schedules,
 )
+from fedlalr.federation.compression import codecs
+from fedlalr.federation.compression.compression import Compression
 from fedlalr.federation.replies import reductions
 from fedlalr.training import Engine, Epochs, Interval, LogInterval, Probe, Replies, Steps, Trace, Training, Work
 
@@ -63,6 +65,7 @@ __all__ = [
     "Algorithm",
     "AlignedLALR",
     "CheckpointError",
+    "Compression",
     "Context",
     "DeltaSGD",
     "DiLoCo",
@@ -109,6 +112,7 @@ __all__ = [
     "Training",
     "Trajectory",
     "Work",
+    "codecs",
     "data",
     "load",
     "models",

@@ -15,7 +15,7 @@ def test_with_one_client_and_decoupled_weight_decay_local_adam_is_torchs_adamw()
     torch.manual_seed(0)
     model = nn.Linear(4, 3).double()
     inputs, targets = torch.randn(9, 4, dtype=torch.float64), torch.randint(0, 3, (9,))
-    settings = {"rounds": 3, "local": fl.Steps(4), "batch_size": None, "decoupled_weight_decay": 0.5}
+    settings = {"rounds": 3, "local": fl.Steps(4), "batch_size": None, "decoupled_weight_decay": 0.5, "decayed": "*"}
     for moments in ("keep", "average"):
         mine = fl.run(
             model, [(inputs, targets)], fl.LocalAdam(lr=0.05, moments=moments), engine="reference", **settings

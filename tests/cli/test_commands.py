@@ -440,5 +440,5 @@ def test_personal_parameters_are_a_setting_and_the_quality_over_the_clients_is_s
     assert done.exit_code == 0, done.output
     assert re.search(r"over clients accuracy [\d.]+% ± [\d.]+% \(worst 10 %: [\d.]+%\), loss", done.output)
     loaded = config.load(tmp_path / "config.yaml")
-    assert (loaded.personal, loaded.holdout, loaded.evaluate_every) == (("layers.2.*",), 0.2, 10)
+    assert (loaded.personal, loaded.holdout, loaded.evaluate_every) == (["layers.2.*"], 0.2, 10)
     assert json.loads((tmp_path / "summary.json").read_text())["per_client"]["loss"]["clients"] == 100

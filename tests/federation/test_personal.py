@@ -113,7 +113,7 @@ def test_a_run_with_other_personal_parameters_is_not_resumed(tmp_path):
         ({"personal": [2]}, "personal must be patterns of parameter names"),
         ({"personal": ("*",)}, "covers every trainable parameter"),
         ({"personal": "2.wieght"}, "'2.wieght', which matches no trainable parameter; close names are 2.weight"),
-        ({"personal": HEAD, "buffers": "recalibrate"}, "buffers='recalibrate' needs the server's model"),
+        ({"personal": HEAD, "buffers": "recalibrate"}, "needs the server's model, which is incomplete"),
         ({"buffers": "local", "reduce": {"buffers": "median"}}, "with buffers='local' they are not sent"),
         ({"personal": HEAD, "test": make_clients((9,))[0]}, "incomplete with personal parameters"),
     ],

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedlalr.algorithms.slots import Slots
+from fedlalr.algorithms.slots import Slots, SlotTable
+from fedlalr.federation.compression.channel import Channel
+from fedlalr.federation.compression.compression import Compression
 from fedlalr.federation.replies.payload import Rejected
 from fedlalr.flower.wire.arrays import LAYOUTS, broadcast_from, decode, encode, to_npy
 from fedlalr.training.layout import Layout
@@ -24,6 +26,12 @@ def as_bytes(records):
     return {record: {name: to_npy(array) for name, array in arrays.items()} for record, arrays in records.items()}
 
 
+def plain(names, blocks=()):
+    """Slots, and a channel for them without codecs."""
+    table = SlotTable(down=tuple(names), up=dict.fromkeys(blocks, "mean"), blocks=blocks)
+    return names, Channel(Compression(), table, LAYOUT.size, LAYOUT.dtype, 0, 1)
+
+
 def some_slots(seed=0, names=("x", "m", "v_hat")):
     generator = torch.Generator().manual_seed(seed)
     return Slots(**{name: torch.randn(LAYOUT.size, generator=generator) for name in names})
@@ -35,7 +43,7 @@ def test_slots_and_buffers_survive_a_round_trip(seed, how, more):
     slots = some_slots(seed, ("x", *sorted(more)))
     buffers = get_buffers(MODEL)
     records = as_bytes(encode(slots, buffers, LAYOUT, how))
-    back, found = broadcast_from(records, tuple(slots), LAYOUT, buffers, how)
+    back, found = broadcast_from(records, *plain(slots), LAYOUT, buffers, how)
     assert all(torch.equal(back[name], slots[name]) for name in slots)
     assert {name: (b.shape, b.dtype) for name, b in found.items()} == {
         name: (b.shape, b.dtype) for name, b in buffers.items()
@@ -50,11 +58,11 @@ def test_a_slot_of_blocks_travels_as_one_number_for_each_parameter(how):
     records = encode(slots, buffers, LAYOUT, how, blocks=("m",))
     numbers = records["m"] if how == "records" else {k: v for k, v in records["arrays"].items() if k.startswith("m/")}
     assert [array.shape for array in numbers.values()] == [()] * len(LAYOUT.names)
-    back, _ = broadcast_from(as_bytes(records), tuple(slots), LAYOUT, buffers, how, blocks=("m",))
+    back, _ = broadcast_from(as_bytes(records), *plain(slots, ("m",)), LAYOUT, buffers, how)
     assert all(torch.equal(back[name], slots[name]) for name in slots)
     with_all_of_m = as_bytes(encode(slots, buffers, LAYOUT, how))
     with pytest.raises(Rejected, match=r"m/0.weight has shape"):
-        broadcast_from(with_all_of_m, tuple(slots), LAYOUT, buffers, how, blocks=("m",))
+        broadcast_from(with_all_of_m, *plain(slots, ("m",)), LAYOUT, buffers, how)
 
 
 def test_the_packed_layout_has_one_record_and_the_other_one_per_slot():
@@ -105,15 +113,15 @@ def test_a_broadcast_without_a_parameter_is_rejected_by_name():
     records = as_bytes(encode(some_slots(), get_buffers(MODEL), LAYOUT, "records"))
     del records["m"]["3.bias"]
     with pytest.raises(Rejected, match=r"did not send m of 3\.bias"):
-        broadcast_from(records, ("x", "m", "v_hat"), LAYOUT, get_buffers(MODEL), "records")
+        broadcast_from(records, *plain(("x", "m", "v_hat")), LAYOUT, get_buffers(MODEL), "records")
     del records["m"]
     with pytest.raises(Rejected, match=r"did not send m of 0\.weight"):
-        broadcast_from(records, ("x", "m", "v_hat"), LAYOUT, get_buffers(MODEL), "records")
+        broadcast_from(records, *plain(("x", "m", "v_hat")), LAYOUT, get_buffers(MODEL), "records")
     with pytest.raises(Rejected, match="must be in one record 'arrays'"):
-        broadcast_from(records, ("x",), LAYOUT, {}, "packed")
+        broadcast_from(records, *plain(("x",)), LAYOUT, {}, "packed")
 
 
 def test_a_broadcast_without_a_buffer_is_rejected_by_name():
     records = as_bytes(encode(some_slots(), {}, LAYOUT, "records"))
     with pytest.raises(Rejected, match=r"did not send the buffer 1\.running_mean"):
-        broadcast_from(records, ("x",), LAYOUT, get_buffers(MODEL), "records")
+        broadcast_from(records, *plain(("x",)), LAYOUT, get_buffers(MODEL), "records")

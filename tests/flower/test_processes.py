@@ -28,7 +28,10 @@ pytestmark = [pytest.mark.flower, pytest.mark.timeout(3000)]
 
 PATIENCE = 900.0
 """Timeout: seconds without a finished round; generous, for busy machines."""
-DEFAULTS = {"algorithm": "fedlalr", "momentum": "average", "second-moment": "mean", "rounds": 2, "min-clients": 3}
+DEFAULTS = {
+    "algorithm": "fedlalr", "momentum": "average", "second-moment": "mean", "rounds": 2, "min-clients": 3,
+    "hidden": 8, "compression": "",
+}  # fmt: skip
 
 
 def start(folder, database=False):
@@ -107,7 +110,7 @@ def simulate(broken=(), **config):
     config = {**DEFAULTS, **{name.replace("_", "-"): value for name, value in config.items()}}
     clients = [Breaking(client, broken if client == task.MISBEHAVING else ()) for client in range(task.CLIENTS)]
     return fl.run(
-        task.model(),
+        task.model(config["hidden"]),
         clients,
         task.algorithm(config),
         engine="reference",
@@ -135,6 +138,16 @@ def test_fedlalr_gives_the_simulators_bits(federation, tmp_path, momentum, secon
     variant = {"momentum": momentum, "second_moment": second_moment}
     run_to_end(federation, tmp_path / "run", layout=layout, **variant)
     assert_same_bits(tmp_path / "run", simulate(**variant))
+
+
+def test_a_compressed_run_gives_the_simulators_bits_and_flower_counts_the_recorded_bytes(federation, tmp_path):
+    variant = {"momentum": "restart", "second_moment": "max", "compression": "balanced", "hidden": 50_000}
+    run_to_end(federation, tmp_path / "run", **variant)
+    wanted = simulate(**variant)
+    assert_same_bits(tmp_path / "run", wanted)
+    traffic = federation.status()[0]["network-traffic"]
+    assert traffic["inbound-bytes"] == pytest.approx(wanted.bytes_up, rel=0.01)
+    assert traffic["outbound-bytes"] == pytest.approx(wanted.bytes_down, rel=0.01)
 
 
 def test_a_faulty_client_is_excluded_only_from_its_faulty_rounds(federation, tmp_path):

@@ -62,7 +62,8 @@ class LAFedOpt:
     @property
     def slots(self) -> SlotTable:
         if self.correction == "joint":
-            return SlotTable(down=("x",), up={"delta": "mean", "inverse_A": "mean"})
+            both = ("delta", "inverse_A")
+            return SlotTable(down=("x",), up=dict.fromkeys(both, "mean"), relative=both)
         return SlotTable(down=("x",), up={"delta": "mean"})
 
     @property

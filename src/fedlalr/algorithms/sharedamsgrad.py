@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedlalr.algorithms.slots import Context, Slots, SlotTable
+from fedlalr.algorithms.slots import Context, Reduction, Slots, SlotTable
 from fedlalr.common.checks import check_betas, check_positive, squared
 
 
@@ -45,7 +45,8 @@ class SharedAMSGrad:
 
     @property
     def slots(self) -> SlotTable:
-        return SlotTable(down=("x", "m", "v", "v_hat"), up={"x": "mean", "m": "mean", "v": "mean"})
+        up: dict[str, Reduction] = {"x": "mean", "m": "mean", "v": "mean"}
+        return SlotTable(down=("x", "m", "v", "v_hat"), up=up, relative=("v",))
 
     def init(self, params: Tensor) -> Slots:
         zero = torch.zeros_like(params)

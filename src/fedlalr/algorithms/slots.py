@@ -90,7 +90,9 @@ class SlotTable:
     `down` is broadcast by the server. `up` is sent by every client, with the reduction that the server applies over the
     cohort; a slot that is also in `down` is reduced as *change from the broadcast*, so that a coordinate nobody touched
     stays exactly as it was. `kept` stays on the client from one of its rounds to the next and starts at zero. `grows`
-    names slots that can only grow from the broadcast value, so that a reply below it is rejected.
+    names slots that can only grow from the broadcast value, so that a reply below it is rejected. `relative` names
+    slots that the method divides by, or that it divides: their small numbers must not be rounded to zero. Slots that
+    grow or start above zero need not be listed.
 
     `blocks` names slots with one number for each parameter tensor, the same in all its coordinates; only that number is
     sent. A client's upload of such a slot is replaced by its mean over each tensor.
@@ -105,6 +107,7 @@ class SlotTable:
     up: Mapping[str, Reduction]
     kept: tuple[str, ...] = ()
     grows: tuple[str, ...] = field(default=())
+    relative: tuple[str, ...] = ()
     gradients: Mapping[str, str] = field(default_factory=dict)
     blocks: tuple[str, ...] = ()
     shapes: bool = False

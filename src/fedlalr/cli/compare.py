@@ -42,7 +42,10 @@ def compare(
     arguments: Arguments = None,
     methods: Annotated[
         str | None,
-        typer.Option(help="Methods, separated by commas.", show_default="those the preset has settings for"),
+        typer.Option(
+            help="Methods, separated by commas; with compression as fedlalr+balanced.",
+            show_default="those the preset has settings for",
+        ),
     ] = None,
     seeds: Annotated[
         int, typer.Option(min=1, max=MOST_SEEDS, help="Seeds per method, counted up from the configured seed.")
@@ -114,7 +117,7 @@ def compare(
         raise configuration.ConfigError(f"--target must be an accuracy above 0 and at most 1, not {target:g}")
     variations = parse_variations(vary or [])
     configs = [configuration.load(source, [*overrides, *variation.overrides]) for variation in variations]
-    named = [check_methods(methods, config) for config in configs]
+    named = [check_methods(methods, config, grid) for config in configs]
     root = run_dir or Path("runs") / f"compare-{configs[0].name}"
     console = progress_console(as_json)
     silent = quiet or (as_json and not console.is_terminal)
@@ -162,12 +165,13 @@ def reject_algorithm(overrides: Sequence[str]) -> None:
             )
 
 
-def check_methods(given: str | None, config: Config) -> list[str]:
+def check_methods(given: str | None, config: Config, grid: bool = False) -> list[str]:
     """The methods to compare; FedLALR first, since colours follow this order."""
     from fedlalr.algorithms.registry import ALGORITHMS, PAPER_METHODS
     from fedlalr.common.suggestions import hint
     from fedlalr.config import ConfigError
     from fedlalr.config.errors import listed
+    from fedlalr.federation.compression.compression import SHORT_FORMS
 
     names = (
         list(config.methods) or list(PAPER_METHODS) if given is None else [name.strip() for name in given.split(",")]
@@ -179,10 +183,16 @@ def check_methods(given: str | None, config: Config) -> list[str]:
             raise ConfigError(
                 f"--methods contains {name} twice; to compare its settings, use --vary methods.{name}.KEY=A,B"
             )
-        if name not in ALGORITHMS:
+        method, plus, compression = name.partition("+")
+        if method not in ALGORITHMS:
             raise ConfigError(
-                f"unknown method {name!r}; choose from {listed(list(ALGORITHMS))}.{hint(name, ALGORITHMS)}"
+                f"unknown method {method!r}; choose from {listed(list(ALGORITHMS))}.{hint(method, ALGORITHMS)}"
             )
+        if plus and compression not in SHORT_FORMS:
+            forms = listed([f"{method}+{form}" for form in SHORT_FORMS])
+            raise ConfigError(f"unknown compression {compression!r} of {method}; choose from {forms}")
+        if plus and grid:
+            raise ConfigError(f"--grid tunes methods without compression; remove +{compression} from {name!r}")
     return sorted(names, key=lambda name: (name != "fedlalr", names.index(name)))
 
 

@@ -28,7 +28,8 @@ def show(part: PlannedComparison, cells: Table, choices: Sequence[Choice], pictu
             edge = f" (at the edge of the grid: {', '.join(choice.at_edge)})" if choice.at_edge else ""
             quality = f"loss {-choice.score:.4g}" if choice.by_loss else f"accuracy {choice.score:.1%}"
             console.print(f"  {choice.method}: {rates}, {quality}{edge}")
-    described = description_of([part.config], part.names)
+    methods = list(dict.fromkeys(name.partition("+")[0] for name in part.names))
+    described = description_of([part.config], methods)
     console.print(laid_out(cells, f"{part.title}: {described}" if described else part.title, console))
     for note in cells.notes:
         console.print(note)

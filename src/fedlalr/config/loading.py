@@ -66,7 +66,12 @@ def check(tree: Mapping[str, Any]) -> Config:
 
 
 def with_method(config: Config, method: str, **changes: Any) -> Config:
-    """The same problem with another method and its settings for this problem, and further top-level changes."""
+    """The same problem with another method and its settings for this problem, and further top-level changes.
+
+    A method's name may be followed by a short form of compression: `fedlalr+balanced`.
+    """
+    method, plus, compression = method.partition("+")
+    changes |= {"compression": compression} if plus else {}
     tree = {**config.model_dump(), **changes}
     if method != config.algorithm.name:
         tree["algorithm"] = {"name": method}

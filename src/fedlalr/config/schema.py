@@ -237,6 +237,7 @@ else:
         "local": Any,
         "schedule": Any,
         "reduce": dict[str, str | Settings] | None,
+        "compression": str | Settings | None,
         "engine": str,
         "device": str,
         "dtype": Any,

@@ -24,6 +24,8 @@ MODULES: Final = 4
 """Stream of the randomness inside modules, such as dropout."""
 HOLDOUT: Final = 5
 """Stream of the samples that are held out for evaluation."""
+ROUNDING: Final = 6
+"""Stream of the stochastic rounding of compressed slots."""
 
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _FIRST: Final = 0xBF58476D1CE4E5B9

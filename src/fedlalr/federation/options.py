@@ -19,6 +19,8 @@ from fedlalr.common.option_types import Count, Positive
 from fedlalr.common.reading import at_home
 from fedlalr.common.suggestions import hint
 from fedlalr.data.population import Clients
+from fedlalr.federation.combinations import COMPRESSION, PERSONAL, RECALIBRATE, SIZES
+from fedlalr.federation.compression.compression import Compression, compression_for
 from fedlalr.federation.metrics import Metrics
 from fedlalr.federation.observers import Observer
 from fedlalr.federation.replies.reductions import SlotReduction, as_reductions
@@ -82,6 +84,11 @@ class Options(LocalOptions):
     max_norm_ratio: Positive | None = option(
         MAX_NORM_RATIO,
         "Clip a reply's change to this many times the scale of its slot; None: no such bound.",
+        scope="server",
+    )
+    compression: str | Compression | Mapping[str, Any] | None = option(
+        None,
+        'Send slots in fewer bytes: `"balanced"`, `"smallest"` or `fl.Compression(up, down, every)`; None: all bytes.',
         scope="server",
     )
     min_clients: Count = option(1, "A round with fewer usable replies fails.", scope="server")
@@ -191,11 +198,6 @@ class Options(LocalOptions):
 
     def _check_personal(self) -> None:
         """Reject options that contradict personal parameters or local buffers."""
-        if self.personal and self.buffers == "recalibrate":
-            raise ValueError(
-                "buffers='recalibrate' needs the server's model, which is incomplete with personal parameters; "
-                "use buffers='local' or 'average'"
-            )
         if self.buffers == "local" and "buffers" in (self.reduce or {}):
             raise ValueError("reduce names 'buffers', but with buffers='local' they are not sent; leave it out")
 
@@ -232,7 +234,19 @@ class Options(LocalOptions):
     def rules(self, algorithm: Algorithm) -> Rules:
         """How the server treats the replies."""
         reductions = as_reductions(self.reduce, algorithm.slots)
-        return Rules(self.weighting, self.min_clients, reductions, self.max_norm_ratio)
+        compression = compression_for(self.compression, algorithm)
+        return Rules(self.weighting, self.min_clients, reductions, self.max_norm_ratio, compression)
+
+    @property
+    def features(self) -> set[str]:
+        """The chosen features that exclude others."""
+        chosen = {
+            COMPRESSION: self.compression is not None,
+            RECALIBRATE: self.buffers == "recalibrate",
+            PERSONAL: self.personal is not None,
+            SIZES: self.sampling == "size",
+        }
+        return {feature for feature, is_chosen in chosen.items() if is_chosen}
 
     def rate(self, algorithm: Algorithm, round: int) -> float:
         """The clients' rate in a round (from 1)."""

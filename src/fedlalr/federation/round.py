@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Context, Slots
+from fedlalr.federation.compression.channel import Channel
+from fedlalr.federation.compression.compression import NONE, Compression
 from fedlalr.federation.replies.reducing import reduce_buffers, reduce_replies, weights
 from fedlalr.federation.replies.reductions import SlotReduction
 from fedlalr.federation.replies.screening import MAX_NORM_RATIO, Rejection, screen
@@ -57,6 +59,7 @@ class Rules:
     reduce: Mapping[str, SlotReduction] = field(default_factory=dict)
     """Reductions that differ from the algorithm's, by slot, and that of buffers if they are not averaged."""
     max_norm_ratio: float | None = MAX_NORM_RATIO
+    compression: Compression = NONE
 
 
 @dataclass(frozen=True)
@@ -92,11 +95,12 @@ def run_round(
     `on_rejected` is called with the rejected replies before the round continues or fails.
     """
     algorithm, clock = training.algorithm, Stopwatch()
+    channel = Channel.of(rules.compression, training, state.round + 1)
     work = Work(
         round=state.round + 1,
         lr=lr,
         clients=cohort,
-        broadcast=shared_slots(training, state.slots.only(*algorithm.slots.down)),
+        broadcast=channel.broadcast(shared_slots(training, state.slots.only(*algorithm.slots.down))),
         buffers=shared_buffers(training, state.buffers),
         kept=_kept(state, cohort, training),
         cohort=len(cohort),
@@ -107,12 +111,13 @@ def run_round(
     given = to_clients(work, training)
     with module_randomness(training, work.round):
         replies = from_clients(engine.train(given), work, training)
+    replies = channel.replies(replies, work.broadcast, state.kept)
     clock.lap("train")
 
     accepted, rejected, clipped = screen(
         replies,
         work.broadcast,
-        algorithm.slots,
+        channel.table,
         buffers=work.buffers,
         max_norm_ratio=rules.max_norm_ratio,
     )
@@ -123,7 +128,7 @@ def run_round(
         raise RoundFailed(message if on_rejected is not None else f"{message}. {DEBUG_HINT}", rejected)
     clock.lap("screen")
 
-    new = _reduce(state, work, accepted, training, rules)
+    new = _reduce(state, work, accepted, training, rules, channel)
     measures = training.buffers == "recalibrate" and bool(new.buffers)
     if measures:
         with module_randomness(training, work.round):
@@ -148,11 +153,14 @@ def run_round(
     )
 
 
-def _reduce(state: ServerState, work: Work, accepted: Replies, training: Training, rules: Rules) -> ServerState:
+def _reduce(
+    state: ServerState, work: Work, accepted: Replies, training: Training, rules: Rules, channel: Channel
+) -> ServerState:
     """The server's next state from the accepted replies; `RoundFailed` if it is not finite."""
-    share, table = _share(accepted, training, rules), training.algorithm.slots
+    share = _share(accepted, training, rules)
     with torch.no_grad():
-        reduced, buffers = reduce_replies(accepted, work.broadcast, work.buffers, share, table, rules.reduce)
+        reduced, buffers = reduce_replies(accepted, work.broadcast, work.buffers, share, channel.table, rules.reduce)
+        reduced = channel.rebased(reduced, work.broadcast, shared_slots(training, state.slots))
     slots = update_slots(state, work, reduced, accepted.steps, share, training)
     kept, theirs = dict(state.kept), accepted.kept.map(accepted.spread.gather)
     for row, client in enumerate(accepted.clients.tolist()):

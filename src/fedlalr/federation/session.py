@@ -25,6 +25,9 @@ from fedlalr.data.population import Clients, Population
 from fedlalr.data.test_set import as_test, is_one_tensor
 from fedlalr.data.transforms import Transform
 from fedlalr.federation.client_evaluation import Score, distributions
+from fedlalr.federation.combinations import check_combinations
+from fedlalr.federation.compression.channel import Channel
+from fedlalr.federation.compression.compression import Compression
 from fedlalr.federation.evaluation import Evaluation, evaluate
 from fedlalr.federation.metrics import check_metrics
 from fedlalr.federation.observers import Observer, RunInfo, show_round, show_start
@@ -89,6 +92,7 @@ class Problem:
         """Check everything, in the order in which a user would want to hear about it. The data of remote clients
         cannot be checked here."""
         options.check(model, algorithm)
+        check_combinations(options.features)
         check_observers(options.observers)
         cohort_size = check_cohort(options.clients_per_round, len(clients), options.min_clients)
         rules = options.rules(algorithm)
@@ -117,10 +121,17 @@ class Problem:
         """The clients sampled for a round."""
         return draw_cohort(self.options.sampling, self.training.clients.sizes, self.cohort_size, seed, round)
 
+    @property
+    def clients_keep(self) -> bool:
+        """Whether clients keep anything between their rounds."""
+        training = self.training
+        return bool(training.algorithm.slots.kept or self.rules.compression.residuals or training.is_personal)
+
     def facts(self) -> dict[str, Any]:
         """Everything the result depends on; a run can only be resumed with the same facts."""
         chosen = {each.name: getattr(self.options, each.name) for each in options_in(Options, "server")}
         chosen |= {"clients_per_round": self.cohort_size, "reduce": self.rules.reduce}
+        chosen |= {"compression": self.rules.compression}
         if depends_on_rounds(self.options.schedule):
             chosen["rounds"] = self.options.rounds
         if self.options.client_tests is not None and self.client_tests is not None:
@@ -202,7 +213,9 @@ class Session:
             stack.enter_context(journal)
             ranks.prepare(training.model, self._shared())
             fresh = self._fresh or initial_state(training)
-            kept = first_kept(training, fresh.slots, fresh.buffers) if self.transport.holds_kept else Slots()
+            residuals = self.problem.rules.compression.residuals
+            holds = self.transport.holds_kept
+            kept = first_kept(training, fresh.slots, fresh.buffers, residuals) if holds else Slots()
             self._check_memory(kept)
             found = journal.restore(fresh, facts, kept, self.transport.engine)
             self.state = ranks.first(found)
@@ -264,7 +277,8 @@ class Session:
         outcome.timing["evaluate"] = time.perf_counter() - evaluating
         repeatedly = self._streaks.update(outcome.cohort, outcome.rejected)
         seconds = time.perf_counter() - began
-        record = make_record(outcome, evaluation, lr, self.training, repeatedly, seconds, scores)
+        compression = self.problem.rules.compression
+        record = make_record(outcome, evaluation, lr, self.training, compression, repeatedly, seconds, scores)
         for observer in self.observers if outcome.traces else ():
             observer.on_traces(t, lr, outcome.traces)  # first: a round that is saved is not run again
         record = self.journal.add(self.state, record, last=last)
@@ -320,17 +334,15 @@ def make_record(
     evaluation: Evaluation | None,
     lr: float,
     training: Training,
+    compression: Compression,
     repeatedly: tuple[int, ...],
     seconds: float,
     scores: Mapping[int, Score],
 ) -> Record:
-    """The record of a round. Bytes include everything that is sent: the table's slots, the module's buffers and, if
-    statistics are recalibrated or clients evaluated, the new x and the buffers once more."""
-    table, state = training.algorithm.slots, outcome.state
-    number = state.slots.x.element_size()
-    shared = training.division.shared
-    vector, block = shared.size * number, len(shared.names) * number
-    up, down = (sum(block if name in table.blocks else vector for name in names) for names in (table.up, table.down))
+    """The record of a round. Bytes include everything that is sent: the table's slots as they are encoded, the
+    module's buffers and, if statistics are recalibrated or clients evaluated, the new x and the buffers once more."""
+    state, channel = outcome.state, Channel.of(compression, training, outcome.state.round)
+    vector = training.division.shared.size * state.slots.x.element_size()
     sent = shared_buffers(training, state.buffers)
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in sent.values())
     again = outcome.measured + len(scores)
@@ -341,8 +353,8 @@ def make_record(
         train_loss=outcome.train_loss,
         lr=lr,
         seconds=seconds,
-        bytes_up=outcome.replied * up + (outcome.replied + outcome.measured) * buffers,
-        bytes_down=len(outcome.cohort) * (down + buffers) + again * (vector + buffers),
+        bytes_up=outcome.replied * channel.bytes_up + (outcome.replied + outcome.measured) * buffers,
+        bytes_down=len(outcome.cohort) * (channel.bytes_down + buffers) + again * (vector + buffers),
         clients=outcome.accepted,
         rejected=outcome.rejected,
         clipped=outcome.clipped,

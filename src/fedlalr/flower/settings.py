@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from fedlalr.federation.combinations import FLOWER, check_combinations
 from fedlalr.federation.options import Options
 
 OWN_ARGUMENTS = ("test", "metrics", "client_tests", "observers")
@@ -25,14 +26,5 @@ def read_settings(given: Mapping[str, Any] | None, **own: Any) -> Options:
     of a node that trained with other settings.
     """
     options = replace(Options.named(given or {}, settings_names(), "Flower"), **own)
-    if options.buffers == "recalibrate":
-        raise ValueError(
-            "buffers='recalibrate' needs a second pass over the clients' data in every round, which is not "
-            "supported on Flower; use buffers='average'"
-        )
-    if options.sampling == "size":
-        raise ValueError(
-            "sampling='size' needs the clients' numbers of samples, which the server does not know on Flower; use "
-            "'uniform' or 'round-robin', or a function that knows the sizes"
-        )
+    check_combinations(options.features | {FLOWER})
     return options

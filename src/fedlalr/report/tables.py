@@ -73,7 +73,9 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def name_of(method: str) -> str:
-    return NAMES.get(method, method)
+    """A method as written in papers, with its compression if it has one."""
+    method, plus, compression = method.partition("+")
+    return NAMES.get(method, method) + (f" ({compression})" if plus else "")
 
 
 def _row(outcome: MethodOutcome, digits: int, of_megabytes: int) -> tuple[str, ...]:

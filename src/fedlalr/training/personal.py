@@ -11,11 +11,12 @@ A client keeps, under these names:
     c_i                 the slots that the algorithm's table lists as `kept`, `[P]`
     personal.x          the personal coordinates of each of the server's slots
     buffer.running_mean its buffers, if they are local
+    residual.x          the error that a codec left of the shared coordinates, with feedback
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -29,9 +30,14 @@ SLOT, BUFFER = "personal.", "buffer."
 """Prefixes of the names under which personal coordinates and local buffers are kept."""
 
 
-def first_kept(training: Training, slots: Slots, buffers: Buffers) -> Slots:
-    """What a client keeps that has not taken part yet, from the server's slots and buffers at any time."""
+def first_kept(training: Training, slots: Slots, buffers: Buffers, residuals: Iterable[str] = ()) -> Slots:
+    """What a client keeps that has not taken part yet, from the server's slots and buffers at any time.
+
+    `residuals` are the names of the errors that a compression leaves.
+    """
+    shared = training.division.cut(slots.x, personal=False)
     first = {name: torch.zeros_like(slots.x) for name in training.algorithm.slots.kept}
+    first |= {name: torch.zeros_like(shared) for name in residuals}
     if training.personal:
         first |= {SLOT + name: training.division.cut(flat, personal=True) for name, flat in slots.items()}
     if training.buffers == "local":

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots, SlotTable
+from fedlalr.federation.compression.channel import Channel
 from fedlalr.training.interfaces import Buffers, Replies
 from fedlalr.training.layout import Layout
 
@@ -29,6 +30,8 @@ LONGEST_NAME, LONGEST_TEXT = 100, 200
 LARGEST_METRIC = 1e300
 NOBODY = -1
 """The client of a reply that does not name one."""
+ENCODED = "encoded"
+"""In place of the names of parameters: the bytes of a slot that has a codec."""
 LONGEST_HEADER = 1024
 """The largest npy header that is parsed, in bytes."""
 
@@ -49,7 +52,7 @@ class Reply:
     samples: Any
     steps: Any
     slots: Mapping[str, Mapping[str, Any]]
-    """Slot → parameter → array."""
+    """Slot → parameter → array, or `ENCODED` → bytes."""
     buffers: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """Numbers such as `loss`, used only in the records."""
@@ -72,6 +75,14 @@ class Expected:
     """Clients that have already replied."""
     steps: Callable[[int], int] | None = None
     """Number of samples → local steps of a client in this round, if known."""
+    channel: Channel | None = None
+    """How slots are encoded; None: all travel as they are."""
+
+    @property
+    def encoded(self) -> dict[str, int]:
+        """The slots that have a codec, with the bytes that each of them takes."""
+        channel = self.channel
+        return {} if channel is None else {n: channel.size_up(n) for n in channel.compression.up if n in self.table.up}
 
 
 def unpack(reply: Reply, expected: Expected) -> Replies:
@@ -82,10 +93,14 @@ def unpack(reply: Reply, expected: Expected) -> Replies:
         raise Rejected(f"steps is {steps:,}, but a client with {samples:,} samples takes {due:,} in this round")
     layout, table = expected.layout, expected.table
     _check_names("slots", reply.slots, table.up)
-    slots = {}
+    slots, encoded = {}, expected.encoded
     for slot in table.up:
-        _check_names(f"the parameters of {slot}", reply.slots[slot], layout.names)
-        slots[slot] = flat_slot(slot, reply.slots[slot], layout, table.blocks)[None].to(expected.broadcast.x.device)
+        named = reply.slots[slot]
+        if slot in encoded:
+            slots[slot] = _decoded(slot, named, encoded[slot], expected)
+            continue
+        _check_names(f"the parameters of {slot}", named, layout.names)
+        slots[slot] = flat_slot(slot, named, layout, table.blocks)[None].to(expected.broadcast.x.device)
     _check_names("buffers", reply.buffers, expected.buffers)
     buffers = {
         name: as_tensor(f"buffer {name}", reply.buffers[name], like.shape, like.dtype)[None].to(like.device)
@@ -110,6 +125,19 @@ def flat_slot(slot: str, named: Mapping[str, Any], layout: Layout, blocks: Colle
         for name, shape in zip(layout.names, layout.shapes, strict=True)
     ]
     return torch.cat([part.reshape(-1) for part in parts])
+
+
+def _decoded(slot: str, named: Mapping[str, Any], size: int, expected: Expected) -> Tensor:
+    """A slot `[1, P]` from its bytes, which may be anything of the right size."""
+    assert expected.channel is not None
+    _check_names(f"the parts of {slot}", named, [ENCODED])
+    content = as_tensor(f"{slot}/{ENCODED}", named[ENCODED], (size,), torch.uint8)
+    try:
+        with torch.no_grad():
+            broadcast = expected.broadcast
+            return expected.channel.decode_reply(slot, content[None].to(broadcast.x.device), broadcast)
+    except Exception as error:  # a user's codec may raise anything
+        raise Rejected(f"{slot} cannot be decoded: {type(error).__name__}: {error}") from error
 
 
 def as_tensor(name: str, array: object, shape: Iterable[int], dtype: torch.dtype) -> Tensor:

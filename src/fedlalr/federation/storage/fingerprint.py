@@ -55,14 +55,15 @@ def facts_of(training: Training, population: Clients, test: Clients | None, opti
     return flat(facts)
 
 
-def contract(training: Training) -> str:
-    """The digest of what client and server must agree on: method, interval, options, the shape of the module."""
+def contract(training: Training, compression: object = None) -> str:
+    """The digest of what client and server must agree on: method, options, codecs, the shape of the module."""
     facts = {
         "algorithm": plain(training.algorithm),
         "parameters": {
             name: list(shape) for name, shape in zip(training.layout.names, training.layout.shapes, strict=True)
         },
         "dtype": str(training.layout.dtype),
+        "compression": plain(compression),
         **{
             each.name: plain(getattr(training, each.name))
             for each in options_in(LocalOptions, "client")

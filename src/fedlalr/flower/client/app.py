@@ -16,6 +16,8 @@ from fedlalr.algorithms.slots import Algorithm, Slots
 from fedlalr.data.holdout import hold_out
 from fedlalr.data.population import Clients
 from fedlalr.federation.client_evaluation import evaluate_client
+from fedlalr.federation.compression.channel import Channel
+from fedlalr.federation.compression.compression import NONE, Compression
 from fedlalr.federation.options import Options
 from fedlalr.federation.session import initial_state
 from fedlalr.federation.storage.fingerprint import contract
@@ -63,16 +65,16 @@ def client_app(
     The node configuration sets the client: `flower-supernode --node-config 'partition-id=0'`.
     """
 
-    def prepare(context: Context, clients: Callable[[Options], Clients]) -> Training:
+    def prepare(context: Context, clients: Callable[[Options], Clients]) -> tuple[Training, Compression]:
         options = read_settings(settings(context) if callable(settings) else settings)
         method = algorithm if isinstance(algorithm, Algorithm) else algorithm(context)
         module = model(context)
         options.check(module, method)
         if test is not None and options.holdout is not None:
             raise ValueError("the node has test samples of its own and holdout in its settings; give one of them")
-        return options.training(module, method, clients(options))
+        return options.training(module, method, clients(options)), options.rules(method).compression
 
-    def receive(message: Message, context: Context) -> tuple[Instruction, Training]:
+    def receive(message: Message, context: Context) -> tuple[Instruction, Training, Compression]:
         """What the server requests, and how this node trains; raises an error if they do not fit together."""
         instruction, mine = instruction_in(message.content), client_id(context)
         if instruction.client != mine:
@@ -81,27 +83,29 @@ def client_app(
         def clients(options: Options) -> Clients:
             return own_data(data(context), mine, instruction.population, options.target, options.collate_fn)
 
-        training = replace(prepare(context, clients), seed=instruction.seed)
-        if contract(training) != instruction.contract:
+        training, compression = prepare(context, clients)
+        training = replace(training, seed=instruction.seed)
+        if contract(training, compression) != instruction.contract:
             raise ValueError(
                 "this node's method, settings or module differ from the server's; use the same on both sides"
             )
-        return instruction, training
+        return instruction, training, compression
 
-    def stored(instruction: Instruction, context: Context, training: Training) -> tuple[KeptStore, Slots]:
+    def stored(
+        instruction: Instruction, context: Context, training: Training, compression: Compression
+    ) -> tuple[KeptStore, Slots]:
         """The store of this node's client, and its state for a round."""
         store = KeptStore(state_folder(context, state_dir), instruction.run, instruction.client)
-        first = initial_state(training)
-        return store, store.load(instruction.kept, first_kept(training, first.slots, first.buffers))
+        state = initial_state(training)
+        first = first_kept(training, state.slots, state.buffers, compression.residuals)
+        return store, store.load(instruction.kept, first)
 
     def sent(
-        instruction: Instruction, message: Message, training: Training, names: Iterable[str]
+        instruction: Instruction, message: Message, training: Training, names: Iterable[str], channel: Channel
     ) -> tuple[Slots, Buffers]:
         """The slots and buffers in the server's message."""
         expected, layout = shared_buffers(training, get_buffers(training.model)), training.division.shared
-        slots, buffers = broadcast_in(
-            message.content, names, layout, expected, instruction.layout, training.algorithm.slots.blocks
-        )
+        slots, buffers = broadcast_in(message.content, names, channel, layout, expected, instruction.layout)
         where = training.device
         return slots.map(lambda slot: slot.to(where)), {name: buffer.to(where) for name, buffer in buffers.items()}
 
@@ -109,18 +113,19 @@ def client_app(
 
     @app.query()
     def announce(message: Message, context: Context) -> Message:
-        training = prepare(context, lambda _: RemoteClients(1))
-        facts = ConfigRecord({"client": client_id(context), "contract": contract(training)})
+        agreed = contract(*prepare(context, lambda _: RemoteClients(1)))
+        facts = ConfigRecord({"client": client_id(context), "contract": agreed})
         return Message(RecordDict({FACTS: facts}), reply_to=message)
 
     @app.train(mods=list(mods))
     def train(message: Message, context: Context) -> Message:
-        instruction, training = receive(message, context)
-        broadcast, buffers = sent(instruction, message, training, training.algorithm.slots.down)
-        store, kept = stored(instruction, context, training)
+        instruction, training, compression = receive(message, context)
+        channel = Channel.of(compression, training, instruction.round)
+        broadcast, buffers = sent(instruction, message, training, training.algorithm.slots.down, channel)
+        store, kept = stored(instruction, context, training, compression)
         if training.holdout is not None:
             training = replace(training, clients=hold_out(training.clients, training.holdout, training.seed)[0])
-        answer = train_locally(instruction, training, broadcast, buffers, kept)
+        answer = train_locally(instruction, training, channel, broadcast, buffers, kept)
         if answer.kept:
             store.save(instruction.round, answer.kept)
             store.forget(before=instruction.settled)
@@ -129,7 +134,7 @@ def client_app(
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        instruction, training = receive(message, context)
+        instruction, training, compression = receive(message, context)
         if training.holdout is not None:
             tests = hold_out(training.clients, training.holdout, training.seed)[1]
         elif test is not None:
@@ -139,8 +144,9 @@ def client_app(
             tests = mine.to(training.device)
         else:
             raise ValueError("this node has no test samples; give client_app test=…, or set holdout on both sides")
-        x, buffers = sent(instruction, message, training, ("x",))
-        _, kept = stored(instruction, context, training)
+        plain = Channel.of(NONE, training, instruction.round)  # the new x is sent as it is
+        x, buffers = sent(instruction, message, training, ("x",), plain)
+        _, kept = stored(instruction, context, training, compression)
         score = evaluate_client(training, x, buffers, kept, tests, instruction.client, instruction.round)
         return Message(score_content(score, instruction), reply_to=message)
 

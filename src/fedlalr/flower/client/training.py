@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots
 from fedlalr.data.random import MODULES, key
+from fedlalr.federation.compression.channel import Channel
 from fedlalr.flower.wire.instruction import Instruction
 from fedlalr.training.engines.reference import Collector, ReferenceEngine
 from fedlalr.training.interfaces import Buffers, Training, Work
@@ -18,6 +21,8 @@ class Answer(NamedTuple):
     """The result of a client's round."""
 
     upload: Slots
+    content: Mapping[str, Tensor]
+    """The bytes of the upload's slots that have a codec."""
     buffers: Buffers
     kept: Slots
     """The client's state if the upload is accepted."""
@@ -28,9 +33,10 @@ class Answer(NamedTuple):
 
 
 def train_locally(
-    instruction: Instruction, training: Training, broadcast: Slots, buffers: Buffers, kept: Slots
+    instruction: Instruction, training: Training, channel: Channel, broadcast: Slots, buffers: Buffers, kept: Slots
 ) -> Answer:
     """Train one client by its instruction, from the server's broadcast and the client's state."""
+    kept = kept.map(lambda tensor: tensor.to(training.device))
     device, client = training.device, instruction.client
     ids = torch.tensor([client])
     work = Work(
@@ -39,7 +45,7 @@ def train_locally(
         clients=ids,
         broadcast=broadcast,
         buffers=buffers,
-        kept=kept.map(lambda tensor: tensor[None].to(device)),
+        kept=kept.map(lambda tensor: tensor[None]),
         cohort=instruction.cohort,
         population=instruction.population,
         shapes=training.shapes,
@@ -55,10 +61,13 @@ def train_locally(
     ]
     if broken:
         raise ValueError(f"the kept {broken[0]} of client {client} is no longer finite; lower the learning rates")
+    upload = replies.slots.map(lambda tensor: tensor[0])
+    errors, content = channel.upload(upload, broadcast, kept, client)
     return Answer(
-        upload=replies.slots.map(lambda tensor: tensor[0]),
+        upload=upload.only(*channel.table.up),
+        content=content,
         buffers={name: buffer[0] for name, buffer in replies.buffers.items()},
-        kept=replies.kept.map(lambda tensor: tensor[0]),
+        kept=replies.kept.map(lambda tensor: tensor[0]).replace(**errors),
         samples=int(replies.samples[0]),
         steps=int(replies.steps[0]),
         loss=float(replies.losses[0]),

@@ -70,7 +70,7 @@ class Rounds:
         if len(nodes) >= server.rules.min_clients:  # otherwise the round cannot succeed, and no client needs to train
             work = opened.work
             shared, blocks = server.training.division.shared, server.training.algorithm.slots.blocks
-            arrays = array_records(work.broadcast, work.buffers, shared, server.layout, blocks)
+            arrays = array_records(work.broadcast, work.buffers, shared, server.layout, blocks, opened.content)
             for client, node in sorted(nodes.items()):
                 content = instruct(arrays, server.instruction(client, work), config)
                 message = Message(content, node, MessageType.TRAIN, ttl=self.deadline + GRACE, group_id=str(work.round))

@@ -5,7 +5,7 @@ Sampling, screening, reduction and the update are the simulator's functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedlalr.data.batches import batches_per_pass
+from fedlalr.federation.compression.channel import Channel
 from fedlalr.federation.replies.payload import Expected
 from fedlalr.federation.replies.reducing import reduce_buffers, weights
 from fedlalr.federation.round import RoundFailed, RoundOutcome, ServerState, Stopwatch, too_few, update_slots
@@ -34,6 +35,9 @@ class OpenRound:
     work: Work
     inbox: SpooledInbox
     clock: Stopwatch
+    channel: Channel
+    content: Mapping[str, Tensor]
+    """The bytes of the broadcast's slots that have a codec."""
 
     @property
     def cohort(self) -> list[int]:
@@ -61,7 +65,7 @@ class FederatedServer:
         self.run, self.accepted_rounds, self.layout, self.spool_folder = run, accepted_rounds, layout, spool_folder
         self.secret = secret
         """Cohorts are sampled from it. No message contains it: a node that knew it could predict when it is sampled."""
-        self.contract = contract(self.training)
+        self.contract = contract(self.training, self.rules.compression)
 
     @property
     def population(self) -> int:
@@ -73,12 +77,14 @@ class FederatedServer:
         cohort = self.problem.cohort(t, self.secret)
         if include is not None:
             cohort = include(cohort, t)
-        table = training.algorithm.slots
+        channel = Channel.of(self.rules.compression, training, t)
+        slots = shared_slots(training, self.state.slots.only(*training.algorithm.slots.down))
+        content = channel.encode_broadcast(slots)
         work = Work(
             round=t,
             lr=self.problem.options.rate(training.algorithm, t),
             clients=cohort,
-            broadcast=shared_slots(training, self.state.slots.only(*table.down)),
+            broadcast=channel.decoded_broadcast(slots, content),
             buffers=shared_buffers(training, self.state.buffers),
             kept=self.state.slots.only(),
             cohort=len(cohort),
@@ -90,12 +96,13 @@ class FederatedServer:
             clients=frozenset(cohort.tolist()),
             contract=self.contract,
             layout=training.division.shared,
-            table=table,
+            table=channel.table,
             broadcast=work.broadcast,
             buffers=work.buffers,
+            channel=channel,
             steps=partial(self._steps, t),
         )
-        return OpenRound(work, SpooledInbox(expected, self.spool_folder), Stopwatch())
+        return OpenRound(work, SpooledInbox(expected, self.spool_folder), Stopwatch(), channel, content)
 
     def instruction(self, client: int, work: Work | None = None) -> Instruction:
         """The instruction for one client of a round's cohort; without work, to evaluate the current model."""
@@ -127,6 +134,7 @@ class FederatedServer:
             share = weights(closed.samples, rules.weighting, training.layout.dtype, training.device)
             with torch.no_grad():
                 reduced = inbox.reduce(closed, share, rules.reduce)
+                reduced = opened.channel.rebased(reduced, work.broadcast, shared_slots(training, self.state.slots))
                 buffers = reduce_buffers(closed.buffers, share, how=rules.reduce, broadcast=work.buffers)
             slots = update_slots(self.state, work, reduced, closed.steps, share, training)
             clock.lap("reduce")

@@ -21,6 +21,7 @@ from fedlalr.algorithms.slots import Algorithm
 from fedlalr.common.checks import check_choice, check_count, check_positive
 from fedlalr.data.population import Population, Samples
 from fedlalr.federation.client_evaluation import Score
+from fedlalr.federation.combinations import PACKED, check_combinations
 from fedlalr.federation.metrics import Metrics
 from fedlalr.federation.observers import Observer, RunInfo
 from fedlalr.federation.record import Record
@@ -96,6 +97,7 @@ class FederatedStrategy(Strategy):
             raise ValueError(f"retries must be a whole number of at least 0, not {retries!r}")
         given, theirs = (None, test.test) if isinstance(test, Population) else (test, None)
         options = read_settings(settings, test=given, metrics=metrics, observers=observers)
+        check_combinations(options.features | ({PACKED} if layout == "packed" else set()))
         problem = Problem.of(model, RemoteClients(population, theirs), algorithm, options, remote=True)
         self.problem = replace(problem, transform=test.transform) if isinstance(test, Population) else problem
         self.deadline, self.join_deadline, self.retries, self.poll = deadline, join_deadline, retries, poll
@@ -261,8 +263,7 @@ class NodesTransport:
 
     def recorded(self, choices: dict[str, Any]) -> None:
         """Record which kept states are valid."""
-        training = self.strategy.problem.training
-        if training.algorithm.slots.kept or training.is_personal:
+        if self.strategy.problem.clients_keep:
             choices["accepted"] = self.strategy.server.accepted_rounds.as_dict()
 
     def saved(self) -> None:

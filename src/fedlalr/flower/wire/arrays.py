@@ -1,6 +1,8 @@
 """Converts flat slots to named arrays and back, in either layout. Handles tensors and npy bytes, not the transport.
 
 records    one record per slot:    x: {0.weight: …, 0.bias: …}, m: {…}, v_hat: {…}, buffers: {…}
+A slot that has a codec is one array of bytes under the name `encoded`, in the layout "records".
+
 packed     one record for all:     arrays: {x/0.weight: …, x/0.bias: …, m/0.weight: …, buffers/1.running_mean: …}
 A slot with one number for each parameter (`SlotTable.blocks`) has arrays without dimensions.
 """
@@ -14,9 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots
-from fedlalr.federation.replies.payload import Rejected, array_from_npy, as_tensor, flat_slot
+from fedlalr.federation.compression.channel import Channel
+from fedlalr.federation.replies.payload import ENCODED, Rejected, array_from_npy, as_tensor, flat_slot
 from fedlalr.training.interfaces import Buffers
 from fedlalr.training.layout import Layout
 
@@ -26,12 +30,25 @@ BUFFERS, PACKED = "buffers", "arrays"
 Arrays = dict[str, NDArray[Any]]
 
 
-def encode(slots: Slots, buffers: Buffers, layout: Layout, how: str, blocks: Collection[str] = ()) -> dict[str, Arrays]:
-    """Slots `[P]` and buffers as arrays under the names of the module's parameters, in records."""
+def encode(
+    slots: Slots,
+    buffers: Buffers,
+    layout: Layout,
+    how: str,
+    blocks: Collection[str] = (),
+    content: Mapping[str, Tensor] | None = None,
+) -> dict[str, Arrays]:
+    """Slots `[P]` and buffers as arrays under the names of the module's parameters, in records.
+
+    `content` has the bytes of slots that have a codec; they are sent instead of the slots' numbers.
+    """
     if BUFFERS in slots:
         raise ValueError(f"a slot cannot be named {BUFFERS!r}: that name is used for the module's buffers")
+    content = content or {}
     records = {
-        slot: {name: _array(view.flatten()[0] if slot in blocks else view) for name, view in layout.views(flat).items()}
+        slot: {ENCODED: _array(content[slot])}
+        if slot in content
+        else {name: _array(view.flatten()[0] if slot in blocks else view) for name, view in layout.views(flat).items()}
         for slot, flat in slots.items()
     }
     if buffers:
@@ -48,12 +65,15 @@ def decode(
     buffers: Buffers,
     how: str,
     blocks: Collection[str] = (),
+    encoded: Mapping[str, int] | None = None,
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Named arrays of the expected slots, and of the buffers, from records of npy bytes; or `Rejected`.
 
+    `encoded` has the sizes of slots that have a codec.
+
     Unexpected names keep their bytes: the next check rejects them by name. Missing names stay missing.
     """
-    shapes = dict(zip(layout.names, layout.shapes, strict=True))
+    shapes, encoded = dict(zip(layout.names, layout.shapes, strict=True)), encoded or {}
     slots: dict[str, dict[str, Any]] = {}
     found: dict[str, Any] = {}
     for record, arrays in _unpacked(records, how).items():
@@ -62,6 +82,9 @@ def decode(
                 like = buffers.get(name)
                 known = None if like is None else (like.shape, like.dtype)
                 found[name] = content if known is None else array_from_npy(f"buffer {name}", content, *known)
+            elif record in encoded and name == ENCODED:
+                array = array_from_npy(f"{record}/{name}", content, (encoded[record],), torch.uint8)
+                slots.setdefault(record, {})[name] = array
             elif record in names and name in shapes:
                 shape = () if record in blocks else shapes[name]
                 array = array_from_npy(f"{record}/{name}", content, shape, layout.dtype)
@@ -74,16 +97,23 @@ def decode(
 def broadcast_from(
     records: Mapping[str, Mapping[str, bytes]],
     names: Iterable[str],
+    channel: Channel,
     layout: Layout,
     buffers: Buffers,
     how: str,
-    blocks: Collection[str] = (),
 ) -> tuple[Slots, Buffers]:
     """The server's broadcast as flat slots and buffers. `buffers` are those of the client's module."""
-    names = tuple(names)
-    slots, found = decode(records, names, layout, buffers, how, blocks)
+    names, blocks = tuple(names), channel.slots.blocks
+    encoded = {name: channel.size_down(name) for name in channel.compression.down}
+    slots, found = decode(records, names, layout, buffers, how, blocks, encoded)
     flat = {}
     for slot in names:
+        if slot in encoded:
+            if ENCODED not in slots.get(slot, {}):
+                raise Rejected(f"the server did not send the bytes of {slot}; does it use the same compression?")
+            content = as_tensor(slot, slots[slot][ENCODED], (encoded[slot],), torch.uint8)
+            flat[slot] = channel.decode_broadcast(slot, content)
+            continue
         if missing := [name for name in layout.names if name not in slots.get(slot, {})]:
             raise Rejected(f"the server did not send {slot} of {missing[0]}; does it train the same module?")
         flat[slot] = flat_slot(slot, slots[slot], layout, blocks)

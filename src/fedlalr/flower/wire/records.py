@@ -10,9 +10,11 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots
 from fedlalr.federation.client_evaluation import Score
+from fedlalr.federation.compression.channel import Channel
 from fedlalr.federation.replies.payload import Expected, Rejected, Reply, clean_metrics
 from fedlalr.flower.client.training import Answer
 from fedlalr.flower.wire.arrays import broadcast_from, decode, encode
@@ -26,12 +28,17 @@ NPY = "numpy.ndarray"
 
 
 def array_records(
-    slots: Slots, buffers: Buffers, layout: Layout, how: str, blocks: Collection[str] = ()
+    slots: Slots,
+    buffers: Buffers,
+    layout: Layout,
+    how: str,
+    blocks: Collection[str] = (),
+    content: Mapping[str, Tensor] | None = None,
 ) -> dict[str, ArrayRecord]:
-    """Slots and buffers as Flower's records."""
+    """Slots and buffers as Flower's records; `content` has the bytes of slots that have a codec."""
     return {
         record: ArrayRecord({name: Array(array) for name, array in arrays.items()})
-        for record, arrays in encode(slots, buffers, layout, how, blocks).items()
+        for record, arrays in encode(slots, buffers, layout, how, blocks, content).items()
     }
 
 
@@ -51,17 +58,17 @@ def instruction_in(content: RecordDict) -> Instruction:
 
 
 def broadcast_in(
-    content: RecordDict, names: Iterable[str], layout: Layout, buffers: Buffers, how: str, blocks: Collection[str] = ()
+    content: RecordDict, names: Iterable[str], channel: Channel, layout: Layout, buffers: Buffers, how: str
 ) -> Any:
     """The slots and buffers in a message from the server."""
-    return broadcast_from(_contents(content), names, layout, buffers, how, blocks)
+    return broadcast_from(_contents(content), names, channel, layout, buffers, how)
 
 
 def answer_content(
     answer: Answer, instruction: Instruction, layout: Layout, blocks: Collection[str] = ()
 ) -> RecordDict:
     """The content of a client's reply."""
-    arrays = array_records(answer.upload, answer.buffers, layout, instruction.layout, blocks)
+    arrays = array_records(answer.upload, answer.buffers, layout, instruction.layout, blocks, answer.content)
     metrics = MetricRecord({"num-examples": answer.samples, "steps": answer.steps, "loss": answer.loss})
     return RecordDict({**arrays, FACTS: _origin(instruction), METRICS: metrics})
 
@@ -98,8 +105,8 @@ def reply_in(content: RecordDict, expected: Expected, how: str) -> Reply:
     metrics = content.metric_records.get(METRICS)
     if metrics is None:
         raise Rejected(f"the reply has no record {METRICS!r}")
-    table = expected.table
-    slots, buffers = decode(_contents(content), table.up, expected.layout, expected.buffers, how, table.blocks)
+    table, encoded = expected.table, expected.encoded
+    slots, buffers = decode(_contents(content), table.up, expected.layout, expected.buffers, how, table.blocks, encoded)
     return Reply(
         client=_fact(facts, "client", int),
         run=_fact(facts, "run", str),

@@ -45,7 +45,7 @@ SPOILT = {
 }
 
 app = client_app(
-    lambda context: task.model(),
+    lambda context: task.model(int(context.run_config["hidden"])),
     lambda context: task.data(int(context.node_config["partition-id"])),
     lambda context: task.algorithm(context.run_config),
     lambda context: task.settings(context.run_config),

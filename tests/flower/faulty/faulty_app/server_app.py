@@ -17,7 +17,7 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     files = {"run_dir": str(config["run-dir"]), "resume": True}
     FederatedStrategy(
-        task.model(),
+        task.model(int(config["hidden"])),
         task.algorithm(config),
         task.settings(config) | files,
         population=task.CLIENTS,

@@ -23,10 +23,10 @@ def data(client: int) -> tuple[Tensor, Tensor]:
     return torch.randn(SIZES[client], 5, generator=generator) + targets[:, None], targets
 
 
-def model() -> nn.Module:
+def model(hidden: int = 8) -> nn.Module:
     """A network with normalisation statistics."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+    return nn.Sequential(nn.Linear(5, hidden, bias=False), nn.BatchNorm1d(hidden), nn.Tanh(), nn.Linear(hidden, 3))
 
 
 def algorithm(config: Mapping[str, Any]) -> fl.Algorithm:
@@ -47,4 +47,5 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
         "seed": 3,
         "device": "cpu",
         "min_clients": int(config["min-clients"]),
+        "compression": config["compression"] or None,
     }

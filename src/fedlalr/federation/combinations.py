@@ -1,0 +1,60 @@
+"""Features that cannot be combined, with the reason: one table for the checks and the documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+
+class Combination(NamedTuple):
+    """Two features that exclude each other."""
+
+    first: str
+    second: str
+    reason: str
+    """Why, and what to do."""
+
+
+COMPRESSION = "compression"
+PACKED = 'layout="packed" on Flower'
+RECALIBRATE = 'buffers="recalibrate"'
+PERSONAL = "personal parameters"
+SIZES = 'sampling="size"'
+FLOWER = "Flower"
+
+COMBINATIONS = (
+    Combination(
+        COMPRESSION,
+        PACKED,
+        "it is for mods that compute with a reply's numbers, and a codec sends bytes; use layout='records'",
+    ),
+    Combination(
+        PERSONAL,
+        RECALIBRATE,
+        "it needs the server's model, which is incomplete without them; use buffers='local' or 'average'",
+    ),
+    Combination(
+        FLOWER,
+        SIZES,
+        "the server does not know the clients' numbers of samples; use 'uniform' or 'round-robin', or a function that "
+        "knows them",
+    ),
+    Combination(
+        FLOWER,
+        RECALIBRATE,
+        "it needs a second pass over the clients' data in every round; use buffers='average'",
+    ),
+)
+
+
+def check_combinations(chosen: Collection[str], table: Collection[Combination] = COMBINATIONS) -> None:
+    """Reject features that exclude each other."""
+    for first, second, reason in table:
+        if first in chosen and second in chosen:
+            raise ValueError(f"{first} and {second} cannot be combined: {reason}")
+
+
+def combinations_table() -> str:
+    """The table in `docs/compression.md`."""
+    rows = [f"| {first} | {second} | {reason} |" for first, second, reason in COMBINATIONS]
+    return "\n".join(["| feature | not with | because |", "|---|---|---|", *rows])
