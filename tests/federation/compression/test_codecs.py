@@ -182,9 +182,29 @@ def test_a_huge_growth_does_not_hide_an_infinite_one():
 
 
 def test_the_nan_of_a_gpu_is_no_scale():
-    assert not _long(
-        _short(torch.tensor([0x7FFFFFFF], dtype=torch.int32).view(torch.float32)), torch.float32
-    ).isfinite()
+    nan = torch.tensor([0x7FFFFFFF], dtype=torch.int32).view(torch.float32)
+    assert not _long(_short(nan), torch.float32).isfinite()
+
+
+@pytest.mark.gpu
+@every_codec
+@every_dtype
+def test_a_gpu_writes_and_reads_the_same_bits_without_waiting(codec, dtype):
+    values = torch.rand(4, 1000, dtype=dtype) * torch.logspace(-30, 3, 1000, dtype=dtype)
+    for reference in (None, values.amin(0)):
+        near = codec.encode(values, reference, drawn(values))
+        there = values.cuda()
+        known = None if reference is None else reference.cuda()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            far = codec.encode(there, known, drawn(there))
+            found = codec.decode(far, known, 1000, dtype)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert torch.equal(far.cpu(), near)
+        assert torch.equal(found.cpu(), codec.decode(near, reference, 1000, dtype))
+        there[1, 9] = torch.nan
+        assert not codec.decode(codec.encode(there, known, drawn(there)), known, 1000, dtype)[1].isfinite().all()
 
 
 @every_codec
