@@ -263,3 +263,30 @@ def test_a_grid_with_an_invalid_value_is_rejected_before_anything_runs() -> None
     assert result.exit_code == 2, result.output
     assert result.stderr == ("error: grid.fedavg.lr cannot be -0.3: lr must be a finite number above 0, not -0.3\n")
     assert not Path("runs").exists()
+
+
+def test_a_method_is_compared_with_itself_compressed() -> None:
+    result = compare("--seeds", "1", "--methods", "fedlalr,fedlalr+balanced", "methods.fedlalr.lr=0.02")
+    assert result.exit_code == 0, result.output
+    assert "FedLALR (balanced)" in result.stdout
+    assert "methods.fedlalr+balanced" not in result.stdout
+    records = [
+        json.loads(Path("here", name, "seed-0", "metrics.jsonl").read_text().splitlines()[0])
+        for name in ("fedlalr", "fedlalr+balanced")
+    ]
+    assert records[1]["bytes_up"] < records[0]["bytes_up"] / 4
+    assert {record["lr"] for record in records} == {0.02}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--methods", "fedlalr+blanced"), "unknown compression 'blanced' of fedlalr; choose from fedlalr+balanced"),
+        (("--methods", "fedlaler+balanced"), "unknown method 'fedlaler'"),
+        (("--methods", "fedlalr+balanced", "--grid"), "--grid tunes methods without compression; remove +balanced"),
+    ],
+)
+def test_an_unknown_or_tuned_compression_is_rejected(arguments: tuple[str, ...], message: str) -> None:
+    result = compare(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr

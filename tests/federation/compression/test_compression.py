@@ -330,6 +330,26 @@ def test_a_codec_of_ones_own():
     assert errors[True] < errors[False] / 2
 
 
+@dataclass(frozen=True)
+class Wrong(fl.codecs.BFloat16):
+    """A codec that states a wrong size, or decodes to one number."""
+
+    part: str = "size"
+
+    def size(self, count: int, dtype: torch.dtype, reference: bool) -> int:
+        return 2 * count - (self.part == "size")
+
+    def decode(self, content: Tensor, reference: Tensor | None, count: int, dtype: torch.dtype) -> Tensor:
+        return super().decode(content, reference, count, dtype)[:, : 1 if self.part == "decode" else None]
+
+
+@pytest.mark.parametrize("part", ["size", "decode"])
+def test_a_codec_that_returns_something_else_than_it_says_is_rejected(part):
+    for chosen in (fl.Compression(up={"x": Wrong(part)}), fl.Compression(down={"x": Wrong(part)})):
+        with pytest.raises(ValueError, match="the codec of x returned torch"):
+            run(Constant(), compression=chosen)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "chosen", "message"),
     [

@@ -65,12 +65,13 @@ class Channel:
         content = {}
         for name, codec in self.compression.down.items():
             values = slots[name][None]
-            content[name] = codec.encode(values, None, self._draw(name, [SERVER], values))[0]
+            encoded = codec.encode(values, None, self._draw(name, [SERVER], values))
+            content[name] = _checked(encoded, name, (1, self.size_down(name)), torch.uint8)[0]
         return content
 
     def decode_broadcast(self, name: str, content: Tensor) -> Tensor:
         """A slot `[P]` from its bytes."""
-        return self.compression.down[name].decode(content[None], None, self.count, self.dtype)[0]
+        return self._decoded(self.compression.down[name], name, content[None], None)[0]
 
     def decoded_broadcast(self, slots: Slots, content: Mapping[str, Tensor]) -> Slots:
         """The slots as clients decode them."""
@@ -88,19 +89,19 @@ class Channel:
         `error` is what they kept before; None without feedback.
         """
         codec, reference = self.compression.up[name], broadcast.get(name)
-        draw = self._draw(name, clients, values)
+        draw, shape = self._draw(name, clients, values), (len(values), self.size_up(name))
         if error is None:
-            return codec.encode(values, reference, draw), None
+            return _checked(codec.encode(values, reference, draw), name, shape, torch.uint8), None
         change = (values if reference is None else values - reference) + error
-        content = codec.encode(change, None, draw)
-        return content, change - codec.decode(content, None, self.count, self.dtype)
+        content = _checked(codec.encode(change, None, draw), name, shape, torch.uint8)
+        return content, change - self._decoded(codec, name, content, None)
 
     def decode_reply(self, name: str, content: Tensor, broadcast: Slots) -> Tensor:
         """A slot of the replies `[R, P]` from its bytes."""
         codec, reference = self.compression.up[name], broadcast.get(name)
         if reference is None or not has_feedback(codec):
-            return codec.decode(content, reference, self.count, self.dtype)
-        return reference + codec.decode(content, None, self.count, self.dtype)
+            return self._decoded(codec, name, content, reference)
+        return reference + self._decoded(codec, name, content, None)
 
     def replies(self, replies: Replies, broadcast: Slots, kept: Mapping[int, Slots]) -> Replies:
         """The replies as the server decodes them, with what their clients will keep."""
@@ -173,6 +174,10 @@ class Channel:
                 new[rows] = after
         return arrived, new
 
+    def _decoded(self, codec: Codec, name: str, content: Tensor, reference: Tensor | None) -> Tensor:
+        values = codec.decode(content, reference, self.count, self.dtype)
+        return _checked(values, name, (len(content), self.count), self.dtype)
+
     def _errors(self, name: str, kept: Mapping[int, Slots], ids: Sequence[int], like: Tensor) -> Tensor:
         """The errors that clients kept, stacked; zero at the start."""
         zero = torch.zeros_like(like)
@@ -191,3 +196,11 @@ class Channel:
             return (bits(start, who[:, None], where) >> (63 - digits)).to(like.dtype) * 2.0**-digits
 
         return draw
+
+
+def _checked(found: Tensor, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """What a codec returned, which may be the user's own and must not be broadcast or counted wrongly."""
+    if tuple(found.shape) != shape or found.dtype != dtype:
+        given = f"{found.dtype} {tuple(found.shape)}"
+        raise ValueError(f"the codec of {name} returned {given}, but {dtype} {shape} is expected")
+    return found

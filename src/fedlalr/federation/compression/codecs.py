@@ -207,7 +207,7 @@ def _short(largest: Tensor) -> Tensor:
     """
     single = largest.float()
     bits = single.view(torch.int32) + (single < largest)  # a float64 that was rounded down
-    bits = bits.masked_fill(torch.isnan(single), _INFINITE)
+    bits = bits.masked_fill(torch.isnan(single), _INFINITE)  # a GPU's NaN is 0x7FFFFFFF, and adding to it overflows
     return ((bits + 0x7FFF) >> 15).to(torch.int16)
 
 
