@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.dropout import _DropoutNd as DropoutNd
+from torch.overrides import _get_current_function_mode_stack as function_modes
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from fedlalr.algorithms.slots import Slots
 
@@ -26,13 +27,16 @@ __all__ = [
     "add_to_each",
     "amsgrad_",
     "convolution_backward",
+    "function_modes",
     "has_hooks",
     "sigmoid_backward",
     "storage_address",
     "tanh_backward",
     "threshold_backward",
+    "tree_flatten",
     "tree_leaves",
     "tree_map",
+    "tree_unflatten",
     "without_fallback_warnings",
 ]
 

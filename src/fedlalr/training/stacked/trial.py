@@ -28,6 +28,13 @@ from fedlalr.training.torch_internals import DropoutNd
 from fedlalr.training.torch_state import copied, forked_generators, get_buffers, set_buffers
 
 _LIBRARIES = (torch.__path__[0] + os.sep, str(Path(__file__).parents[2]) + os.sep)
+_ADVICE = {
+    "data-dependent control flow": "replace the choice by values in that line, for example by torch.where",
+    "calling .item()": "keep the number in that line as a tensor",
+    "must override the setup_context": "give the autograd.Function in that line setup_context and generate_vmap_rule",
+    "may have escaped": "turn off torch.utils.checkpoint inside the model",
+}
+"""What vmap says → what the user can do about it."""
 SAMPLES = 8
 """The number of samples to try."""
 
@@ -102,6 +109,9 @@ class StackingTrial:
         self._model = copied(training.model)
         if not self._model.training:
             self._model.train()
+        for layer in self._model.modules():
+            if getattr(layer, "gradient_checkpointing", False):  # would compute again with dropout
+                layer.gradient_checkpointing = False  # type: ignore[assignment]
         self._buffers = get_buffers(self._model)
 
     def check(self, gradient: StackedGradient) -> None:
@@ -142,6 +152,7 @@ class StackingTrial:
             message = f"{type(error).__name__}: {error}".splitlines()[0]
             raise CannotStack(
                 f"the model cannot be batched over clients by torch.func.vmap ({message}{_place(error, gradient)})"
+                + next((f". To stack it, {advice}" for words, advice in _ADVICE.items() if words in message), "")
             ) from error
 
     def _plain(self, row: int, count: int) -> Result:

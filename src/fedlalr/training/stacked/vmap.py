@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedlalr.training.interfaces import Buffers
+from fedlalr.training.stacked.attention import FoldAttention, full_masks
 from fedlalr.training.stacked.checked_embedding import checked_embedding
+from fedlalr.training.stacked.checkpointing import stack_checkpoints
 from fedlalr.training.stacked.grouped_layers import grouped_layer
 from fedlalr.training.stacked.masked_norm import STARTS, MaskedBatchNorm, masked, masked_norm
 from fedlalr.training.torch_internals import BatchNorm, without_fallback_warnings
@@ -27,6 +29,7 @@ class VmapForward:
         if not self.model.training:
             self.model.train()
         replace_layers(self.model, masked_norm, checked_embedding, *(grouped_layer,) * grouped)
+        stack_checkpoints(self.model)
         self._norms = [layer for layer in self.model.modules() if isinstance(layer, MaskedBatchNorm)]
         self._dtypes = {name: parameter.dtype for name, parameter in self.model.named_parameters()}
         self._plain = vmap(self._run, in_dims=(0, 0, 0, None), randomness="different")
@@ -80,7 +83,7 @@ class VmapForward:
     ) -> tuple[Any, Buffers]:
         """One client's outputs and buffers."""
         named = {name: value.to(self._dtypes[name]) for name, value in parameters.items()} | dict(buffers)
-        with masked(self._norms, mask):
+        with masked(self._norms, mask), FoldAttention(), full_masks():
             outputs = functional_call(self.model, named, (inputs,))
         return outputs, {name: named[name].detach() for name in buffers}  # updated in place, or replaced in the dict
 

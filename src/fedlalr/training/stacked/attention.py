@@ -1,0 +1,109 @@
+"""Attention over a stack of clients.
+
+Under vmap, torch cannot see that a tensor requires a gradient, so it may choose an attention kernel without one. Here
+the clients are folded into the batch, and torch chooses among all its kernels as for one model. Hugging Face's masks
+get the same treatment: they read the values of a padding mask to save work, which vmap cannot do.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from fedlalr.training.stacked.grouped_layers import Batched, stacked
+
+
+class FoldedAttention(Batched):
+    """Scaled dot-product attention with the clients folded into the batch."""
+
+    @staticmethod
+    def forward(
+        query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool, options: Any
+    ) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, mask, dropout, causal, **options)
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        dropout: float,
+        causal: bool,
+        options: Any,
+    ) -> tuple[Tensor, int]:
+        clients = info.batch_size
+        tensors = [stacked(tensor, dim, clients) for tensor, dim in zip((query, key, value), in_dims[:3], strict=True)]
+        folded = [tensor.flatten(0, 1) if tensor.dim() > 3 else tensor for tensor in tensors]
+        if mask is not None:
+            mask = _folded_mask(stacked(mask, in_dims[3], clients), tensors[0])
+        output = F.scaled_dot_product_attention(*folded, mask, dropout, causal, **options)
+        return output.view(*tensors[0].shape[:-1], output.shape[-1]), 0
+
+
+def _folded_mask(mask: Tensor, query: Tensor) -> Tensor:
+    """A mask `[C, …]` of any rank that broadcasts to a client's scores, for a folded query."""
+    mask = mask.view(len(mask), *(1,) * (query.dim() - mask.dim()), *mask.shape[1:])
+    if query.dim() <= 3:
+        return mask
+    return mask.expand(-1, query.shape[1], *mask.shape[2:]).flatten(0, 1)
+
+
+class FoldAttention(TorchFunctionMode):
+    """Replaces torch's attention, which modules call as a function, by `FoldedAttention`."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        return _fold(*args, **(kwargs or {}))
+
+
+def _fold(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> Tensor:
+    apply: Callable[..., Tensor] = FoldedAttention.apply
+    return apply(query, key, value, attn_mask, dropout_p, is_causal, options)
+
+
+@contextmanager
+def full_masks() -> Iterator[None]:
+    """Make Hugging Face models build every mask in full.
+
+    Otherwise they leave out a mask that hides nothing, and to know that they read the client's padding mask.
+    """
+    masking: Any = sys.modules.get("transformers.masking_utils")  # loaded if there is such a model
+    if masking is None:
+        yield
+        return
+    functions = masking.ALL_MASK_ATTENTION_FUNCTIONS
+    names = ("eager", "sdpa")
+    for name in names:
+        functions[name] = partial(_full_mask, functions[name])
+    try:
+        yield
+    finally:
+        for name in names:
+            del functions[name]
+
+
+def _full_mask(make: Callable[..., Any], *args: Any, attention_mask: Tensor | None = None, **options: Any) -> Any:
+    if attention_mask is not None:
+        options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    return make(*args, attention_mask=attention_mask, **options)
