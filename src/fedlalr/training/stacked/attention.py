@@ -1,16 +1,12 @@
 """Attention over a stack of clients.
 
 Under vmap, torch cannot see that a tensor requires a gradient, so it may choose an attention kernel without one. Here
-the clients are folded into the batch, and torch chooses among all its kernels as for one model. Hugging Face's masks
-get the same treatment: they read the values of a padding mask to save work, which vmap cannot do.
+the clients are folded into the batch, and torch chooses among all its kernels as for one model.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -80,30 +76,3 @@ def _fold(
 ) -> Tensor:
     apply: Callable[..., Tensor] = FoldedAttention.apply
     return apply(query, key, value, attn_mask, dropout_p, is_causal, options)
-
-
-@contextmanager
-def full_masks() -> Iterator[None]:
-    """Make Hugging Face models build every mask in full.
-
-    Otherwise they leave out a mask that hides nothing, and to know that they read the client's padding mask.
-    """
-    masking: Any = sys.modules.get("transformers.masking_utils")  # loaded if there is such a model
-    if masking is None:
-        yield
-        return
-    functions = masking.ALL_MASK_ATTENTION_FUNCTIONS
-    names = ("eager", "sdpa")
-    for name in names:
-        functions[name] = partial(_full_mask, functions[name])
-    try:
-        yield
-    finally:
-        for name in names:
-            del functions[name]
-
-
-def _full_mask(make: Callable[..., Any], *args: Any, attention_mask: Tensor | None = None, **options: Any) -> Any:
-    if attention_mask is not None:
-        options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    return make(*args, attention_mask=attention_mask, **options)

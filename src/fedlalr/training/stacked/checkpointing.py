@@ -6,7 +6,6 @@ checkpointed: the backward pass computes it again, with the same dropout.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -17,6 +16,7 @@ from torch.func import functional_call, vmap
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
+from fedlalr.hf import checkpointed_layers
 from fedlalr.training.stacked.grouped_layers import Batched
 from fedlalr.training.torch_internals import function_modes, tree_flatten, tree_unflatten
 
@@ -51,12 +51,10 @@ def _within(modes: list[TorchFunctionMode]) -> Iterator[None]:
 
 def stack_checkpoints(model: nn.Module) -> None:
     """Let the checkpointed Hugging Face layers of a model run over a stack."""
-    layers: Any = sys.modules.get("transformers.modeling_layers")  # loaded if there is such a model
-    for layer in model.modules():
-        if layers is not None and isinstance(layer, layers.GradientCheckpointingLayer) and layer.gradient_checkpointing:
-            plain = object.__new__(type(layer))
-            plain.__dict__.update(layer.__dict__, gradient_checkpointing=False)
-            layer.__dict__["_gradient_checkpointing_func"] = partial(_checkpointed, plain)
+    for layer in checkpointed_layers(model):
+        plain = object.__new__(type(layer))
+        plain.__dict__.update(layer.__dict__, gradient_checkpointing=False)
+        layer._gradient_checkpointing_func = partial(_checkpointed, plain)
 
 
 def _checkpointed(layer: nn.Module, call: partial[Any], *args: Any) -> Any:

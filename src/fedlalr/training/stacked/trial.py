@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from fedlalr.hf import checkpointed_layers
 from fedlalr.training.interfaces import Buffers, Training, real_numbers
 from fedlalr.training.stacked.forms import stacked_form
 from fedlalr.training.stacked.gradient import Batch, ForwardGradient, StackedGradient
@@ -109,9 +110,8 @@ class StackingTrial:
         self._model = copied(training.model)
         if not self._model.training:
             self._model.train()
-        for layer in self._model.modules():
-            if getattr(layer, "gradient_checkpointing", False):  # would compute again with dropout
-                layer.gradient_checkpointing = False  # type: ignore[assignment]
+        for layer in checkpointed_layers(self._model):
+            layer.gradient_checkpointing = False  # the second run would draw dropout, which is turned off in the first
         self._buffers = get_buffers(self._model)
 
     def check(self, gradient: StackedGradient) -> None:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from fedlalr.hf import full_masks
 from fedlalr.training.interfaces import Buffers
-from fedlalr.training.stacked.attention import FoldAttention, full_masks
+from fedlalr.training.stacked.attention import FoldAttention
 from fedlalr.training.stacked.checked_embedding import checked_embedding
 from fedlalr.training.stacked.checkpointing import stack_checkpoints
 from fedlalr.training.stacked.grouped_layers import grouped_layer
