@@ -64,7 +64,9 @@ def test_queries_without_a_batch_are_folded_too():
     query, mask = numbers(CLIENTS, LENGTH, WIDTH), boolean(CLIENTS, LENGTH, LENGTH)
     with FoldAttention():
         together = vmap(lambda one, seen: F.scaled_dot_product_attention(one, one, one, seen))(query, mask)
-    alone = torch.stack([F.scaled_dot_product_attention(*(one,) * 3, seen) for one, seen in zip(query, mask, strict=True)])
+    alone = torch.stack(
+        [F.scaled_dot_product_attention(*(one,) * 3, seen) for one, seen in zip(query, mask, strict=True)]
+    )
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-14)
 
 
