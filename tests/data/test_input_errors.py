@@ -66,14 +66,6 @@ def test_clients_of_another_form_are_refused_with_what_to_make_of_them(clients, 
         as_clients(clients)
 
 
-def test_data_sets_of_another_library_are_told_from_torchs():
-    datasets = pytest.importorskip("datasets")
-    with pytest.raises(
-        TypeError, match=r"client 0 is a datasets\.Dataset; .* a torch Dataset .*Wrap it in a class Own"
-    ):
-        as_clients([datasets.Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]})])
-
-
 def test_tables_of_pandas_are_refused_with_the_way_to_tensors():
     pandas = pytest.importorskip("pandas")
     table, column = pandas.DataFrame({"a": [1.5, 2.0]}), pandas.Series([0, 1])
@@ -87,17 +79,21 @@ def test_tables_of_pandas_are_refused_with_the_way_to_tensors():
     ("samples", "message"),
     [
         (
-            [{"ids": torch.zeros(2), "mask": torch.zeros(2), "label": 0}] * 2,
-            r"not a dict of 'ids', 'mask', 'label'; wrap it .* \(sample\['ids'\], sample\['label'\]\)",
+            [{f"column {i}": i for i in range(9)}] * 2,
+            "dicts of 'column 0', .* 'column 4', …, without labels or label; .*with target=, such as target='column 8'",
         ),
-        ([{f"column {i}": i for i in range(9)}] * 2, "a dict of 'column 0', .* 'column 4', …; wrap it"),
-        ([(torch.zeros(2), torch.zeros(2), 0)] * 2, "not 3 items; pack several inputs into one tensor"),
-        ([((torch.zeros(2), torch.zeros(3)), 0)] * 2, "not a tuple; pack several tensors into one"),
-        ([({"a": torch.zeros(2)}, 0)] * 2, "as the input of a sample, not a dict; pack several tensors"),
-        ([("some words", 0)] * 2, "not a str; convert words to numbers"),
-        ([([1.0, 2.0], 0)] * 2, r"not a list; convert it with torch.tensor\(values\)"),
-        ([(torch.zeros(2), "yes")] * 2, "as the target of a sample, not a str"),
-        ([(torch.zeros(3), 0), (torch.zeros(5), 0)], r"inputs of different shapes, such as \(3,\) and \(5,\); .*pad\("),
+        ([{"ids": 1, "labels": 0}, {"ids": 1, "mask": 1, "labels": 0}], "samples have different keys, such as mask"),
+        ([{"labels": 0}] * 2, "only the target's key, 'labels'; the model needs inputs"),
+        ([{"text": "some words", "labels": 0}] * 2, r"text as their input 'text'; .*dataset.remove_columns\(names\)"),
+        ([(torch.zeros(2), torch.zeros(2), 0)] * 2, r"not 3 items; .* as a tuple, \(\(first, second\), target\)"),
+        ([([torch.zeros(2), torch.zeros(2)], 0)] * 2, "or a tuple or dict of them, not a list"),
+        ([("some words", 0)] * 2, "text as their input; convert words to numbers"),
+        ([(torch.zeros(2), "yes")] * 2, "text as their target"),
+        (
+            [(torch.zeros(3), 0), (torch.zeros(5), 0)],
+            r"inputs of different shapes, .* \(3,\) and \(5,\); pass collate_fn=",
+        ),
+        ([{"x": [1, 2], "label": 0}, {"x": [1], "label": 0}], r"inputs 'x' of .* \(1,\) and \(2,\); pass collate_fn="),
         ([(torch.zeros(3), torch.zeros(2)), (torch.zeros(3), torch.zeros(1))], r"targets of different shapes"),
         ([(object(), 0), (object(), 0)], "client 1's samples: .*object"),
     ],

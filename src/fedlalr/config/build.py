@@ -51,6 +51,7 @@ def build_population(config: Config) -> Population:
 def build_model(config: ModelConfig, population: Population, seed: int) -> nn.Module:
     """The model. Sizes that are not given come from the data; the seed determines the weights."""
     inputs, _ = population.batch(0, torch.arange(1))
+    assert isinstance(inputs, Tensor)  # as in every data set that a configuration can name
     sample = tuple(inputs.shape[1:])
     sizes: dict[str, Any] = {
         "inputs": inputs[0].numel(),

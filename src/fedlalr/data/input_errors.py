@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
 
 import numpy as np
 import torch
@@ -10,14 +10,23 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from fedlalr.data.partition import Partition
+from fedlalr.data.trees import named_leaves
 
-_WANTED = "every client must be a pair of tensors (inputs, targets), or every client a torch Dataset with a length"
+_WANTED = (
+    "every client must be a pair (inputs, targets) of tensors, or of tuples or dicts of them, or every client a torch "
+    "Dataset with a length"
+)
 _PAD = "; pad sequences to one length with torch.nn.functional.pad(sequence, (0, length - len(sequence)))"
 
 
-def check_rows(whose: str, inputs: object, targets: object) -> None:
-    """Reject tensors that cannot be indexed by sample along the first dimension."""
-    for what, values in (("inputs", inputs), ("targets", targets)):
+def check_rows(whose: str, have: str, inputs: object, targets: object) -> None:
+    """Reject tensors that cannot be indexed by sample along the first dimension, or disagree in the number of samples.
+
+    `have` begins the sentence about the numbers, such as "client 1 has".
+    """
+    trees = (("inputs", inputs), ("targets", targets))
+    parts = {f"{what}{name}": leaf for what, tree in trees for name, leaf in named_leaves(tree).items()}
+    for what, values in parts.items():
         if not isinstance(values, Tensor):
             continue
         if values.is_nested:
@@ -29,6 +38,11 @@ def check_rows(whose: str, inputs: object, targets: object) -> None:
         else:
             continue
         raise TypeError(f"{whose} {what} are {form}")
+    first, *others = parts
+    for other in others:
+        if len(parts[other]) != len(parts[first]):
+            counts = f"{len(parts[first])} {first} but {len(parts[other])} {other}"
+            raise ValueError(f"{have} {counts}; they must pair up")
 
 
 def explain_clients(clients: object) -> str:
@@ -62,7 +76,10 @@ def explain_client(number: int, client: object) -> str:
             f"torch.tensor(table.to_numpy(), dtype=torch.float32) and labels with torch.tensor(column.to_numpy())"
         )
     if isinstance(client, DataLoader):
-        return f"client {number} is a DataLoader; pass its data set, loader.dataset: the run forms the batches itself"
+        return (
+            f"client {number} is a DataLoader; pass its data set, loader.dataset: the run forms the batches itself, "
+            f"with collate_fn=loader.collate_fn if the loader has its own"
+        )
     return f"client {number} is {_form(client)}; {_WANTED}{_conversion(client)}"
 
 
@@ -90,48 +107,55 @@ def _conversion(client: object) -> str:
     return ""
 
 
-def explain_sample(client: int, sample: object) -> str:
-    """The error for a data set whose samples are not (input, target)."""
-    start = f"client {client}'s data set must return (input, target) for a sample, not "
-    if isinstance(sample, Mapping):
-        names = [repr(name) for name in sample]
-        shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-        first, last = (names[0], names[-1]) if names else ("'input'", "'target'")
-        return (
-            f"{start}a dict of {shown}; wrap it in a Dataset whose __getitem__ returns two of them, such as "
-            f"(sample[{first}], sample[{last}])"
-        )
+def explain_sample(whose: str, sample: object) -> str:
+    """The error for a data set whose samples are neither (input, target) nor dicts."""
+    start = f"{whose} data set must return (input, target) or a dict for a sample, not "
     if isinstance(sample, tuple | list):
-        return (
-            f"{start}{len(sample)} items; pack several inputs into one tensor with torch.stack or torch.cat "
-            f"and unpack it in the model's forward"
-        )
+        return f"{start}{len(sample)} items; return several inputs as a tuple, ((first, second), target)"
     return f"{start}a {type(sample).__name__}"
 
 
-def explain_part(client: int, what: str, part: object) -> str:
-    """The error for an input or target of a sample that is not a tensor, array or number."""
-    if isinstance(part, str):
-        fix = "convert words to numbers, such as indices in a vocabulary"
-    elif isinstance(part, tuple | list | Mapping) and any(isinstance(one, Tensor) for one in _values(part)):
-        fix = "pack several tensors into one with torch.stack or torch.cat, and unpack it in the model's forward"
-    else:
-        fix = "convert it with torch.tensor(values)"
+def explain_text(whose: str, what: str) -> str:
+    """The error for text in a sample."""
     return (
-        f"client {client}'s data set must return a tensor, an array or a number as the {what} of a sample, not "
-        f"a {type(part).__name__}; {fix}"
+        f"{whose} samples have text as their {what}; convert words to numbers, such as indices in a vocabulary, or "
+        f"leave it out (dataset.remove_columns(names) of Hugging Face datasets)"
     )
 
 
-def explain_shapes(client: int, samples: Sequence[Sequence[object]]) -> str | None:
+def explain_part(whose: str, what: str, part: object) -> str:
+    """The error for an input or target of a sample that is no tensor, array or number, nor a tuple or dict of them."""
+    return (
+        f"{whose} data set must return tensors, arrays or numbers as the {what} of a sample, or a tuple or dict of "
+        f"them, not a {type(part).__name__}; convert it with torch.tensor(values)"
+    )
+
+
+def explain_shapes(whose: str, what: str, parts: Sequence[object]) -> str | None:
     """The error for samples that do not fit into one batch; None if their shapes are not the reason."""
-    for what, parts in zip(("input", "target"), zip(*samples, strict=True), strict=True):
-        shapes = {tuple(shape) for part in parts if (shape := getattr(part, "shape", None)) is not None}
-        if len(shapes) > 1:
-            shown = " and ".join(map(str, sorted(shapes)[:2]))
-            return f"client {client}'s samples have {what}s of different shapes, such as {shown}; use one shape{_PAD}"
-    return None
+    shapes = {tuple(shape) for part in parts if (shape := _shape(part)) is not None}
+    if len(shapes) < 2:
+        return None
+    shown = " and ".join(map(str, sorted(shapes)[:2]))
+    return (
+        f"{whose} samples have {_plural(what)} of different shapes, such as {shown}; pass collate_fn=, a function "
+        f"that pads the samples of a batch, or use one shape"
+    )
 
 
-def _values(parts: Sequence[object] | Mapping[str, object]) -> Sequence[object]:
-    return list(parts.values()) if isinstance(parts, Mapping) else list(parts)
+def _plural(what: str) -> str:
+    kind, *name = what.split(" ", 1)
+    return " ".join([f"{kind}s", *name])
+
+
+def _shape(part: object) -> Sequence[int] | None:
+    if isinstance(part, list):
+        return (len(part),)
+    shape: Sequence[int] | None = getattr(part, "shape", None)
+    return shape
+
+
+def shown_names(names: Iterable[object]) -> str:
+    """The first few names."""
+    every = [repr(name) for name in names]
+    return ", ".join(every[:5]) + (", …" if len(every) > 5 else "")

@@ -1,31 +1,26 @@
 """The clients' data, as engines read it.
 
 `Population` pools the samples of all clients in one place and gives each client an array of indices into it, so that a
-million clients cost one integer per sample. `DatasetClients` serves clients that are torch data sets of their own, read
-sample by sample.
+million clients cost one integer per sample. `DatasetClients` serves clients that are data sets of their own, read batch
+by batch. Inputs and targets are trees (`fedlalr.data.trees`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeGuard, cast
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
-from fedlalr.data.input_errors import (
-    check_rows,
-    explain_client,
-    explain_clients,
-    explain_part,
-    explain_sample,
-    explain_shapes,
-)
+from fedlalr.data.client_forms import as_pair, is_dataset, pooled_tables
+from fedlalr.data.collating import Collate, Target, collate
+from fedlalr.data.input_errors import check_rows, explain_client, explain_clients
 from fedlalr.data.partition import Partition
 from fedlalr.data.random import AUGMENTATION, bits, key
 from fedlalr.data.transforms import Transform
+from fedlalr.data.trees import Tree, device_of, is_tree, leaves, length, map_tree, moved, named_leaves, reshaped, rows
 
 
 class Samples(Protocol):
@@ -51,11 +46,11 @@ class Clients(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batch(self, client: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, client: int, positions: Tensor) -> tuple[Tree, Tree]:
         """Inputs and targets at positions within a client's own samples, ready for the model, without augmentation."""
         ...
 
-    def training_batch(self, client: int, positions: Tensor, seed: int, round: int, step: int) -> tuple[Tensor, Tensor]:
+    def training_batch(self, client: int, positions: Tensor, seed: int, round: int, step: int) -> tuple[Tree, Tree]:
         """The same with the augmentation of (seed, round, client, step)."""
         ...
 
@@ -69,46 +64,47 @@ class Population:
 
     def __init__(
         self,
-        inputs: Samples,
-        targets: Tensor,
+        inputs: Samples | Tree,
+        targets: Tree,
         partition: Partition,
         *,
         transform: Transform | None = None,
-        test: tuple[Samples, Tensor] | None = None,
+        test: Any = None,
         classes: int | None = None,
         name: str = "",
     ) -> None:
-        if isinstance(inputs, np.ndarray) or isinstance(targets, np.ndarray):
+        if any(isinstance(leaf, np.ndarray) for leaf in (*leaves(inputs), *leaves(targets))):
             raise TypeError("the samples are NumPy arrays; convert them with torch.from_numpy(array)")
-        if not hasattr(inputs, "device") or not isinstance(targets, Tensor):
+        if not all(hasattr(leaf, "device") for leaf in leaves(inputs)) or not is_tree(targets):
             raise TypeError(
-                f"the samples must be two tensors, inputs and targets, not {type(inputs).__name__} and "
-                f"{type(targets).__name__}; convert them with torch.tensor(values)"
+                f"the samples must be two tensors, inputs and targets, or tuples or dicts of tensors, not "
+                f"{type(inputs).__name__} and {type(targets).__name__}; convert them with torch.tensor(values)"
             )
-        check_rows("the", inputs, targets)
-        if len(inputs) != len(targets):
-            raise ValueError(f"there are {len(inputs)} inputs but {len(targets)} targets; they must pair up")
+        check_rows("the", "there are", inputs, targets)
+        count = length(targets)
         if not isinstance(partition, Partition):
             raise TypeError(
                 f"partition must be a result of fl.data.partition(labels, …), not a {type(partition).__name__}; "
                 f"convert one list of sample indices per client with fl.data.Partition.from_lists(lists)"
             )
         indices = partition.indices
-        if len(indices) and not 0 <= indices.min() <= indices.max() < len(targets):
+        if len(indices) and not 0 <= indices.min() <= indices.max() < count:
             raise ValueError(
-                f"the partition has indices from {indices.min()} to {indices.max()}, but there are {len(targets)} "
-                f"samples, 0 to {len(targets) - 1}; partition the labels of these samples"
+                f"the partition has indices from {indices.min()} to {indices.max()}, but there are {count} "
+                f"samples, 0 to {count - 1}; partition the labels of these samples"
             )
         if transform is not None and not all(hasattr(transform, name) for name in ("draws", "train", "test")):
             raise TypeError(
                 f"transform must have draws, train and test, like fl.data.FlipCrop; "
                 f"a {type(transform).__name__} does not"
             )
-        self.inputs, self.targets, self.partition = inputs, targets, partition
+        self.inputs: Any = inputs
+        self.targets: Any = targets
+        self.partition = partition
         self.transform, self.test, self.classes, self.name = transform, test, classes, name
         self._sizes = torch.from_numpy(partition.sizes)
         self._starts = torch.from_numpy(partition.offsets[:-1])
-        self._indices = torch.from_numpy(partition.indices).to(inputs.device)
+        self._indices = torch.from_numpy(partition.indices).to(device_of(inputs))
 
     @property
     def sizes(self) -> Tensor:
@@ -124,14 +120,13 @@ class Population:
         """Pool indices of the samples at `positions` `[C, …]` of each client `[C]`; padding comes out as −1."""
         starts = self._starts[clients].to(positions.device)
         starts = starts.view(-1, *[1] * (positions.dim() - 1))
-        rows = self._indices[(starts + positions.clamp(min=0))]
-        return torch.where(positions < 0, positions, rows)
+        found = self._indices[(starts + positions.clamp(min=0))]
+        return torch.where(positions < 0, positions, found)
 
-    def gather(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def gather(self, index: Tensor) -> tuple[Tree, Tree]:
         """Raw inputs and targets at pool indices of any shape."""
-        flat = rows.reshape(-1)
-        inputs, targets = self.inputs[flat], self.targets[flat]
-        return inputs.view(*rows.shape, *inputs.shape[1:]), targets.view(*rows.shape, *targets.shape[1:])
+        flat = index.reshape(-1)
+        return reshaped(rows(self.inputs, flat), index.shape), reshaped(rows(self.targets, flat), index.shape)
 
     def draws(self, seed: int, round: int, clients: Tensor, step: int | Tensor, width: int) -> Tensor:
         """The augmentation's random integers for one local batch of each client, `[C, width, draws]`."""
@@ -142,28 +137,30 @@ class Population:
         draw = torch.arange(count, device=clients.device)
         return bits(key(seed, AUGMENTATION, round), clients[:, None, None], step, place, draw)
 
-    def batch(self, client: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, client: int, positions: Tensor) -> tuple[Tree, Tree]:
         inputs, targets = self._at(client, positions)
         return (self.transform.test(inputs) if self.transform is not None else inputs), targets
 
-    def training_batch(self, client: int, positions: Tensor, seed: int, round: int, step: int) -> tuple[Tensor, Tensor]:
+    def training_batch(self, client: int, positions: Tensor, seed: int, round: int, step: int) -> tuple[Tree, Tree]:
         inputs, targets = self._at(client, positions)
         if self.transform is not None:
-            random = self.draws(seed, round, torch.tensor([client], device=inputs.device), step, len(positions))[0]
+            random = self.draws(seed, round, torch.tensor([client], device=self._indices.device), step, len(positions))[
+                0
+            ]
             inputs = self.transform.train(inputs, random)
         return inputs, targets
 
-    def _at(self, client: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _at(self, client: int, positions: Tensor) -> tuple[Any, Any]:
         start = int(self._starts[client])
-        rows = self._indices[start + positions.to(self._indices.device)]
-        return self.inputs[rows], self.targets[rows]
+        index = self._indices[start + positions.to(self._indices.device)]
+        return rows(self.inputs, index), rows(self.targets, index)
 
     def to(self, device: torch.device) -> Population:
-        if self.inputs.device == device and self.targets.device == device:
+        if all(leaf.device == device for leaf in (*leaves(self.inputs), *leaves(self.targets))):
             return self
         return Population(
-            cast(Samples, self.inputs.to(device)),
-            self.targets.to(device),
+            moved(self.inputs, device),
+            moved(self.targets, device),
             self.partition,
             transform=self.transform,
             test=self.test,
@@ -173,107 +170,139 @@ class Population:
 
 
 class DatasetClients:
-    """Clients that are separate torch data sets. Samples are read and collated when a batch needs them."""
+    """Clients that are separate data sets. Samples are read and collated when a batch needs them."""
 
-    def __init__(self, datasets: Sequence[Dataset[Any]], device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        datasets: Sequence[Any],
+        device: torch.device | None = None,
+        *,
+        target: Target | None = None,
+        collate_fn: Collate | None = None,
+    ) -> None:
         self.datasets = datasets
         self.device = device or torch.device("cpu")
-        self._sizes = torch.tensor([len(dataset) for dataset in datasets], device="cpu")  # type: ignore[arg-type]
+        self.target, self.collate_fn = target, collate_fn
+        self._sizes = torch.tensor([len(dataset) for dataset in datasets], device="cpu")
 
     @property
     def sizes(self) -> Tensor:
         return self._sizes
 
+    @property
+    def note(self) -> str:
+        """How the samples are read, for the user."""
+        why = "collate_fn forms every batch" if self.collate_fn is not None else "they are data sets"
+        return f"the clients' samples are read batch by batch, because {why}"
+
     def __len__(self) -> int:
         return len(self.datasets)
 
-    def batch(self, client: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-        dataset = self.datasets[client]
-        samples = [dataset[int(position)] for position in positions]
-        for sample in samples:
-            if not isinstance(sample, tuple | list) or len(sample) != 2:
-                raise ValueError(explain_sample(client, sample))
-        try:
-            inputs, targets = default_collate(samples)
-        except (RuntimeError, TypeError) as error:
-            raise ValueError(explain_shapes(client, samples) or f"client {client}'s samples: {error}") from error
-        for what, part, one in zip(("input", "target"), (inputs, targets), samples[0], strict=True):
-            if not isinstance(part, Tensor):
-                raise ValueError(explain_part(client, what, one))
-        return inputs.to(self.device), targets.to(self.device)
+    def read(self, client: int, positions: Tensor) -> list[Any]:
+        """The samples at positions of a client's data set."""
+        dataset, places = self.datasets[client], positions.tolist()
+        if hasattr(dataset, "__getitems__"):  # torch's name for reading several samples at once
+            return list(dataset.__getitems__(places))
+        return [dataset[place] for place in places]
 
-    def training_batch(self, client: int, positions: Tensor, seed: int, round: int, step: int) -> tuple[Tensor, Tensor]:
+    def collate(self, samples: list[Any], whose: str) -> tuple[Tree, Tree]:
+        """Inputs and targets of samples that were read."""
+        inputs, targets = collate(samples, whose, self.target, self.collate_fn)
+        return moved(inputs, self.device), moved(targets, self.device)
+
+    def batch(self, client: int, positions: Tensor) -> tuple[Tree, Tree]:
+        return self.collate(self.read(client, positions), f"client {client}'s")
+
+    def joint_batch(self, clients: Sequence[int], positions: Sequence[Tensor]) -> tuple[Tree, Tree]:
+        """The batches of several clients one after the other, collated together and so padded alike."""
+        samples = [sample for each in zip(clients, positions, strict=True) for sample in self.read(*each)]
+        return self.collate(samples, f"client {clients[0]}'s" if len(clients) == 1 else "the clients'")
+
+    def training_batch(self, client: int, positions: Tensor, seed: int, round: int, step: int) -> tuple[Tree, Tree]:
         return self.batch(client, positions)
 
     def to(self, device: torch.device) -> DatasetClients:
-        return DatasetClients(self.datasets, device)
+        return DatasetClients(self.datasets, device, target=self.target, collate_fn=self.collate_fn)
 
 
-def as_clients(clients: object) -> Clients:
-    """Accept what `fl.run` accepts: a population, or a sequence of (inputs, targets) tensors or torch data sets."""
+def as_clients(clients: object, target: Target | None = None, collate_fn: Collate | None = None) -> Clients:
+    """Accept what `fl.run` accepts: a population, or a sequence of (inputs, targets) pairs, dicts or data sets."""
     if isinstance(clients, Population | DatasetClients):
         _check_not_empty(clients.sizes)
+        if isinstance(clients, DatasetClients) and (target or collate_fn):
+            return DatasetClients(
+                clients.datasets,
+                clients.device,
+                target=target or clients.target,
+                collate_fn=collate_fn or clients.collate_fn,
+            )
         return clients
-    if not isinstance(clients, Sequence) or isinstance(clients, str | Partition) or _is_pair(clients):
+    if not isinstance(clients, Sequence) or isinstance(clients, str | Partition) or _is_one_pair(clients):
         raise TypeError(explain_clients(clients))
     if not clients:
         raise ValueError("there are no clients; pass at least one (inputs, targets) pair")
-    pairs: list[Any] = [plain_tensors(client) for client in clients]
-    if all(_is_pair(pair) for pair in pairs):
-        return _pool(pairs)
+    if collate_fn is None:
+        pairs = [as_pair(client, f"client {i}'s", target) for i, client in enumerate(clients)]
+        if all(pair is not None for pair in pairs):
+            return _pool([pair for pair in pairs if pair is not None])
     if all(map(is_dataset, clients)):
-        datasets = DatasetClients(clients)
+        tables = pooled_tables(clients, target) if collate_fn is None else None
+        if tables is not None:
+            return _pool(tables)
+        datasets = DatasetClients(clients, target=target, collate_fn=collate_fn)
         _check_not_empty(datasets.sizes)
         return datasets
-    odd = next((i for i, pair in enumerate(pairs) if not _is_pair(pair) and not is_dataset(clients[i])), None)
+    odd = next((i for i, one in enumerate(clients) if not is_dataset(one) and (collate_fn or pairs[i] is None)), None)
     if odd is None:
         raise TypeError(
             "some clients are pairs of tensors and others torch Datasets; convert each pair with "
             "torch.utils.data.TensorDataset(inputs, targets)"
         )
+    if collate_fn is not None and as_pair(clients[odd], f"client {odd}'s", target) is not None:
+        raise TypeError(
+            f"collate_fn= forms batches of the samples of data sets, but client {odd} consists of tensors; leave "
+            f"collate_fn out, or pass data sets"
+        )
     raise TypeError(explain_client(odd, clients[odd]))
 
 
-def plain_tensors(data: Any) -> Any:
-    """The tensors of a data set that returns them unchanged; a subclass may change them, so it does not count."""
-    is_plain = isinstance(data, TensorDataset) and type(data).__getitem__ is TensorDataset.__getitem__
-    return data.tensors if is_plain else data
+def _is_one_pair(clients: Sequence[object]) -> bool:
+    return len(clients) == 2 and any(isinstance(part, Tensor) for part in clients)
 
 
-def is_dataset(client: object) -> TypeGuard[Dataset[Any]]:
-    """Whether samples can be read by index. Those of a stream cannot, even if it knows its length."""
-    return isinstance(client, Dataset) and hasattr(client, "__len__") and not isinstance(client, IterableDataset)
-
-
-def _is_pair(client: object) -> bool:
-    return isinstance(client, Sequence) and len(client) == 2 and all(isinstance(part, Tensor) for part in client)
-
-
-def _pool(pairs: Sequence[tuple[Tensor, Tensor]]) -> Population:
-    first_inputs, first_targets = pairs[0]
-    for i, (inputs, targets) in enumerate(pairs):
-        check_rows(f"client {i}'s", inputs, targets)
-        if len(inputs) != len(targets):
-            raise ValueError(f"client {i} has {len(inputs)} inputs but {len(targets)} targets; they must pair up")
-        for what, mine, theirs in (("inputs", inputs, first_inputs), ("targets", targets, first_targets)):
-            if mine.device != theirs.device:
-                raise ValueError(
-                    f"client {i}'s {what} are on {mine.device} but client 0's on {theirs.device}; "
-                    f"put all data on one device (the run moves it to the device it uses)"
-                )
-            if mine.shape[1:] != theirs.shape[1:] or mine.dtype != theirs.dtype:
-                raise ValueError(
-                    f"client {i}'s {what} are {tuple(mine.shape[1:])} {mine.dtype} per sample, "
-                    f"client 0's {tuple(theirs.shape[1:])} {theirs.dtype}; all clients must agree"
-                )
-        if inputs.device != targets.device:
-            raise ValueError(
-                f"client {i} has inputs on {inputs.device} and targets on {targets.device}; use one device"
-            )
-    sizes = torch.tensor([len(targets) for _, targets in pairs], device="cpu")
+def _pool(pairs: Sequence[tuple[Tree, Tree]]) -> Population:
+    first = [named_leaves(part) for part in pairs[0]]
+    for i, pair in enumerate(pairs):
+        check_rows(f"client {i}'s", f"client {i} has", *pair)
+        for what, part, theirs in zip(("inputs", "targets"), pair, first, strict=True):
+            _check_alike(i, what, named_leaves(part), theirs)
+        devices = [device_of(part) for part in pair]
+        if devices[0] != devices[1]:
+            raise ValueError(f"client {i} has inputs on {devices[0]} and targets on {devices[1]}; use one device")
+    sizes = torch.tensor([length(targets) for _, targets in pairs], device="cpu")
     _check_not_empty(sizes)
     partition = Partition(np.arange(int(sizes.sum())), np.concatenate([[0], np.cumsum(sizes.numpy())]))
-    return Population(torch.cat([i for i, _ in pairs]), torch.cat([t for _, t in pairs]), partition)
+    inputs, targets = (map_tree(lambda *parts: torch.cat(parts), *trees) for trees in zip(*pairs, strict=True))
+    return Population(inputs, targets, partition)
+
+
+def _check_alike(client: int, what: str, mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    """Reject a client whose samples differ in form from client 0's."""
+    if mine.keys() != theirs.keys():
+        shown = " and ".join(", ".join(names) or "one tensor" for names in (mine, theirs))
+        raise ValueError(f"client {client}'s and client 0's {what} differ: {shown}; all clients must agree")
+    for name, tensor in mine.items():
+        other = theirs[name]
+        if tensor.device != other.device:
+            raise ValueError(
+                f"client {client}'s {what}{name} are on {tensor.device} but client 0's on {other.device}; "
+                f"put all data on one device (the run moves it to the device it uses)"
+            )
+        if tensor.shape[1:] != other.shape[1:] or tensor.dtype != other.dtype:
+            raise ValueError(
+                f"client {client}'s {what}{name} are {tuple(tensor.shape[1:])} {tensor.dtype} per sample, "
+                f"client 0's {tuple(other.shape[1:])} {other.dtype}; all clients must agree"
+            )
 
 
 def _check_not_empty(sizes: Tensor) -> None:

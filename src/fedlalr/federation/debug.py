@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.common.printable import printable
+from fedlalr.data.trees import named_leaves
 from fedlalr.federation.replies.screening import Rejection
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.interfaces import Trace, Training, Work
@@ -128,8 +129,13 @@ def _describe_data(training: Training, client: int) -> tuple[str, ...]:
     size = int(training.clients.sizes[client])
     try:
         inputs, targets = training.clients.batch(client, torch.arange(size, device="cpu"))
-        lines = [f"{size} samples", describe("inputs", inputs), describe("targets", targets)]
-        if not targets.is_floating_point():
+        parts = {
+            f"{what}{name}": leaf
+            for what, tree in (("inputs", inputs), ("targets", targets))
+            for name, leaf in named_leaves(tree).items()
+        }
+        lines = [f"{size} samples", *(describe(name, leaf) for name, leaf in parts.items())]
+        if isinstance(targets, Tensor) and not targets.is_floating_point():
             labels, counts = torch.unique(targets, return_counts=True)
             each = [f"{int(label)}: {int(n)}" for label, n in zip(labels, counts, strict=True)]
             more = f", and {len(each) - SHOWN_LABELS} more" if len(each) > SHOWN_LABELS else ""

@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fedlalr.data.population import Samples
+from fedlalr.data.test_set import as_test
 from fedlalr.data.transforms import Transform
+from fedlalr.data.trees import Tree, leaves, moved
 from fedlalr.federation.metrics import Metrics, metrics_of, readable
+from fedlalr.training.calling import outputs_and_loss
 from fedlalr.training.memory import is_out_of_memory
 from fedlalr.training.options import Loss
 from fedlalr.training.ranks import ALONE, Ranks
 from fedlalr.training.stacked.forms import inference_form
-from fedlalr.training.stacked.masked_loss import ignored_label
+from fedlalr.training.stacked.masked_loss import IGNORED_LABEL, has_tokens, ignored_label
 from fedlalr.training.torch_state import in_mode
 
 
@@ -38,8 +40,8 @@ NUMBERS_AT_ONCE = 1 << 24
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
-    test: tuple[Samples, Tensor],
-    loss: Loss,
+    test: object,
+    loss: Loss | Literal["model"],
     *,
     transform: Transform | None = None,
     batch_size: int | None = None,
@@ -49,46 +51,49 @@ def evaluate(
 ) -> Evaluation:
     """Run a module over a test set in evaluation mode, on the device of its parameters; each rank over its share.
 
-    A batch that does not fit into memory is split until it does. With metrics, every rank sees the whole set.
+    A batch that does not fit into memory is split until it does. With metrics, every rank sees the whole set. `test` is
+    anything that `as_test` accepts.
     """
     ranks = ALONE if metrics else ranks
     seen: tuple[list[Tensor], list[Tensor]] = ([], [])
-    inputs, targets = test
+    held_out = as_test(test)
     device = next(model.parameters()).device
     ignored, weights = ignored_label(loss), _class_weights(loss)
-    forward: Callable[[Tensor], Tensor] | None = None
+    forward: Callable[..., Any] | None = None
 
     def measure(index: Tensor) -> Tensor:
         """The sum of the losses, the correct predictions, how many targets count, whether they are classes, and the
         divisor of the losses: the number of targets, or the weights of their classes."""
         nonlocal forward
-        batch = inputs[index].to(device)
+        batch, wanted = (moved(part, device) for part in held_out.batch(0, index))
         batch = transform.test(batch) if transform is not None else batch
         if forward is None:
-            forward = inference_form(model, compute, batch.shape[1:]) or partial(_run_module, model)
-        wanted = targets[index.to(targets.device)].to(device)
+            fast = inference_form(model, compute, batch.shape[1:]) if isinstance(batch, Tensor) else None
+            forward = fast or partial(_run_module, model)
         tally = torch.zeros(5, device=device, dtype=torch.float64)
         with torch.autocast(device.type, compute, enabled=compute is not None):
-            outputs = forward(batch)
-            mean = loss(outputs, wanted).double()
-        tally[2] = len(wanted)
+            outputs, mean = outputs_and_loss(forward, loss, batch, wanted)
+            mean = mean.double()
+        tally[2] = len(index)
         if is_class_target(outputs, wanted):
             # the argmax of NaN is class 0, which must not count as correct
             hits = (outputs.argmax(1) == wanted) & outputs.amax(1).isfinite()
-            counted = torch.ones_like(wanted, dtype=torch.bool) if ignored is None else wanted != ignored
+            counted = wanted != (IGNORED_LABEL if ignored is None else ignored)
             tally[1], tally[2], tally[3] = (hits & counted).sum(), counted.sum(), 1
             each = counted if weights is None else weights.to(device)[wanted.where(counted, 0).long()] * counted
             tally[4] = each.double().sum()
         else:
-            tally[4] = tally[2]
+            tally[4] = _weight(wanted, len(index))
         tally[0] = torch.where(tally[4] > 0, mean * tally[4], 0.0)  # the mean over no targets is NaN
         if metrics:
             seen[0].append(readable(outputs))
             seen[1].append(readable(wanted))
         return tally
 
-    places = torch.arange(len(targets), device=inputs.device)
-    batches = torch.split(places, batch_size or _at_once(inputs[places[:1]][0].numel(), device))
+    places = torch.arange(int(held_out.sizes[0]), device="cpu")
+    sample, _ = held_out.batch(0, places[:1])
+    numbers = sum(leaf.numel() for leaf in leaves(sample))
+    batches = torch.split(places, batch_size or _at_once(numbers, device))
     tally = torch.zeros(5, device=device, dtype=torch.float64)
     with in_mode(model, training=False):
         for index in batches[ranks.rank :: ranks.count]:
@@ -121,22 +126,30 @@ def _in_parts(measure: Callable[[Tensor], Tensor], index: Tensor) -> Tensor:
     return _in_parts(measure, first) + _in_parts(measure, second)
 
 
+def _weight(targets: Tree, samples: int) -> Tensor | int:
+    """The weight of a batch in the mean loss: its samples or, for tokens, the targets that are not ignored."""
+    if isinstance(targets, Tensor) and has_tokens(targets):
+        return (targets != IGNORED_LABEL).sum()
+    return samples
+
+
 def _at_once(numbers: int, device: torch.device) -> int:
     """The batch size for samples of this many numbers."""
     return SAMPLES_AT_ONCE if device.type == "cpu" else min(max(NUMBERS_AT_ONCE // max(numbers, 1), 1), 1 << 13)
 
 
-def _run_module(model: nn.Module, batch: Tensor) -> Tensor:
-    if batch.is_cuda and batch.dim() == 4:
-        batch = batch.contiguous(memory_format=torch.channels_last)  # most convolutions are faster in this format
-    outputs: Tensor = model(batch)
-    return outputs
+def _run_module(model: nn.Module, *inputs: Any, **named: Any) -> Any:
+    if len(inputs) == 1 and not named and inputs[0].is_cuda and inputs[0].dim() == 4:
+        # most convolutions are faster in this format
+        return model(inputs[0].contiguous(memory_format=torch.channels_last))
+    return model(*inputs, **named)
 
 
-def is_class_target(outputs: Tensor, targets: Tensor) -> bool:
+def is_class_target(outputs: Any, targets: Any) -> bool:
     """Whether targets are class indices for outputs `[B, classes, …]` of more than one class."""
     return (
         isinstance(outputs, Tensor)
+        and isinstance(targets, Tensor)
         and not targets.is_floating_point()
         and outputs.dim() == targets.dim() + 1
         and outputs.shape[1] > 1

@@ -16,6 +16,7 @@ from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.data.population import Clients, as_clients
 from fedlalr.federation.observers import Observer, RunInfo
 from fedlalr.federation.record import Record
+from fedlalr.training.calling import batch_loss
 from fedlalr.training.interfaces import Probe, Trace
 from fedlalr.training.layout import Layout
 from fedlalr.training.options import Loss
@@ -111,6 +112,6 @@ class GradientNorms(Observer):
         with torch.enable_grad():
             for client, size in enumerate(self.clients.sizes.tolist()):
                 inputs, targets = self.clients.batch(client, torch.arange(size, device="cpu"))
-                gradients = torch.autograd.grad(self.loss(self.model(inputs), targets), parameters)
+                gradients = torch.autograd.grad(batch_loss(self.model, self.loss, inputs, targets), parameters)
                 total += torch.cat([gradient.to_dense().reshape(-1).to(x.dtype) for gradient in gradients])
         return float((total / len(self.clients)).square().sum())

@@ -11,14 +11,14 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fedlalr.algorithms.slots import Algorithm
 from fedlalr.common.option_types import Count, Positive
 from fedlalr.common.reading import at_home
 from fedlalr.common.suggestions import hint
-from fedlalr.data.population import Clients, Samples
+from fedlalr.data.population import Clients
 from fedlalr.federation.metrics import Metrics
 from fedlalr.federation.observers import Observer
 from fedlalr.federation.replies.reductions import SlotReduction, as_reductions
@@ -77,8 +77,11 @@ class Options(LocalOptions):
         scope="server",
     )
     min_clients: Count = option(1, "A round with fewer usable replies fails.", scope="server")
-    test: tuple[Samples, Tensor] | None = option(
-        None, "Test set `(inputs, targets)`, evaluated after every round.", scope="run", config=False
+    test: object = option(
+        None,
+        "Test set, in the form of a client's data such as `(inputs, targets)`, evaluated after every round.",
+        scope="run",
+        config=False,
     )
     metrics: Metrics | None = option(
         None,

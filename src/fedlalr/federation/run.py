@@ -35,10 +35,12 @@ def run(model: nn.Module, clients: Clients | Sequence[object], algorithm: Algori
 
     Arguments:
         model: Any `torch.nn.Module`.
-        clients: `(inputs, targets)` pairs, torch Datasets, or a population such as `fl.data.load("cifar10")`.
+        clients: `(inputs, targets)` pairs, dicts of tensors, torch or Hugging Face Datasets, or a population such as
+            `fl.data.load("cifar10")`.
         algorithm: Such as `fl.FedLALR(lr=2e-3)`.
     """
-    problem = Problem.of(model, as_clients(clients), algorithm, Options.named(options))
+    chosen = Options.named(options)
+    problem = Problem.of(model, as_clients(clients, chosen.target, chosen.collate_fn), algorithm, chosen)
     with Session(problem, Simulation(problem)) as session:
         for _ in session.rounds():
             pass
@@ -73,6 +75,7 @@ class Simulation:
             choices |= {"engine": chosen.name, "threads": torch.get_num_threads()}
             if training.device.type == "cpu" and chosen.name != "workers":
                 warn_if_busy()
+        reason = "; ".join(filter(None, [reason, getattr(training.clients, "note", "")]))
         slots = tuple(starting_slots(training.algorithm, state.slots))
         return run_info(self.problem, state, chosen.name, reason, slots, seconds)
 

@@ -17,10 +17,11 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
-from torch import Tensor, nn
+from torch import nn
 
 from fedlalr.algorithms.slots import Algorithm
-from fedlalr.data.population import Clients, Population, Samples
+from fedlalr.data.population import Clients, Population
+from fedlalr.data.test_set import as_test, is_one_tensor
 from fedlalr.data.transforms import Transform
 from fedlalr.federation.evaluation import Evaluation, evaluate
 from fedlalr.federation.metrics import check_metrics
@@ -38,7 +39,6 @@ from fedlalr.federation.validation import (
     check_problem,
     check_rounds,
     check_slots,
-    check_test,
 )
 from fedlalr.training import Training
 from fedlalr.training.options import options_in
@@ -67,7 +67,8 @@ class Problem:
     options: Options
     rules: Rules
     cohort_size: int
-    test: tuple[Samples, Tensor] | None
+    test: Clients | None
+    """The test set, as the data of one client."""
     transform: Transform | None
 
     @classmethod
@@ -81,14 +82,13 @@ class Problem:
         cohort_size = check_cohort(options.clients_per_round, len(clients), options.min_clients)
         rules = options.rules(algorithm)
         training = options.training(model, algorithm, clients)
-        test = options.test if options.test is not None else getattr(clients, "test", None)
+        given = options.test if options.test is not None else getattr(clients, "test", None)
         transform = clients.transform if isinstance(clients, Population) else None
-        check_metrics(options.metrics, test)
-        with undisturbed(training.device), forked_generators(training.device):
-            if not remote:
+        check_metrics(options.metrics, given)
+        test = None if given is None else as_test(given, options.target, options.collate_fn)
+        if not remote:
+            with undisturbed(training.device), forked_generators(training.device):
                 check_problem(training, test)
-            elif test is not None:
-                check_test(test)
         return cls(model, training, options, rules, cohort_size, test, transform)
 
     def facts(self) -> dict[str, Any]:
@@ -241,6 +241,7 @@ class Session:
                 self.problem.test,
                 training.loss,
                 transform=self.problem.transform,
+                batch_size=None if is_one_tensor(self.problem.test) else training.batch_size,
                 compute=training.compute,
                 ranks=self.transport.ranks,
                 metrics=self.options.metrics,

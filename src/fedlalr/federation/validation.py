@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
 from fedlalr.algorithms.slots import Algorithm, Slots
-from fedlalr.data.input_errors import check_rows
-from fedlalr.data.population import Population, Samples
+from fedlalr.data.population import Clients, Population
+from fedlalr.data.trees import Tree, first_leaf, moved, named_leaves
 from fedlalr.federation.evaluation import is_class_target
 from fedlalr.federation.observers import Observer
+from fedlalr.training.calling import MODEL_LOSS, arguments, call, own_loss, prediction
 from fedlalr.training.interfaces import Training
 from fedlalr.training.local_step import starting_slots
 from fedlalr.training.stacked.masked_loss import ignored_label
@@ -89,26 +89,44 @@ def check_slots(algorithm: Algorithm, slots: Slots, parameters: Tensor) -> None:
             )
 
 
-def check_problem(training: Training, test: tuple[Samples, Tensor] | None) -> None:
+def check_problem(training: Training, test: Clients | None) -> None:
     """Try module and loss on one batch without training, and check the labels against the module's outputs."""
-    if test is not None:
-        check_test(test)
-    first = torch.arange(min(2, int(training.clients.sizes[0])), device="cpu")
-    inputs, targets = training.clients.batch(0, first)
-    outputs = _outputs(training, inputs, "client 0's")
-    if ignored_label(training.loss) is not None and isinstance(outputs, Tensor):
-        _check_classes(training, outputs, targets, test)
-    _check_loss(training, outputs, targets, "client 0's")
-    if test is not None:
-        index = torch.arange(min(2, len(test[1])), device=test[0].device)
-        transform = training.clients.transform if isinstance(training.clients, Population) else None
-        some = test[0][index].to(training.device)
-        outputs = _outputs(training, some if transform is None else transform.test(some), "the test set's")
-        _check_loss(training, outputs, test[1][index.to(test[1].device)].to(training.device), "the test set's")
+    for clients, whose in ((training.clients, "client 0's"), (test, "the test set's")):
+        if clients is None:
+            continue
+        some = torch.arange(min(2, int(clients.sizes[0])), device="cpu")
+        inputs, targets = (moved(part, training.device) for part in clients.batch(0, some))
+        if clients is test and isinstance(training.clients, Population) and training.clients.transform is not None:
+            inputs = training.clients.transform.test(inputs)
+        check_arguments(training.model, inputs, targets if training.loss == MODEL_LOSS else None, whose)
+        outputs = _outputs(training, inputs, targets, whose)
+        if training.loss == MODEL_LOSS:
+            own_loss(outputs)
+            continue
+        outputs = prediction(outputs)
+        if clients is not test and ignored_label(training.loss) is not None and isinstance(outputs, Tensor):
+            _check_classes(training, outputs, targets, test)
+        _check_loss(training, outputs, targets, whose)
 
 
-def _outputs(training: Training, inputs: Tensor, whose: str) -> Any:
-    """The module's outputs in evaluation mode."""
+def check_arguments(model: nn.Module, inputs: Tree, targets: Tree | None, whose: str) -> None:
+    """Reject a dict with a key that the module's forward does not take."""
+    named = arguments(inputs, targets)[1]
+    takes = inspect.signature(model.forward).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in takes):
+        return
+    names = [each.name for each in takes if each.kind is not each.VAR_POSITIONAL]
+    for name in named:
+        if name not in names:
+            what = "inputs have" if isinstance(inputs, dict) and name in inputs else "targets are passed under"
+            raise ValueError(
+                f"{whose} {what} the key {name!r}, which the model does not take; {type(model).__name__}.forward takes "
+                f"{', '.join(names)}. Leave the key out of the samples, or rename it"
+            )
+
+
+def _outputs(training: Training, inputs: Tree, targets: Tree, whose: str) -> Any:
+    """The module's outputs in evaluation mode; with its own loss, if it computes one."""
     buffers = {name: buffer.clone() for name, buffer in training.model.named_buffers()}
     try:
         with (
@@ -116,21 +134,22 @@ def _outputs(training: Training, inputs: Tensor, whose: str) -> Any:
             in_mode(training.model, training=False),
             torch.autocast(training.device.type, training.compute, enabled=training.compute is not None),
         ):
-            return training.model(inputs)
+            return call(training.model, inputs, targets if training.loss == MODEL_LOSS else None)
     except Exception as error:
         mine = training.layout.dtype
-        what = "" if inputs.is_floating_point() else "if they are values, not indices, "
-        hint = f"; the model is {mine}, so {what}use inputs.to({mine})" if inputs.dtype != mine else ""
+        hint = ""
+        if isinstance(inputs, Tensor) and inputs.dtype != mine:
+            what = "" if inputs.is_floating_point() else "if they are values, not indices, "
+            hint = f"; the model is {mine}, so {what}use inputs.to({mine})"
         raise ValueError(
-            f"the model cannot run on {whose} inputs, {tuple(inputs.shape)} {inputs.dtype}: "
-            f"{type(error).__name__}: {error}{hint}"
+            f"the model cannot run on {whose} inputs, {_kind(inputs)}: {type(error).__name__}: {error}{hint}"
         ) from error
     finally:
         # a module may count or store its inputs; buffers that its first forward pass creates are kept
         set_buffers(training.model, get_buffers(training.model) | buffers)
 
 
-def _check_classes(training: Training, outputs: Tensor, targets: Tensor, test: tuple[Samples, Tensor] | None) -> None:
+def _check_classes(training: Training, outputs: Tensor, targets: Tree, test: Clients | None) -> None:
     """Reject problems that cross-entropy cannot learn: a single class, or labels outside the module's classes."""
     if outputs.dim() > 1 and outputs.shape[1] == 1:
         raise ValueError(
@@ -138,6 +157,8 @@ def _check_classes(training: Training, outputs: Tensor, targets: Tensor, test: t
             f"give it an output for each class, or pass another loss, such as "
             f"loss=torch.nn.functional.binary_cross_entropy_with_logits or mse_loss"
         )
+    if not isinstance(targets, Tensor):
+        return
     if targets.is_floating_point() and targets.shape == outputs.shape[:1] + outputs.shape[2:]:
         raise ValueError(
             f"client 0's targets are {tuple(targets.shape)} {targets.dtype}, but cross-entropy needs class labels as "
@@ -148,14 +169,15 @@ def _check_classes(training: Training, outputs: Tensor, targets: Tensor, test: t
     classes, ignored = outputs.shape[1], ignored_label(training.loss)
     if isinstance(training.clients, Population):
         _check_labels(training.clients, classes, ignored)
-    if test is not None:
-        wrong = test[1][_outside(test[1], classes, ignored)]
+    if isinstance(test, Population) and isinstance(test.targets, Tensor):
+        wrong = test.targets[_outside(test.targets, classes, ignored)]
         if len(wrong):
             raise ValueError(f"the test set has {_wrong_label(int(wrong[0]), classes)}")
 
 
-def _check_loss(training: Training, outputs: Any, targets: Tensor, whose: str) -> None:
+def _check_loss(training: Training, outputs: Any, targets: Tree, whose: str) -> None:
     """Reject a loss that raises, is not one number, or pairs every output with every target."""
+    assert training.loss != MODEL_LOSS
     if isinstance(training.loss, type):
         raise ValueError(f"loss is the class {training.loss.__name__}; pass an instance, {training.loss.__name__}()")
     keywords = training.loss.keywords if isinstance(training.loss, partial) else {}
@@ -179,14 +201,16 @@ def _check_loss(training: Training, outputs: Any, targets: Tensor, whose: str) -
             warnings.filterwarnings("error", "Using a target size")  # torch's warning that it broadcasts shapes
             loss = training.loss(outputs, targets)
     except UserWarning as warning:
-        how = "squeeze(-1)" if targets.dim() > outputs.dim() else "unsqueeze(1)"
+        how = "squeeze(-1)" if first_leaf(targets).dim() > outputs.dim() else "unsqueeze(1)"
         raise ValueError(
             f"the loss would broadcast {shapes}, instead of pairing them one by one; give the targets the shape of the "
             f"outputs, for example with targets.{how}"
         ) from warning
     except Exception as error:
         hint = ""
-        if targets.dtype in (torch.bool, torch.int8, torch.int16, torch.int32):
+        if not isinstance(targets, Tensor):
+            hint = "; the loss gets the targets as they are, here " + type(targets).__name__
+        elif targets.dtype in (torch.bool, torch.int8, torch.int16, torch.int32):
             hint = "; labels must be int64, so use targets.long()"
         elif ignored_label(training.loss) is not None and targets.dtype == torch.int64 and targets.shape[1:] == (1,):
             hint = "; a label is one number per sample, so use targets.squeeze(1)"
@@ -203,35 +227,16 @@ def _parameters(loss: object) -> Iterator[tuple[str, Tensor]]:
 
 
 def _kind(value: object) -> str:
-    return f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
-
-
-def check_test(test: tuple[Samples, Tensor]) -> None:
-    """Reject a test set that is not a pair of inputs and targets."""
-    if not isinstance(test, tuple | list) or len(test) != 2:
-        read = "test.dataset" if isinstance(test, DataLoader) else "test"
-        fix = (
-            f"; load it with next(iter(torch.utils.data.DataLoader({read}, batch_size=len({read}))))"
-            if isinstance(test, Dataset | DataLoader)
-            else ""
-        )
-        raise TypeError(f"test must be a pair (inputs, targets), not {type(test).__name__}{fix}")
-    inputs, targets = test
-    if isinstance(inputs, np.ndarray) or isinstance(targets, np.ndarray):
-        raise TypeError("the test set consists of NumPy arrays; convert them with torch.from_numpy(array)")
-    if not hasattr(inputs, "device") or not isinstance(targets, Tensor):
-        raise TypeError(
-            f"the test set must be two tensors, not {type(inputs).__name__} and {type(targets).__name__}; "
-            "convert them with torch.as_tensor(values)"
-        )
-    check_rows("the test set's", inputs, targets)
-    if len(inputs) != len(targets):
-        raise ValueError(f"the test set has {len(inputs)} inputs but {len(targets)} targets; there must be one each")
-    if len(inputs) == 0:
-        raise ValueError("the test set is empty; leave test out to run without one")
+    if isinstance(value, Tensor):
+        return f"{tuple(value.shape)} {value.dtype}"
+    if type(value) in (dict, tuple):
+        parts = ", ".join(f"{name} {_kind(leaf)}" for name, leaf in named_leaves(value).items())
+        return f"{type(value).__name__} of {parts}"
+    return type(value).__name__
 
 
 def _check_labels(clients: Population, classes: int, ignored: int | None) -> None:
+    assert isinstance(clients.targets, Tensor)
     outside = _outside(clients.targets, classes, ignored)
     if not outside.any():
         return

@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
+from fedlalr.data.client_forms import as_pair, is_dataset
+from fedlalr.data.collating import Collate, Target
 from fedlalr.data.input_errors import check_rows, explain_client
 from fedlalr.data.partition import Partition
-from fedlalr.data.population import Clients, DatasetClients, Population, is_dataset, plain_tensors
+from fedlalr.data.population import Clients, DatasetClients, Population, as_clients
+from fedlalr.data.trees import Tree, length
 
 
 class RemoteClients:
@@ -27,31 +30,32 @@ class RemoteClients:
     def __len__(self) -> int:
         return len(self._sizes)
 
-    def batch(self, client: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, client: int, positions: Tensor) -> tuple[Tree, Tree]:
         raise RuntimeError(f"the data of client {client} is on its node; the server has none")
 
-    def training_batch(self, client: int, positions: Tensor, seed: int, round: int, step: int) -> tuple[Tensor, Tensor]:
+    def training_batch(self, client: int, positions: Tensor, seed: int, round: int, step: int) -> tuple[Tree, Tree]:
         return self.batch(client, positions)
 
     def to(self, device: torch.device) -> RemoteClients:
         return self
 
 
-def own_data(data: object, client: int, population: int) -> Clients:
+def own_data(
+    data: object, client: int, population: int, target: Target | None = None, collate_fn: Collate | None = None
+) -> Clients:
     """A node's data under its client's id, so that batches and augmentation equal those of a simulation.
 
-    `data` is a pair of tensors (inputs, targets), a torch data set with a length, or a population of only this client
-    or of all clients.
+    `data` is a client in any form that `fl.run` accepts, or a population of only this client or of all clients.
     """
-    data = plain_tensors(data)
-    if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
-        inputs, targets = data
-        check_rows(f"client {client}'s", inputs, targets)
-        clients: Clients = Population(inputs, targets, _alone(np.arange(len(targets)), client, population))
-    elif isinstance(data, Population | DatasetClients):
-        clients = _placed(data, client, population)
-    elif is_dataset(data):
-        clients = _placed(DatasetClients([data]), client, population)
+    whose = f"client {client}'s"
+    pair = as_pair(data, whose, target) if collate_fn is None else None
+    if pair is not None:
+        check_rows(whose, f"client {client} has", *pair)
+        clients: Clients = Population(*pair, _alone(np.arange(length(pair[1])), client, population))
+    elif isinstance(data, Population | DatasetClients) or is_dataset(data):
+        mine = as_clients(data if isinstance(data, Population | DatasetClients) else [data], target, collate_fn)
+        assert isinstance(mine, Population | DatasetClients)
+        clients = _placed(mine, client, population)
     else:
         raise TypeError(
             f"{explain_client(client, data)}. The data function may also return a population, as fl.data.load does"
@@ -70,7 +74,8 @@ def _placed(data: Population | DatasetClients, client: int, population: int) -> 
         )
     if isinstance(data, DatasetClients):
         nobody: Dataset[Any] = TensorDataset(torch.empty(0))
-        return DatasetClients([data.datasets[0] if place == client else nobody for place in range(population)])
+        datasets = [data.datasets[0] if place == client else nobody for place in range(population)]
+        return DatasetClients(datasets, target=data.target, collate_fn=data.collate_fn)
     return Population(
         data.inputs,
         data.targets,

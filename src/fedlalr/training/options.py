@@ -6,7 +6,7 @@ schema, the fingerprint of a run, what a Flower node must agree on, and the tabl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal, get_type_hints
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedlalr.common.option_types import Count, NotNegative, Positive, Seed, check_type
 from fedlalr.training.intervals import Epochs, Interval
 
-Loss = Callable[[Any, Tensor], Tensor]
+Loss = Callable[[Any, Any], Tensor]
 
 Scope = Literal["client", "server", "run", "files"]
 """What an option affects: every client, the server, only this process, or the files of a run. The result of a run
@@ -27,6 +27,26 @@ def option(
 ) -> Any:
     """Define an option. `check`: for what its type cannot express; `config`: whether configuration files have it."""
     return field(default=default, metadata={"doc": doc, "scope": scope, "check": check, "config": config})
+
+
+def _check_loss(loss: object) -> None:
+    if isinstance(loss, str) and loss != "model":
+        raise ValueError(f"loss must be a function of (outputs, targets), or 'model', not {loss!r}")
+
+
+def _check_target(target: object) -> None:
+    names = [target] if isinstance(target, str) else target
+    if target is not None and not (isinstance(names, list | tuple) and names and all(map(_is_name, names))):
+        raise TypeError(f"target must be a key of the samples, such as 'y', or several in a list, not {target!r}")
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and name != ""
+
+
+def _check_collate_fn(collate_fn: object) -> None:
+    if collate_fn is not None and not callable(collate_fn):
+        raise TypeError(f"collate_fn must be a function of a list of samples, not {collate_fn!r}")
 
 
 def _check_local(local: object) -> None:
@@ -52,8 +72,23 @@ class LocalOptions:
     clip_norm: Positive | None = option(
         None, "Clip each client's gradient to this norm before every local step; None: no clipping."
     )
-    loss: Loss = option(
-        nn.functional.cross_entropy, "Loss function of (outputs, targets), a mean over the batch.", config=False
+    loss: Loss | Literal["model"] = option(
+        nn.functional.cross_entropy,
+        'Loss function of (outputs, targets), a mean over the batch; `"model"`: the loss that the model computes.',
+        check=_check_loss,
+        config=False,
+    )
+    target: str | Sequence[str] | None = option(
+        None,
+        "Key of the targets in samples that are dicts, or several keys; None: `labels` or `label`.",
+        check=_check_target,
+        config=False,
+    )
+    collate_fn: Callable[[list[Any]], Any] | None = option(
+        None,
+        "Forms a batch of a list of samples, as in torch's DataLoader; None: samples of equal shapes are stacked.",
+        check=_check_collate_fn,
+        config=False,
     )
     seed: Seed = option(0, "Seed of sampling, batch order, augmentation and dropout.")
 

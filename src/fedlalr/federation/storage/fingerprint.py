@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -40,9 +40,7 @@ _NO_CONSTANT = object()
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
-def facts_of(
-    training: Training, population: Clients, test: tuple[Samples, Tensor] | None, options: Mapping[str, Any]
-) -> Facts:
+def facts_of(training: Training, population: Clients, test: Clients | None, options: Mapping[str, Any]) -> Facts:
     """Everything the result depends on: the method, the options, the module, the data and the seed."""
     facts: Facts = {
         "algorithm": plain(training.algorithm),
@@ -52,7 +50,7 @@ def facts_of(
         **{name: plain(value) for name, value in options.items()},
         "model": _model_facts(training),
         "data": _data_facts(population),
-        "test": None if test is None else _test_facts(*test),
+        "test": None if test is None else _test_facts(test),
     }
     return flat(facts)
 
@@ -68,7 +66,8 @@ def contract(training: Training) -> str:
         **{
             each.name: plain(getattr(training, each.name))
             for each in options_in(LocalOptions, "client")
-            if each.name not in ("loss", "seed")  # the loss is the node's own function; the seed is sent every round
+            # the node has its own functions for the loss and for batches; the seed is sent every round
+            if each.name not in ("loss", "collate_fn", "seed")
         },
     }
     return digest(facts)
@@ -227,8 +226,8 @@ def _data_facts(population: Clients) -> Facts:
         rows = [population.partition[client][places] for client, places in _sampled(sizes)]
         facts |= {
             "partition": hash_tensor(torch.from_numpy(population.partition.indices)),
-            "inputs": _hash_rows(population.inputs, np.concatenate(rows)),
-            "targets": hash_tensor(population.targets),
+            "inputs": _by_leaf(lambda leaf: _hash_rows(leaf, np.concatenate(rows)), population.inputs),
+            "targets": _by_leaf(hash_tensor, population.targets),
             "transform": plain(population.transform),
         }
     elif isinstance(population, DatasetClients):
@@ -236,8 +235,23 @@ def _data_facts(population: Clients) -> Facts:
     return facts
 
 
-def _test_facts(inputs: Samples, targets: Tensor) -> Facts:
-    return {"inputs": _hash_rows(inputs, _spread(len(inputs), SAMPLES)), "targets": hash_tensor(targets)}
+def _test_facts(test: Clients) -> Facts:
+    if isinstance(test, DatasetClients):
+        return {"samples": int(test.sizes[0]), **_dataset_facts(test)}
+    assert isinstance(test, Population)
+    chosen = _spread(int(test.sizes[0]), SAMPLES)
+    return {
+        "inputs": _by_leaf(lambda leaf: _hash_rows(leaf, chosen), test.inputs),
+        "targets": _by_leaf(hash_tensor, test.targets),
+    }
+
+
+def _by_leaf(hashed: Callable[[Any], str], tree: Any) -> Any:
+    """The hash of a tensor, or of each part of a tuple or dict by its name."""
+    if not isinstance(tree, dict | tuple):
+        return hashed(tree)
+    parts = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    return {str(name): _by_leaf(hashed, part) for name, part in parts}
 
 
 def _sampled(sizes: Tensor) -> Iterator[tuple[int, NDArray[np.int64]]]:
@@ -281,7 +295,10 @@ def _hashed_batch(population: DatasetClients, client: int, places: NDArray[np.in
         inputs, targets = population.batch(client, torch.from_numpy(places))
     except Exception as error:  # a data set is the user's code and may raise anything
         return type(error).__name__, type(error).__name__
-    return hash_tensor(inputs), hash_tensor(targets)
+    inputs, targets = (_by_leaf(hash_tensor, part) for part in (inputs, targets))
+    return inputs if isinstance(inputs, str) else digest(inputs), targets if isinstance(targets, str) else digest(
+        targets
+    )
 
 
 def _described(module: nn.Module) -> str:

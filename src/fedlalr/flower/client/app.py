@@ -13,6 +13,8 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedlalr.algorithms.slots import Algorithm
+from fedlalr.data.population import Clients
+from fedlalr.federation.options import Options
 from fedlalr.federation.storage.fingerprint import contract
 from fedlalr.flower.client.state import KeptStore
 from fedlalr.flower.client.training import train_locally
@@ -43,8 +45,7 @@ def client_app(
     """A client app that trains this node's client like `fl.run` would.
 
     model: returns the module; only its architecture and its parameters that are not trained matter.
-    data: returns this node's data: a pair of tensors (inputs, targets), a torch data set, or a population of all
-        clients.
+    data: returns this node's data, in any form that `fl.run` accepts for a client, or a population of all clients.
     algorithm: the method, or a function of Flower's context that returns it.
     settings: the options of `fl.run`, or a function of the context that returns them. The server needs the same.
     mods: Flower's mods, applied to training messages.
@@ -54,18 +55,18 @@ def client_app(
     The node configuration sets the client: `flower-supernode --node-config 'partition-id=0'`.
     """
 
-    def prepare(context: Context, clients: Any) -> Training:
+    def prepare(context: Context, clients: Callable[[Options], Clients]) -> Training:
         options = read_settings(settings(context) if callable(settings) else settings)
         method = algorithm if isinstance(algorithm, Algorithm) else algorithm(context)
         module = model(context)
         options.check(module, method)
-        return options.training(module, method, clients)
+        return options.training(module, method, clients(options))
 
     app = ClientApp()
 
     @app.query()
     def announce(message: Message, context: Context) -> Message:
-        training = prepare(context, RemoteClients(1))
+        training = prepare(context, lambda _: RemoteClients(1))
         facts = ConfigRecord({"client": client_id(context), "contract": contract(training)})
         return Message(RecordDict({FACTS: facts}), reply_to=message)
 
@@ -75,7 +76,11 @@ def client_app(
         mine = client_id(context)
         if instruction.client != mine:
             raise ValueError(f"the server requested client {instruction.client}, but this node serves client {mine}")
-        training = prepare(context, own_data(data(context), mine, instruction.population))
+
+        def clients(options: Options) -> Clients:
+            return own_data(data(context), mine, instruction.population, options.target, options.collate_fn)
+
+        training = prepare(context, clients)
         training = replace(training, seed=instruction.seed)
         agreed = contract(training)
         if agreed != instruction.contract:

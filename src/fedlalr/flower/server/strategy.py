@@ -52,7 +52,7 @@ class FederatedStrategy(Strategy):
     model, algorithm: as in `fl.run`.
     settings: the options of `fl.run` by name. The client app needs the same.
     population: number of clients; their ids, from 0, are the nodes' `partition-id`.
-    test: a test set (inputs, targets) on the server, or a population that has one; None: report the clients' training
+    test: a test set on the server, as in `fl.run`, or a population that has one; None: report the clients' training
         loss.
     metrics: as in `fl.run`, computed on that test set.
     deadline: maximum seconds that a round waits for replies after sending its messages.

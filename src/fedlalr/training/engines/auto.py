@@ -16,8 +16,9 @@ import time
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from fedlalr.training.calling import batch_loss, call
 from fedlalr.training.interfaces import Training
 from fedlalr.training.machine import usable_cores
 from fedlalr.training.stacked.linear import linear_chain
@@ -52,7 +53,7 @@ def is_small_chain(training: Training) -> bool:
     if training.layout.size > MOST_PARAMETERS:
         return False
     inputs, _ = training.clients.batch(0, torch.arange(1, device="cpu"))
-    return linear_chain(training, inputs.shape[1:]) is not None
+    return isinstance(inputs, Tensor) and linear_chain(training, inputs.shape[1:]) is not None
 
 
 def is_heavy(training: Training, cohort: int) -> bool:
@@ -72,7 +73,8 @@ def samples_of_round(training: Training, cohort: int) -> float:
 
 def estimated_seconds(training: Training, cohort: int) -> float:
     """Estimated duration of a round on the CPU, by timing the gradient of one small batch on a copy of the network."""
-    inputs, targets = training.clients.batch(0, torch.zeros(8, dtype=torch.int64, device="cpu"))
+    count = 8
+    inputs, targets = training.clients.batch(0, torch.zeros(count, dtype=torch.int64, device="cpu"))
     model = copied(training.model).eval()  # BatchNorm gets one sample eight times
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     began = time.perf_counter()
@@ -80,8 +82,8 @@ def estimated_seconds(training: Training, cohort: int) -> float:
         forked_generators(training.device),
         torch.autocast("cpu", training.compute, enabled=training.compute is not None),
     ):
-        torch.autograd.grad(training.loss(model(inputs), targets), parameters, allow_unused=True)
-    return (time.perf_counter() - began) / len(targets) * samples_of_round(training, cohort)
+        torch.autograd.grad(batch_loss(model, training.loss, inputs, targets), parameters, allow_unused=True)
+    return (time.perf_counter() - began) / count * samples_of_round(training, cohort)
 
 
 def multiplications(training: Training) -> int:
@@ -92,7 +94,7 @@ def multiplications(training: Training) -> int:
     torch.backends.mha.set_fastpath_enabled(False)  # it runs a whole transformer layer as one operation
     try:
         with torch.no_grad(), forked_generators(training.device), in_mode(model, training=False), counted:
-            model(inputs)
+            call(model, inputs)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
     return counted.total

@@ -14,6 +14,8 @@ from torch import Tensor
 from fedlalr.algorithms.slots import Slots
 from fedlalr.data.batches import PADDING, plan
 from fedlalr.data.random import MODULES, key
+from fedlalr.data.trees import Tree
+from fedlalr.training.calling import batch_loss, call
 from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work
 from fedlalr.training.local_step import finish, local_step, other_gradients, without_drawing
 from fedlalr.training.torch_internals import BatchNorm
@@ -82,7 +84,7 @@ class ReferenceEngine:
         for parameter, part in zip(self.parameters, parts, strict=True):
             parameter.copy_(part.view(parameter.shape))
 
-    def _with_others(self, state: Slots, inputs: Tensor, targets: Tensor) -> Slots:
+    def _with_others(self, state: Slots, inputs: Tree, targets: Tree) -> Slots:
         """The client's slots with the additional gradients of its batch, which do not change the module's buffers."""
         training, buffers = self.training, get_buffers(self.training.model)
 
@@ -95,13 +97,13 @@ class ReferenceEngine:
         at = without_drawing(gradient_at, training.device)
         return state.replace(**other_gradients(training, self._others, state, at))
 
-    def _gradient(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _gradient(self, inputs: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
         training = self.training
         if training.compute is None:
-            loss = training.loss(training.model(inputs), targets)
+            loss = batch_loss(training.model, training.loss, inputs, targets)
         else:
             with torch.autocast(training.device.type, training.compute):
-                loss = training.loss(training.model(inputs), targets)
+                loss = batch_loss(training.model, training.loss, inputs, targets)
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         return loss.detach().reshape(()), torch.cat(
             [
@@ -136,7 +138,7 @@ class ReferenceEngine:
             batch_size = training.batch_size or 1000
             every = torch.arange(int(without_a_single(training.clients.sizes[client], batch_size)), device="cpu")
             for positions in torch.split(every, batch_size):
-                model(training.clients.batch(client, positions)[0])
+                call(model, training.clients.batch(client, positions)[0])
         finally:
             for layer, momentum in zip(layers, momenta, strict=True):
                 layer.momentum = momentum

@@ -137,7 +137,8 @@ class WorkersEngine:
 
     def _start(self, most: float) -> None:
         training = self.training
-        shipped = (training.model, training.loss, training.algorithm, training.local, training.clients)
+        own = (training.loss, training.algorithm, training.local, training.collate_fn)
+        shipped = (training.model, *own, training.clients)
         datasets = getattr(training.clients, "datasets", ())
         try:
             modules = unimportable_modules([*shipped, *datasets])

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Context, Slots
+from fedlalr.data.trees import moved
+from fedlalr.training.calling import call
 from fedlalr.training.fused_steps import FusedStep
 from fedlalr.training.interfaces import Training, Work
 from fedlalr.training.local_step import local_step, other_gradients, starting_slots
@@ -237,7 +239,7 @@ def draws(training: Training) -> bool:
     with forked_generators(device), torch.no_grad(), in_mode(model, training=True):
         before = state()
         try:
-            model(inputs.to(device))
+            call(model, moved(inputs, device))
         except Exception:  # a round will show the error; steps without graphs are always right
             return True
         finally:

@@ -6,13 +6,15 @@ rows of the stack and nothing is computed for the others. The whole round is pla
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fedlalr.data.batches import PADDING, batch_counts, plan
-from fedlalr.data.population import Population
+from fedlalr.data.population import DatasetClients, Population
+from fedlalr.data.trees import map_tree, reshaped, rows
 from fedlalr.training.interfaces import Training
 from fedlalr.training.stacked.gradient import Batch
 
@@ -79,27 +81,27 @@ class Feed:
         real = positions >= 0
         # Padding repeats the client's own first sample: a valid input, and no other client's data is involved.
         filled = torch.where(real, positions, positions[:1, :, :1])
-        rows = pool.rows(self.clients, filled.transpose(0, 1)).transpose(0, 1).contiguous()
+        index = pool.rows(self.clients, filled.transpose(0, 1)).transpose(0, 1).contiguous()
         random = None
         if pool.transform is not None:
-            step = torch.arange(1, self.longest + 1, device=rows.device).view(-1, 1, 1, 1)
-            ids = self.clients.to(rows.device)
-            random = pool.draws(self.training.seed, self.round, ids, step, rows.shape[2])
-            random = random.expand(*rows.shape, -1)  # a transform without draws gives the same in every step
-        return Tables(pool, rows, real, random)
+            step = torch.arange(1, self.longest + 1, device=index.device).view(-1, 1, 1, 1)
+            ids = self.clients.to(index.device)
+            random = pool.draws(self.training.seed, self.round, ids, step, index.shape[2])
+            random = random.expand(*index.shape, -1)  # a transform without draws gives the same in every step
+        return Tables(pool, index, real, random)
 
     def collate(self, step: int, shape: Shape) -> Batch:
         """The batch of local step `step` (from 1) of every active client, read from one data set after another."""
-        training, inputs, targets = self.training, [], []
-        for client, positions in zip(self.clients.tolist(), self.positions[step - 1, : shape.active], strict=False):
-            mine = positions[positions >= 0]
-            one = training.clients.training_batch(client, mine, training.seed, self.round, step)
-            place = torch.arange(shape.width, device=one[1].device)
-            place = torch.where(place < len(mine), place, 0)
-            inputs.append(one[0][place])
-            targets.append(one[1][place])
-        mask = (self.positions[step - 1, : shape.active, : shape.width] >= 0).to(training.device)
-        return Batch(torch.stack(inputs), torch.stack(targets), mask if shape.padded else None)
+        training = self.training
+        assert isinstance(training.clients, DatasetClients)
+        positions = self.positions[step - 1, : shape.active, : shape.width]
+        real = positions >= 0
+        clients = self.clients[: shape.active].tolist()
+        inputs, targets = training.clients.joint_batch(clients, [mine[mine >= 0] for mine in positions])
+        counts = real.sum(1, keepdim=True)
+        places = torch.arange(shape.width, device=counts.device)  # padding repeats a client's first sample
+        index = (counts.cumsum(0) - counts + torch.where(real, places, 0)).to(training.device)
+        return Batch(rows(inputs, index), rows(targets, index), real.to(training.device) if shape.padded else None)
 
 
 class Tables(NamedTuple):
@@ -124,11 +126,16 @@ class Tables(NamedTuple):
         )
 
 
-def gather(pool: Population, rows: Tensor, random: Tensor | None, mask: Tensor | None) -> Batch:
+def gather(pool: Population, index: Tensor, random: Tensor | None, mask: Tensor | None) -> Batch:
     """The samples at indices `[C, B]` of a pool, as training sees them."""
-    flat = rows.reshape(-1)
-    inputs = pool.inputs.index_select(0, flat) if isinstance(pool.inputs, Tensor) else pool.inputs[flat]
+    flat = index.reshape(-1)
+    inputs = map_tree(partial(_select, flat), pool.inputs)
     if pool.transform is not None and random is not None:
         inputs = pool.transform.train(inputs, random.reshape(len(flat), random.shape[-1]))
-    targets = pool.targets.index_select(0, flat)
-    return Batch(inputs.view(*rows.shape, *inputs.shape[1:]), targets.view(*rows.shape, *targets.shape[1:]), mask)
+    targets = map_tree(partial(_select, flat), pool.targets)
+    return Batch(reshaped(inputs, index.shape), reshaped(targets, index.shape), mask)
+
+
+def _select(flat: Tensor, leaf: Any) -> Tensor:
+    chosen: Tensor = leaf.index_select(0, flat) if isinstance(leaf, Tensor) else leaf[flat]
+    return chosen

@@ -8,25 +8,28 @@ vmap, or a hand-written form. `LinearGradient` is written out by hand for the sm
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
+from fedlalr.data.trees import Tree
+from fedlalr.training.calling import MODEL_LOSS
 from fedlalr.training.interfaces import Buffers, Training
 from fedlalr.training.stacked.forms import StackedForward
-from fedlalr.training.stacked.masked_loss import mean_loss
+from fedlalr.training.stacked.masked_loss import mean_loss, without_padding
+from fedlalr.training.stacked.vmap import VmapForward
 from fedlalr.training.torch_internals import without_fallback_warnings
 
 
 class Batch(NamedTuple):
     """One local batch of every client of a stack."""
 
-    inputs: Tensor
-    """`[C, B, …]`"""
-    targets: Tensor
-    """`[C, B, …]`"""
+    inputs: Any
+    """A tree of `[C, B, …]`."""
+    targets: Any
+    """A tree of `[C, B, …]`."""
     mask: Tensor | None = None
     """Which samples are real, bool `[C, B]`; None if all are. The rest are copies of the client's own samples."""
 
@@ -52,8 +55,9 @@ def gradient_at(gradient: StackedGradient, buffers: Buffers, batch: Batch) -> Ca
 class ForwardGradient:
     """Runs a network over the stack; autograd differentiates it as one large computation."""
 
-    def __init__(self, training: Training, forward: StackedForward) -> None:
-        self.training, self.forward = training, forward
+    def __init__(self, training: Training, forward: StackedForward, *, ignores: bool = False) -> None:
+        """`ignores`: whether the loss leaves out targets of −100, though it is not one of torch's own."""
+        self.training, self.forward, self._ignores = training, forward, ignores
         self._losses = vmap(self._loss, in_dims=(0, 0, None), randomness="different")
         self._masked_losses = vmap(self._loss, in_dims=(0, 0, 0), randomness="different")
 
@@ -61,19 +65,24 @@ class ForwardGradient:
     def __call__(self, x: Tensor, buffers: Buffers, batch: Batch) -> tuple[Tensor, Tensor, Buffers]:
         training, inputs, targets, mask = self.training, *batch
         leaf = x.detach().requires_grad_()
-        losses_of = self._losses if mask is None else self._masked_losses
         # Cached casts are useless for parameters that change in every step, and must not outlive a captured graph.
         autocast = torch.autocast(
             training.device.type, training.compute, enabled=training.compute is not None, cache_enabled=False
         )
         with torch.enable_grad():
             with autocast:
-                outputs, after = self.forward(training.layout.views(leaf), buffers, inputs, mask)
-                losses = losses_of(outputs, targets, mask)
+                if training.loss == MODEL_LOSS:
+                    assert isinstance(self.forward, VmapForward)
+                    targets = targets if mask is None else without_padding(targets, mask)
+                    losses, after = self.forward(training.layout.views(leaf), buffers, inputs, mask, targets)
+                else:
+                    outputs, after = self.forward(training.layout.views(leaf), buffers, inputs, mask)
+                    losses = (self._losses if mask is None else self._masked_losses)(outputs, targets, mask)
             # The gradient of the sum is each client's own: no loss depends on another client's parameters.
             (gradient,) = torch.autograd.grad(losses.sum(), leaf)
         return losses.detach(), gradient, after
 
-    def _loss(self, outputs: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
+    def _loss(self, outputs: Any, targets: Tree, mask: Tensor | None) -> Tensor:
         """One client's loss."""
-        return mean_loss(self.training.loss, outputs, targets, mask)
+        assert self.training.loss != MODEL_LOSS
+        return mean_loss(self.training.loss, outputs, targets, mask, self._ignores)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.func import grad_and_value, vmap
 
+from fedlalr.training.calling import MODEL_LOSS
 from fedlalr.training.interfaces import Buffers, Training
-from fedlalr.training.options import Loss
 from fedlalr.training.stacked.feed import Shape
 from fedlalr.training.stacked.gradient import Batch
 from fedlalr.training.stacked.masked_loss import IGNORED_LABEL, mean_loss
@@ -68,8 +68,9 @@ class Layer:
 class LinearGradient:
     """`StackedGradient` for a chain of linear layers on flattened samples."""
 
-    def __init__(self, training: Training, layers: list[Layer]) -> None:
-        self.training, self.layers = training, layers
+    def __init__(self, training: Training, layers: list[Layer], *, ignores: bool = False) -> None:
+        """`ignores`: as in `ForwardGradient`."""
+        self.training, self.layers, self._ignores = training, layers, ignores
         self._plain_loss = is_plain_cross_entropy(training.loss)
         each = grad_and_value(self._loss)
         self._losses = vmap(each, in_dims=(0, 0, None), randomness="different")
@@ -169,10 +170,11 @@ class LinearGradient:
         return transposed
 
     def _loss(self, logits: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
-        return mean_loss(self.training.loss, logits, targets, mask)
+        assert self.training.loss != MODEL_LOSS
+        return mean_loss(self.training.loss, logits, targets, mask, self._ignores)
 
 
-def is_plain_cross_entropy(loss: Loss) -> bool:
+def is_plain_cross_entropy(loss: object) -> bool:
     """Whether a loss is torch's cross-entropy with nothing but defaults."""
     if type(loss) is nn.CrossEntropyLoss:
         plain = loss.weight is None and not loss.label_smoothing and loss.ignore_index == IGNORED_LABEL

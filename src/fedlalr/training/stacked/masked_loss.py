@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from fedlalr.data.trees import Tree, leaves, length, map_tree, rows
 from fedlalr.training.options import Loss
 from fedlalr.training.torch_internals import tree_map
 
@@ -17,28 +18,73 @@ IGNORED_LABEL = -100
 """The label that torch's classification losses ignore by default."""
 
 
-def mean_loss(loss: Loss, outputs: object, targets: Tensor, mask: Tensor | None) -> Tensor:
+def mean_loss(loss: Loss, outputs: object, targets: Tree, mask: Tensor | None, ignores: bool = False) -> Tensor:
     """The user's loss of a batch, some samples of which may be padding, as one number."""
-    value = loss(outputs, targets) if mask is None else masked_loss(loss, outputs, targets, mask)
+    value = loss(outputs, targets) if mask is None else masked_loss(loss, outputs, targets, mask, ignores)
     return value.reshape(())  # a loss may have shape [1]
 
 
-def masked_loss(loss: Loss, outputs: object, targets: Tensor, mask: Tensor) -> Tensor:
+def masked_loss(loss: Loss, outputs: object, targets: Tree, mask: Tensor, ignores: bool = False) -> Tensor:
     """The user's loss over the samples that `mask` (bool `[B]`) keeps, for a loss that is a mean over samples.
 
     Losses of the cross-entropy family ignore one label, so the padding gets that label and all their options keep their
-    meaning. Any other loss is computed sample by sample.
+    meaning. So does a loss that `ignores` −100, which may be a mean over tokens. Any other loss is computed sample by
+    sample.
     """
     ignored = ignored_label(loss)
-    if ignored is not None and _is_mean_over_classes(loss) and not targets.is_floating_point():
-        padding = ~mask.view(-1, *[1] * (targets.dim() - 1))
-        return loss(outputs, targets.masked_fill(padding, ignored))
+    if ignored is not None and _is_mean_over_classes(loss) and _is_whole_numbers(targets):
+        return loss(outputs, without_padding(targets, mask, ignored))
+    if ignores:
+        return loss(outputs, without_padding(targets, mask))
 
-    def alone(output: object, target: Tensor) -> Tensor:
-        return loss(tree_map(lambda tensor: tensor[None], output), target[None]).reshape(())
+    def alone(output: object, target: Tree) -> Tensor:
+        return loss(tree_map(lambda tensor: tensor[None], output), map_tree(lambda leaf: leaf[None], target)).reshape(
+            ()
+        )
 
     each = vmap(alone, randomness="different")(outputs, targets)
     return torch.where(mask, each, 0.0).sum() / mask.sum().clamp(min=1)
+
+
+def without_padding(targets: Tree, mask: Tensor, ignored: int = IGNORED_LABEL) -> Tree:
+    """The targets `[…, B, …]` with the label to ignore for samples that `mask` `[…, B]` leaves out.
+
+    Only whole numbers have such a label; other targets stay as they are.
+    """
+
+    def fill(leaf: Tensor) -> Tensor:
+        if leaf.is_floating_point() or leaf.is_complex() or leaf.dtype == torch.bool:
+            return leaf
+        return leaf.masked_fill(~mask.view(*mask.shape, *[1] * (leaf.dim() - mask.dim())), ignored)
+
+    filled: Tree = map_tree(fill, targets)
+    return filled
+
+
+def ignores_padding(loss: Loss, outputs: object, targets: Tree) -> bool:
+    """Whether a loss of the caller's leaves out samples whose targets are −100, so that padding may be marked so.
+
+    Tried on the CPU with some samples: elsewhere an index out of range cannot be caught.
+    """
+    outputs, targets = (tree_map(lambda tensor: tensor.detach().cpu(), part) for part in (outputs, targets))
+    count = length(targets)
+    mask = torch.arange(count, device="cpu") < max(count // 2, 1)
+    try:
+        marked = loss(outputs, without_padding(targets, mask))
+        right = loss(tree_map(lambda tensor: tensor[mask], outputs), rows(targets, mask))
+    except Exception:  # such as a label out of range
+        return False
+    return bool(torch.allclose(marked, right, rtol=1e-4, atol=1e-6))
+
+
+def has_tokens(targets: Tree) -> bool:
+    """Whether targets are several whole numbers per sample. A mean over such targets may weigh samples differently,
+    while a mean over single labels can be computed sample by sample."""
+    return any(leaf.dim() > 1 and not leaf.is_floating_point() for leaf in leaves(targets))
+
+
+def _is_whole_numbers(targets: Tree) -> bool:
+    return isinstance(targets, Tensor) and not targets.is_floating_point()
 
 
 def ignored_label(loss: object) -> int | None:

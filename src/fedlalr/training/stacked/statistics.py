@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from fedlalr.data.population import Population
+from fedlalr.data.trees import device_of, reshaped, rows
 from fedlalr.training.engines.reference import without_a_single
 from fedlalr.training.interfaces import Buffers
 from fedlalr.training.layout import Layout
@@ -22,7 +23,7 @@ class TakesStatistics(Protocol):
         ...
 
     def statistics(
-        self, parameters: Mapping[str, Tensor], buffers: Buffers, inputs: Tensor, mask: Tensor | None, seen: int
+        self, parameters: Mapping[str, Tensor], buffers: Buffers, inputs: Any, mask: Tensor | None, seen: int
     ) -> Buffers:
         """The buffers `[C, …]` afterwards: means over this batch and the `seen` batches before it.
 
@@ -59,11 +60,11 @@ def stacked_statistics(
         width = min(batch_size, int(sizes[:active].max()) - k * batch_size)
         positions = k * batch_size + torch.arange(width, device="cpu").expand(active, -1)
         real = positions < sizes[:active, None]
-        rows = pool.rows(clients[:active], torch.where(real, positions, 0).to(pool.inputs.device))
-        inputs = pool.inputs[rows.reshape(-1)]
+        index = pool.rows(clients[:active], torch.where(real, positions, 0).to(device_of(pool.inputs)))
+        inputs = rows(pool.inputs, index.reshape(-1))
         inputs = inputs if pool.transform is None else pool.transform.test(inputs)
-        mask = None if real.all() else real.to(inputs.device)
-        state = forward.statistics(parameters, state, inputs.view(active, width, *inputs.shape[1:]), mask, seen=k)
+        mask = None if real.all() else real.to(device_of(inputs))
+        state = forward.statistics(parameters, state, reshaped(inputs, index.shape), mask, seen=k)
     whole = {name: torch.cat([part[name] for part in (state, *reversed(finished))]) for name in state}
     back = order.argsort()
     return {name: buffer[back.to(buffer.device)] for name, buffer in whole.items()}

@@ -10,19 +10,24 @@ from __future__ import annotations
 import linecache
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedlalr.data.population import DatasetClients
+from fedlalr.data.trees import Tree, device_of, leaves, map_tree, rows
 from fedlalr.hf import checkpointed_layers
+from fedlalr.training.calling import MODEL_LOSS, batch_loss, call, prediction
 from fedlalr.training.interfaces import Buffers, Training, real_numbers
 from fedlalr.training.stacked.forms import stacked_form
 from fedlalr.training.stacked.gradient import Batch, ForwardGradient, StackedGradient
 from fedlalr.training.stacked.linear import LinearGradient, linear_chain
-from fedlalr.training.stacked.masked_loss import mean_loss
+from fedlalr.training.stacked.masked_loss import IGNORED_LABEL, has_tokens, ignored_label, ignores_padding
 from fedlalr.training.stacked.no_dropout import NoDropout
 from fedlalr.training.stacked.vmap import VmapForward
 from fedlalr.training.torch_internals import DropoutNd
@@ -51,7 +56,7 @@ def choose_gradient(training: Training) -> StackedGradient:
     """The fastest stacked gradient that agrees with plain autograd."""
     trial = StackingTrial(training)
     errors = []
-    for gradient in _candidates(training, trial.inputs.shape[1:]):
+    for gradient in _candidates(training, trial.sample_shape(), ignores=trial.ignores_padding()):
         try:
             trial.check(gradient)
         except CannotStack as error:
@@ -61,24 +66,25 @@ def choose_gradient(training: Training) -> StackedGradient:
     raise errors[-1]
 
 
-def _candidates(training: Training, sample: torch.Size) -> Iterator[StackedGradient]:
-    """The ways to compute the gradient, fastest first.
+def _candidates(training: Training, sample: torch.Size | None, *, ignores: bool) -> Iterator[StackedGradient]:
+    """The ways to compute the gradient, fastest first. `sample` is the shape of an input; None if it is no tensor, or
+    the model computes the loss: then only vmap is general enough.
 
     In full precision on a CPU, grouped layers under vmap come before a form. A step of five ConvMixers of 64 channels
     and four blocks on 20 images each takes 0.32 s with them and 0.66 s with the form, with GroupNorm 0.31 and 0.42 s
     (one thread). vmap cannot batch CharLSTM's recurrence, so its form is used there too.
     """
-    layers = linear_chain(training, sample)
+    layers = None if sample is None else linear_chain(training, sample)
     if layers is not None:
-        yield LinearGradient(training, layers)
-    form = stacked_form(training.model, training.compute, sample)
+        yield LinearGradient(training, layers, ignores=ignores)
+    form = None if sample is None else stacked_form(training.model, training.compute, sample)
     form_first = training.device.type != "cpu" or training.compute is not None
     if form is not None and form_first:
-        yield ForwardGradient(training, form)
-    yield ForwardGradient(training, VmapForward(training.model))
+        yield ForwardGradient(training, form, ignores=ignores)
+    yield ForwardGradient(training, VmapForward(training.model), ignores=ignores)
     if form is not None and not form_first:
-        yield ForwardGradient(training, form)
-    yield ForwardGradient(training, VmapForward(training.model, grouped=False))
+        yield ForwardGradient(training, form, ignores=ignores)
+    yield ForwardGradient(training, VmapForward(training.model, grouped=False), ignores=ignores)
 
 
 @contextmanager
@@ -99,12 +105,11 @@ class StackingTrial:
     def __init__(self, training: Training) -> None:
         self.training = training
         sizes = training.clients.sizes
-        self.padded = bool(sizes.min() < sizes.max())
-        largest = int(sizes.argmax())
-        count = min(SAMPLES, int(sizes[largest]))
-        self.inputs, self.targets = training.clients.training_batch(
-            largest, torch.arange(count, device="cpu"), training.seed, 1, 1
-        )
+        self.collated = isinstance(training.clients, DatasetClients) and training.clients.collate_fn is not None
+        self.padded = bool(sizes.min() < sizes.max()) or self.collated
+        self._batches = _Batches(training)
+        self.count = self._batches.count
+        self.inputs, self.targets = self._batches.first(self.count)
         x = training.layout.flatten(dict(training.model.named_parameters()))
         self.x = torch.stack([x, 1.01 * x])  # two clients that differ
         self._model = copied(training.model)
@@ -114,23 +119,42 @@ class StackingTrial:
             layer.gradient_checkpointing = False  # the second run would draw dropout, which is turned off in the first
         self._buffers = get_buffers(self._model)
 
+    def sample_shape(self) -> torch.Size | None:
+        """The shape of one input, if inputs and targets are single tensors and the loss is the caller's."""
+        if isinstance(self.inputs, Tensor) and isinstance(self.targets, Tensor) and self.training.loss != MODEL_LOSS:
+            return self.inputs.shape[1:]
+        return None
+
+    def ignores_padding(self) -> bool:
+        """Whether the caller's own loss leaves out targets of −100."""
+        training = self.training
+        if training.loss == MODEL_LOSS or not self.padded or ignored_label(training.loss) is not None:
+            return False
+        if not has_tokens(self.targets):
+            return False
+        with torch.no_grad(), forked_generators(training.device):
+            outputs = prediction(call(copied(self._model).eval(), self.inputs))
+        return ignores_padding(training.loss, outputs, self.targets)
+
     def check(self, gradient: StackedGradient) -> None:
         """Reject a stacked gradient that raises or differs from plain autograd."""
-        count = len(self.targets)
+        count = self.count
         modules = [*_modules(gradient), self._model]
         with forked_generators(self.training.device), without_dropout(modules), without_tf32():
             if not self._agrees(gradient, count):
                 raise CannotStack("batched over clients, the model's gradient differs from plain autograd's")
             if self.padded and not self._agrees(gradient, max(count - 3, 2)):
                 raise CannotStack(
-                    "clients differ in size, and padding their batches changes the result: the loss must be a mean "
-                    "over samples, and no layer but torch's BatchNorm may mix samples"
+                    f"{'collate_fn pads batches' if self.collated else 'clients differ in size'}, and padding their "
+                    f"batches changes the result: the loss must be a mean over samples, or over targets other than "
+                    f"{IGNORED_LABEL}, and no layer but torch's BatchNorm may mix samples"
+                    + (" or see what attention_mask hides" if self.collated else "")
                 )
 
     def _agrees(self, gradient: StackedGradient, short: int) -> bool:
         """Whether a client with all samples and one with the first few, padded, both agree with plain autograd."""
         losses, gradients, buffers = self._stacked(gradient, short)
-        for row, count in enumerate((len(self.targets), short)):
+        for row, count in enumerate((self.count, short)):
             right = self._plain(row, count)
             mine = losses[row], gradients[row], {name: buffer[row] for name, buffer in buffers.items()}
             repeatable = self._close(self._plain(row, count), right)  # a module may draw random numbers
@@ -139,12 +163,14 @@ class StackingTrial:
         return True
 
     def _stacked(self, gradient: StackedGradient, short: int) -> Result:
-        inputs, targets = (part.expand(2, *part.shape).clone() for part in (self.inputs, self.targets))
+        both = self.inputs, self.targets
+        inputs, targets = map_tree(lambda leaf: leaf.expand(2, *leaf.shape).clone(), both)
         mask = None
-        if short < len(self.targets):
-            mask = torch.ones(2, len(self.targets), dtype=torch.bool, device=targets.device)
+        if short < self.count:
+            mask = torch.ones(2, self.count, dtype=torch.bool, device=device_of(targets))
             mask[1, short:] = False
-            inputs[1, short:], targets[1, short:] = inputs[1, 0], targets[1, 0]
+            for leaf in leaves((inputs, targets)):
+                leaf[1, short:] = leaf[1, 0].clone()
         buffers = {name: buffer.expand(2, *buffer.shape).clone() for name, buffer in self._buffers.items()}
         try:
             return gradient(self.x, buffers, Batch(inputs, targets, mask))
@@ -163,7 +189,7 @@ class StackingTrial:
         parameters = [p for p in model.parameters() if p.requires_grad]
         try:
             with torch.autocast(training.device.type, training.compute, enabled=training.compute is not None):
-                loss = mean_loss(training.loss, model(self.inputs[:count]), self.targets[:count], mask=None)
+                loss = batch_loss(model, training.loss, *self._batches.first(count)).reshape(())
             slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
         except Exception as error:
             raise CannotStack(
@@ -181,6 +207,31 @@ class StackingTrial:
             tolerance = 0.25  # half precision rounds differently in another order of operations
         pairs = [(mine[0], right[0]), (mine[1], right[1]), *((mine[2][name], right[2][name]) for name in right[2])]
         return all(_close(real_numbers(a).double(), real_numbers(b).double(), tolerance) for a, b in pairs)
+
+
+class _Batches:
+    """The first samples of the largest client, read once; those that collate_fn pads are sorted, the longest last, so
+    that the first ones are padded less on their own than together with the others."""
+
+    def __init__(self, training: Training) -> None:
+        clients, largest = training.clients, int(training.clients.sizes.argmax())
+        self.count = min(SAMPLES, int(clients.sizes[largest]))
+        places = torch.arange(self.count, device="cpu")
+        self._collate: Callable[[list[Any]], tuple[Tree, Tree]] | None = None
+        if isinstance(clients, DatasetClients) and clients.collate_fn is not None:
+            alone = [(clients.collate([one], f"client {largest}'s"), one) for one in clients.read(largest, places)]
+            alone.sort(key=lambda each: sum(leaf.numel() for leaf in leaves(each[0])))
+            self._samples = [one for _, one in alone]
+            self._collate = partial(clients.collate, whose=f"client {largest}'s")
+        else:
+            self._whole = clients.training_batch(largest, places, training.seed, 1, 1)
+
+    def first(self, count: int) -> tuple[Tree, Tree]:
+        """The batch of the first samples."""
+        if self._collate is not None:
+            return self._collate(self._samples[:count])
+        inputs, targets = self._whole
+        return rows(inputs, slice(count)), rows(targets, slice(count))
 
 
 def _close(mine: Tensor, right: Tensor, tolerance: float) -> bool:

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from fedlalr.data.trees import Tree
 from fedlalr.hf import full_masks
+from fedlalr.training.calling import arguments, own_loss, prediction
 from fedlalr.training.interfaces import Buffers
 from fedlalr.training.stacked.attention import FoldAttention
 from fedlalr.training.stacked.checked_embedding import checked_embedding
@@ -33,30 +35,28 @@ class VmapForward:
         stack_checkpoints(self.model)
         self._norms = [layer for layer in self.model.modules() if isinstance(layer, MaskedBatchNorm)]
         self._dtypes = {name: parameter.dtype for name, parameter in self.model.named_parameters()}
-        self._plain = vmap(self._run, in_dims=(0, 0, 0, None), randomness="different")
-        self._masked = vmap(self._run, in_dims=(0, 0, 0, 0), randomness="different")
-        self._shared = vmap(self._run, in_dims=(None, 0, 0, None), randomness="different")
-        self._shared_masked = vmap(self._run, in_dims=(None, 0, 0, 0), randomness="different")
 
     def __call__(
         self,
         parameters: Mapping[str, Tensor],
         buffers: Mapping[str, Tensor],
-        inputs: Tensor,
+        inputs: Tree,
         mask: Tensor | None = None,
+        targets: Tree | None = None,
     ) -> tuple[Any, Buffers]:
-        run = self._plain if mask is None else self._masked
-        outputs, after = run(parameters, buffers, inputs, mask)
+        """As in `StackedForward`; with targets, they are passed to the model, and its own losses are returned."""
+        where = (0, 0, 0, None if mask is None else 0, None if targets is None else 0)
+        outputs, after = vmap(self._run, where, randomness="different")(parameters, buffers, inputs, mask, targets)
         return outputs, after
 
     @torch.no_grad()
     @without_fallback_warnings()
     def statistics(
-        self, parameters: Mapping[str, Tensor], buffers: Buffers, inputs: Tensor, mask: Tensor | None, seen: int
+        self, parameters: Mapping[str, Tensor], buffers: Buffers, inputs: Tree, mask: Tensor | None, seen: int
     ) -> Buffers:
+        where = (None, 0, 0, None if mask is None else 0)
         with self._averaging(restart=not seen):
-            run = self._shared if mask is None else self._shared_masked
-            after: Buffers = run(parameters, buffers, inputs, mask)[1]
+            after: Buffers = vmap(self._run, where, randomness="different")(parameters, buffers, inputs, mask)[1]
         return after
 
     @property
@@ -80,13 +80,19 @@ class VmapForward:
         }
 
     def _run(
-        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tensor, mask: Tensor | None
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        inputs: Tree,
+        mask: Tensor | None,
+        targets: Tree | None = None,
     ) -> tuple[Any, Buffers]:
-        """One client's outputs and buffers."""
+        """One client's outputs, or the model's own loss, and buffers."""
         named = {name: value.to(self._dtypes[name]) for name, value in parameters.items()} | dict(buffers)
         with masked(self._norms, mask), FoldAttention(), full_masks():
-            outputs = functional_call(self.model, named, (inputs,))
-        return outputs, {name: named[name].detach() for name in buffers}  # updated in place, or replaced in the dict
+            outputs = functional_call(self.model, named, *arguments(inputs, targets))
+        read = prediction(outputs) if targets is None else own_loss(outputs)
+        return read, {name: named[name].detach() for name in buffers}  # updated in place, or replaced in the dict
 
     @contextmanager
     def _averaging(self, *, restart: bool) -> Iterator[None]:

@@ -1,0 +1,122 @@
+"""From samples to a batch: inputs and targets as trees of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from fedlalr.data.input_errors import (
+    explain_part,
+    explain_sample,
+    explain_shapes,
+    explain_text,
+    shown_names,
+)
+from fedlalr.data.trees import Tree, as_tree, named_leaves
+
+Collate = Callable[[list[Any]], Any]
+"""From a list of samples to a batch, as in torch's DataLoader: a dict, or a pair (inputs, targets)."""
+Target = str | Sequence[str]
+"""The key of the targets in a dict, or several keys, whose targets then are a dict."""
+TARGETS = ("labels", "label")
+"""Keys of the targets in a dict, unless the caller names others."""
+
+
+def split(sample: Mapping[str, Any], target: Target | None, whose: str) -> tuple[dict[str, Any], Any]:
+    """Inputs and targets of a dict that holds both."""
+    chosen = target if target is not None else next((name for name in TARGETS if name in sample), None)
+    if chosen is None:
+        raise ValueError(
+            f"{whose} samples are dicts of {shown_names(sample)}, without labels or label; name the target's key with "
+            f"target=, such as target={list(sample)[-1] if sample else 'y'!r}"
+        )
+    names = (chosen,) if isinstance(chosen, str) else tuple(chosen)
+    missing = [name for name in names if name not in sample]
+    if missing:
+        raise ValueError(f"{whose} samples have no key {missing[0]!r} for target=; they have {shown_names(sample)}")
+    inputs = {name: part for name, part in sample.items() if name not in names}
+    if not inputs:
+        raise ValueError(f"{whose} samples have only the target's key, {names[0]!r}; the model needs inputs too")
+    return inputs, sample[chosen] if isinstance(chosen, str) else {name: sample[name] for name in names}
+
+
+def collate(
+    samples: list[Any], whose: str, target: Target | None = None, collate_fn: Collate | None = None
+) -> tuple[Tree, Tree]:
+    """The batch of some samples: by the caller's function, or by stacking each part of equal shapes."""
+    if collate_fn is not None:
+        return _by_caller(samples, whose, target, collate_fn)
+    pairs = [_parts(sample, whose, target) for sample in samples]
+    inputs, targets = zip(*pairs, strict=True)
+    return _stack(list(inputs), whose, "input"), _stack(list(targets), whose, "target")
+
+
+def _by_caller(samples: list[Any], whose: str, target: Target | None, collate_fn: Collate) -> tuple[Tree, Tree]:
+    try:
+        found = collate_fn(samples)
+    except Exception as error:
+        raise ValueError(
+            f"collate_fn cannot form a batch of {whose} samples: {type(error).__name__}: {error}"
+        ) from error
+    parts: Any = split(found, target, whose) if isinstance(found, Mapping) else found
+    if not isinstance(parts, tuple | list) or len(parts) != 2:
+        raise ValueError(
+            f"collate_fn must return a dict of tensors or a pair (inputs, targets), not a {type(found).__name__}"
+        )
+    for what, part in zip(("inputs", "targets"), map(as_tree, parts), strict=True):
+        for name, leaf in named_leaves(part).items():
+            if not isinstance(leaf, Tensor):
+                raise ValueError(f"collate_fn must return tensors, but {what}{name} is a {type(leaf).__name__}")
+            if not leaf.dim() or len(leaf) != len(samples):
+                raise ValueError(
+                    f"collate_fn returned {what}{name} of shape {tuple(leaf.shape)} for {len(samples)} samples; the "
+                    f"first dimension must be the samples"
+                )
+    return as_tree(parts[0]), as_tree(parts[1])
+
+
+def _parts(sample: Any, whose: str, target: Target | None) -> tuple[Any, Any]:
+    if isinstance(sample, Mapping):
+        return split(sample, target, whose)
+    if not isinstance(sample, tuple | list) or len(sample) != 2:
+        raise ValueError(explain_sample(whose, sample))
+    return sample[0], sample[1]
+
+
+def _stack(parts: list[Any], whose: str, what: str) -> Tree:
+    """One part of all samples as a tree of tensors."""
+    first = parts[0]
+    if isinstance(first, Mapping):
+        if any(part.keys() != first.keys() for part in parts):
+            raise ValueError(f"{whose} samples have different keys, such as {', '.join(sorted(_odd_keys(parts)))}")
+        return {name: _stack([part[name] for part in parts], whose, f"{what} {name!r}") for name in first}
+    if isinstance(first, tuple) and any(isinstance(one, Tensor | np.ndarray) for one in first):
+        return tuple(
+            _stack(list(mine), whose, f"{what} {place}") for place, mine in enumerate(zip(*parts, strict=True))
+        )
+    if isinstance(first, str):
+        raise ValueError(explain_text(whose, what))
+    try:
+        stacked = torch.tensor(parts) if _is_numbers(first) else default_collate(parts)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(explain_shapes(whose, what, parts) or f"{whose} samples: {error}") from error
+    if not isinstance(stacked, Tensor):
+        raise ValueError(explain_part(whose, what, first))
+    return stacked
+
+
+def _odd_keys(parts: list[Any]) -> set[str]:
+    every = [set(part) for part in parts]
+    return {str(name) for name in set.union(*every) - set.intersection(*every)}
+
+
+def _is_numbers(value: object) -> bool:
+    """Whether a value is a list of numbers, or of such lists, as data sets of Python objects return them."""
+    while isinstance(value, list) and value:
+        value = value[0]
+    return isinstance(value, list | int | float) and not isinstance(value, bool)

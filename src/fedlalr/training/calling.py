@@ -1,0 +1,68 @@
+"""How a model is called on a batch, and what is read from its outputs. Every engine and the evaluation use this."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from torch import Tensor
+
+from fedlalr.data.trees import Tree
+
+MODEL_LOSS: Literal["model"] = "model"
+"""The value of the option `loss` for the loss that the model computes itself."""
+LABELS = "labels"
+"""The argument for a single tensor of targets, if the model computes the loss."""
+
+
+def arguments(inputs: Tree, targets: Tree | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and named arguments of a model for a batch; also its targets, if the model computes the loss.
+
+    >>> arguments({"ids": 1, "mask": 2}), arguments((1, 2)), arguments(1, targets=2)
+    (((), {'ids': 1, 'mask': 2}), ((1, 2), {}), ((1,), {'labels': 2}))
+    """
+    named = {} if targets is None else dict(targets) if isinstance(targets, dict) else {LABELS: targets}
+    if isinstance(inputs, dict):
+        return (), inputs | named
+    return (inputs if isinstance(inputs, tuple) else (inputs,)), named
+
+
+def call(model: Callable[..., Any], inputs: Tree, targets: Tree | None = None) -> Any:
+    """The model's outputs: a dict is passed as `model(**inputs)`, a tuple as `model(*inputs)`."""
+    positional, named = arguments(inputs, targets)
+    return model(*positional, **named)
+
+
+def prediction(outputs: Any) -> Any:
+    """What losses, accuracy and metrics use: the `logits` of outputs that have them, else the outputs themselves."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    if isinstance(outputs, Mapping):
+        return outputs.get("logits", outputs)
+    return getattr(outputs, "logits", outputs)
+
+
+def own_loss(outputs: Any) -> Tensor:
+    """The loss that a model computed itself, as one number."""
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        given = f"a loss of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else "no loss"
+        raise ValueError(
+            f"with loss='model' the model must return an object whose loss is one number, as Hugging Face models do; "
+            f"this one returned a {type(outputs).__name__} with {given}"
+        )
+    return loss.reshape(())
+
+
+def outputs_and_loss(model: Callable[..., Any], loss: Any, inputs: Tree, targets: Tree) -> tuple[Any, Tensor]:
+    """What metrics use, and the loss of a batch: the caller's, or the model's own."""
+    if loss == MODEL_LOSS:
+        outputs = call(model, inputs, targets)
+        return prediction(outputs), own_loss(outputs)
+    outputs = prediction(call(model, inputs))
+    return outputs, loss(outputs, targets)
+
+
+def batch_loss(model: Callable[..., Any], loss: Any, inputs: Tree, targets: Tree) -> Tensor:
+    """The loss of a batch."""
+    return outputs_and_loss(model, loss, inputs, targets)[1]
