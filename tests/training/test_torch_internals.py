@@ -44,7 +44,7 @@ SIGNATURES = {
 """What we use → the parameters that come first. Classes of which we only ask `isinstance` are listed in short."""
 ONLY_ISINSTANCE = ("DropoutNd",)
 ATTRIBUTES = {
-    nn.Module(): ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"),
+    nn.Module(): ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_non_persistent_buffers_set"),
     torch.zeros(1).untyped_storage(): ("_cdata",),
     torch._C._functorch: ("_set_vmap_fallback_warning_enabled",),
 }

@@ -18,6 +18,7 @@ from fedlalr.federation.round import RoundOutcome, ServerState, run_round
 from fedlalr.federation.sampling import sample
 from fedlalr.federation.session import Problem, Session, run_info
 from fedlalr.training import Engine, create_engine
+from fedlalr.training.calling import target_of
 from fedlalr.training.engines.auto import estimated_seconds, is_heavy
 from fedlalr.training.engines.distributed import join_ranks
 from fedlalr.training.interfaces import Probe
@@ -40,7 +41,8 @@ def run(model: nn.Module, clients: Clients | Sequence[object], algorithm: Algori
         algorithm: Such as `fl.FedLALR(lr=2e-3)`.
     """
     chosen = Options.named(options)
-    problem = Problem.of(model, as_clients(clients, chosen.target, chosen.collate_fn), algorithm, chosen)
+    target = target_of(model, chosen.loss, chosen.target)
+    problem = Problem.of(model, as_clients(clients, target, chosen.collate_fn), algorithm, chosen)
     with Session(problem, Simulation(problem)) as session:
         for _ in session.rounds():
             pass

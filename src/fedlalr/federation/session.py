@@ -41,6 +41,7 @@ from fedlalr.federation.validation import (
     check_slots,
 )
 from fedlalr.training import Training
+from fedlalr.training.calling import target_of
 from fedlalr.training.options import options_in
 from fedlalr.training.ranks import Ranks
 from fedlalr.training.torch_state import (
@@ -85,7 +86,8 @@ class Problem:
         given = options.test if options.test is not None else getattr(clients, "test", None)
         transform = clients.transform if isinstance(clients, Population) else None
         check_metrics(options.metrics, given)
-        test = None if given is None else as_test(given, options.target, options.collate_fn)
+        target = target_of(model, options.loss, options.target)
+        test = None if given is None else as_test(given, target, options.collate_fn)
         if not remote:
             with undisturbed(training.device), forked_generators(training.device):
                 check_problem(training, test)

@@ -16,7 +16,7 @@ from fedlalr.data.population import Clients, Population
 from fedlalr.data.trees import Tree, first_leaf, moved, named_leaves
 from fedlalr.federation.evaluation import is_class_target
 from fedlalr.federation.observers import Observer
-from fedlalr.training.calling import MODEL_LOSS, arguments, call, own_loss, prediction
+from fedlalr.training.calling import MODEL_LOSS, arguments, call, for_loss, own_loss
 from fedlalr.training.interfaces import Training
 from fedlalr.training.local_step import starting_slots
 from fedlalr.training.stacked.masked_loss import ignored_label
@@ -103,7 +103,7 @@ def check_problem(training: Training, test: Clients | None) -> None:
         if training.loss == MODEL_LOSS:
             own_loss(outputs)
             continue
-        outputs = prediction(outputs)
+        outputs = for_loss(outputs, training.loss)
         if clients is not test and ignored_label(training.loss) is not None and isinstance(outputs, Tensor):
             _check_classes(training, outputs, targets, test)
         _check_loss(training, outputs, targets, whose)

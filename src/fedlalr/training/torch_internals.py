@@ -29,6 +29,7 @@ __all__ = [
     "convolution_backward",
     "function_modes",
     "has_hooks",
+    "saved_buffers",
     "sigmoid_backward",
     "storage_address",
     "tanh_backward",
@@ -106,6 +107,16 @@ def has_hooks(model: nn.Module) -> bool:
     return any(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks for module in model.modules()
     )
+
+
+def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers of a model that its state dict has."""
+    left_out = {
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules(remove_duplicate=False)
+        for name in module._non_persistent_buffers_set
+    }
+    return {name: buffer for name, buffer in model.named_buffers() if name not in left_out}
 
 
 def storage_address(storage: torch.UntypedStorage) -> int:

@@ -21,6 +21,7 @@ from fedlalr.flower.client.training import train_locally
 from fedlalr.flower.client_data import RemoteClients, own_data
 from fedlalr.flower.settings import read_settings
 from fedlalr.flower.wire.records import FACTS, answer_content, broadcast_in, instruction_in
+from fedlalr.training.calling import target_of
 from fedlalr.training.interfaces import Training
 from fedlalr.training.torch_state import get_buffers
 
@@ -55,18 +56,18 @@ def client_app(
     The node configuration sets the client: `flower-supernode --node-config 'partition-id=0'`.
     """
 
-    def prepare(context: Context, clients: Callable[[Options], Clients]) -> Training:
+    def prepare(context: Context, clients: Callable[[Options, nn.Module], Clients]) -> Training:
         options = read_settings(settings(context) if callable(settings) else settings)
         method = algorithm if isinstance(algorithm, Algorithm) else algorithm(context)
         module = model(context)
         options.check(module, method)
-        return options.training(module, method, clients(options))
+        return options.training(module, method, clients(options, module))
 
     app = ClientApp()
 
     @app.query()
     def announce(message: Message, context: Context) -> Message:
-        training = prepare(context, lambda _: RemoteClients(1))
+        training = prepare(context, lambda *_: RemoteClients(1))
         facts = ConfigRecord({"client": client_id(context), "contract": contract(training)})
         return Message(RecordDict({FACTS: facts}), reply_to=message)
 
@@ -77,8 +78,9 @@ def client_app(
         if instruction.client != mine:
             raise ValueError(f"the server requested client {instruction.client}, but this node serves client {mine}")
 
-        def clients(options: Options) -> Clients:
-            return own_data(data(context), mine, instruction.population, options.target, options.collate_fn)
+        def clients(options: Options, module: nn.Module) -> Clients:
+            target = target_of(module, options.loss, options.target)
+            return own_data(data(context), mine, instruction.population, target, options.collate_fn)
 
         training = prepare(context, clients)
         training = replace(training, seed=instruction.seed)

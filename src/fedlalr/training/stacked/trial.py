@@ -81,10 +81,10 @@ def _candidates(training: Training, sample: torch.Size | None, *, ignores: bool)
     form_first = training.device.type != "cpu" or training.compute is not None
     if form is not None and form_first:
         yield ForwardGradient(training, form, ignores=ignores)
-    yield ForwardGradient(training, VmapForward(training.model), ignores=ignores)
+    yield ForwardGradient(training, VmapForward(training.model, training.loss), ignores=ignores)
     if form is not None and not form_first:
         yield ForwardGradient(training, form, ignores=ignores)
-    yield ForwardGradient(training, VmapForward(training.model, grouped=False), ignores=ignores)
+    yield ForwardGradient(training, VmapForward(training.model, training.loss, grouped=False), ignores=ignores)
 
 
 @contextmanager

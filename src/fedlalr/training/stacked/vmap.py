@@ -12,7 +12,7 @@ from torch.func import functional_call, vmap
 
 from fedlalr.data.trees import Tree
 from fedlalr.hf import full_masks
-from fedlalr.training.calling import arguments, own_loss, prediction
+from fedlalr.training.calling import arguments, for_loss, own_loss
 from fedlalr.training.interfaces import Buffers
 from fedlalr.training.stacked.attention import FoldAttention
 from fedlalr.training.stacked.checked_embedding import checked_embedding
@@ -26,9 +26,10 @@ from fedlalr.training.torch_state import copied
 class VmapForward:
     """A `StackedForward` for any module that vmap can batch. Runs a copy; parameters and buffers are passed stacked."""
 
-    def __init__(self, module: nn.Module, *, grouped: bool = True) -> None:
-        """`grouped` uses layers that are faster for many clients than torch's; not every module works with them."""
-        self.model = copied(module)
+    def __init__(self, module: nn.Module, loss: Any = None, *, grouped: bool = True) -> None:
+        """Outputs are in the form that `loss` takes. `grouped` uses layers that are faster for many clients than
+        torch's; not every module works with them."""
+        self.model, self._loss = copied(module), loss
         if not self.model.training:
             self.model.train()
         replace_layers(self.model, masked_norm, checked_embedding, *(grouped_layer,) * grouped)
@@ -91,7 +92,7 @@ class VmapForward:
         named = {name: value.to(self._dtypes[name]) for name, value in parameters.items()} | dict(buffers)
         with masked(self._norms, mask), FoldAttention(), full_masks():
             outputs = functional_call(self.model, named, *arguments(inputs, targets))
-        read = prediction(outputs) if targets is None else own_loss(outputs)
+        read = for_loss(outputs, self._loss) if targets is None else own_loss(outputs)
         return read, {name: named[name].detach() for name in buffers}  # updated in place, or replaced in the dict
 
     @contextmanager
