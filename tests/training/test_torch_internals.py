@@ -35,7 +35,6 @@ SIGNATURES = {
     "torch.nn.modules.dropout._DropoutNd": "p inplace",
     "torch.utils._python_dispatch.TorchDispatchMode.__torch_dispatch__": "self func types args kwargs",
     "torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo": "",
-    "torch.overrides._get_current_function_mode_stack": "",
     "torch.utils._pytree.tree_flatten": "tree",
     "torch.utils._pytree.tree_leaves": "tree",
     "torch.utils._pytree.tree_map": "func tree",

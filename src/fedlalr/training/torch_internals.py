@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.dropout import _DropoutNd as DropoutNd
-from torch.overrides import _get_current_function_mode_stack as function_modes
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
@@ -27,7 +26,6 @@ __all__ = [
     "add_to_each",
     "amsgrad_",
     "convolution_backward",
-    "function_modes",
     "has_hooks",
     "saved_buffers",
     "sigmoid_backward",

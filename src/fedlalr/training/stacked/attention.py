@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from fedlalr.training.stacked.grouped_layers import Batched, stacked
+from fedlalr.training.stacked.no_dropout import NoDropout
 
 
 class FoldedAttention(Batched):
@@ -75,4 +76,4 @@ def _fold(
     **options: Any,
 ) -> Tensor:
     apply: Callable[..., Tensor] = FoldedAttention.apply
-    return apply(query, key, value, attn_mask, dropout_p, is_causal, options)
+    return apply(query, key, value, attn_mask, 0.0 if NoDropout.active else dropout_p, is_causal, options)

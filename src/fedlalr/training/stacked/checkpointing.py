@@ -6,19 +6,20 @@ checkpointed: the backward pass computes it again, with the same dropout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from fedlalr.hf import checkpointed_layers
+from fedlalr.training.stacked.attention import FoldAttention
 from fedlalr.training.stacked.grouped_layers import Batched
-from fedlalr.training.torch_internals import function_modes, tree_flatten, tree_unflatten
+from fedlalr.training.stacked.no_dropout import NoDropout
+from fedlalr.training.torch_internals import tree_flatten, tree_unflatten
 
 
 class Recomputed(Batched):
@@ -33,20 +34,8 @@ class Recomputed(Batched):
         info: Any, in_dims: tuple[int | None, ...], run: Callable[..., tuple[Tensor, ...]], *tensors: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         every = vmap(run, in_dims=in_dims[1:], randomness="different")
-        modes = function_modes()
-        outputs: tuple[Tensor, ...] = checkpoint(
-            every, *tensors, use_reentrant=False, context_fn=lambda: (nullcontext(), _within(modes))
-        )
+        outputs: tuple[Tensor, ...] = checkpoint(every, *tensors, use_reentrant=False)
         return outputs, (0,) * len(outputs)
-
-
-@contextmanager
-def _within(modes: list[TorchFunctionMode]) -> Iterator[None]:
-    """The modes of the forward pass, for the second run."""
-    with ExitStack() as stack:
-        for mode in modes:
-            stack.enter_context(mode)
-        yield
 
 
 def stack_checkpoints(model: nn.Module) -> None:
@@ -69,7 +58,8 @@ def _checkpointed(layer: nn.Module, call: partial[Any], *args: Any) -> Any:
         for place, tensor in zip(places, tensors, strict=True):
             given[place] = tensor
         state, inputs, options = tree_unflatten(given, structure)
-        outputs, outer = tree_flatten(functional_call(layer, state, inputs, options))
+        with FoldAttention(), NoDropout() if NoDropout.active else nullcontext():  # neither is on in here
+            outputs, outer = tree_flatten(functional_call(layer, state, inputs, options))
         structures.append(outer)
         return tuple(outputs)
 
