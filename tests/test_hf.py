@@ -157,7 +157,7 @@ def test_a_checkpointed_stack_computes_its_layers_twice_and_gets_the_same():
         results += [weights(train(model, clients("words"), "stacked")), len(calls)]
     right, once, mine, both = results
     assert difference(mine, right) <= TOLERANCE
-    assert both - once > 1.5 * once
+    assert both - once >= once + 4  # two rounds of two steps
 
 
 def test_dropout_is_repeatable():
