@@ -81,7 +81,7 @@ def test_pairs_and_data_sets_give_the_simulations_batches(kind):
 @pytest.mark.parametrize(
     ("data", "error", "reason"),
     [
-        ("text", TypeError, "must be a pair of tensors .* population, as fl.data.load does"),
+        ("text", TypeError, r"must be a pair \(inputs, targets\) .* population, as fl.data.load does"),
         ((np.zeros((2, 3)), np.zeros(2)), TypeError, "client 1 consists of NumPy arrays; .*torch.from_numpy"),
         (DataLoader(Listed([(torch.zeros(2), 0)])), TypeError, "client 1 is a DataLoader; pass its data set"),
         (Stream(), TypeError, "Read the samples of a stream into tensors first"),

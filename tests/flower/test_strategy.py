@@ -31,7 +31,9 @@ from flower.federation import (
     strategy,
     with_buffers,
 )
+from flower.in_process import Node
 from test_contract import VARIANTS
+from training.tokens import Rows, pad_tokens, token_clients, token_model, token_samples
 
 LALR = fl.FedLALR(lr=0.05)
 
@@ -62,6 +64,24 @@ def test_a_test_set_on_the_server_is_evaluated_as_in_the_simulator(tmp_path):
     assert same(server.result, wanted)
     assert wanted.history[-1].accuracy is not None
     assert server.result.history[-1].metrics == wanted.history[-1].metrics
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_nodes_train_on_dicts_of_tensors_with_the_models_loss(ragged, tmp_path):
+    clients = [Rows(samples, ragged=True) for samples in token_clients()] if ragged else token_clients()
+    settings = {"loss": "model", "rounds": 2, "batch_size": 4, "device": "cpu"}
+    settings |= {"collate_fn": pad_tokens} if ragged else {}
+    app = client_app(
+        lambda context: token_model(), lambda context: clients[context.node_config["partition-id"]], LALR, settings
+    )
+    grid = InProcessGrid({i: Node(app, {"partition-id": i, "state-dir": str(tmp_path)}) for i in range(len(clients))})
+    test = token_samples(5, seed=99)
+    server = FederatedStrategy(
+        token_model(), LALR, settings, population=len(clients), test=Rows(test, ragged=ragged), poll=0.001
+    )
+    server.start(grid)
+    wanted = fl.run(token_model(), clients, LALR, engine="reference", test=Rows(test, ragged=ragged), **settings)
+    assert same(server.result, wanted)
 
 
 def test_start_accepts_flowers_arguments(tmp_path):

@@ -46,21 +46,14 @@ def is_table(client: object) -> bool:
     """Whether a client is a Hugging Face data set, or a list of samples that are dicts."""
     if isinstance(client, list):
         return bool(client) and all(isinstance(sample, Mapping) for sample in client)
-    return (
-        type(client).__module__.partition(".")[0] == "datasets"
-        and hasattr(client, "column_names")
-        and (hasattr(client, "__len__"))
-    )
+    return type(client).__module__.partition(".")[0] == "datasets" and hasattr(client, "__getitems__")
 
 
 def pooled_tables(clients: Sequence[Any], target: Target | None) -> list[tuple[Tree, Tree]] | None:
     """Inputs and targets of clients that are tables, if all of them fit into memory and no sample is computed."""
     if not all(is_table(client) and not _computes(client) for client in clients):
         return None
-    sample = next((client[0] for client in clients if len(client)), None)
-    if sample is None:
-        return None
-    each = sum(leaf.nbytes for part in collate([sample], "the clients'", target) for leaf in leaves(part))
+    each = sum(leaf.nbytes for part in collate([clients[0][0]], "client 0's", target) for leaf in leaves(part))
     if each * sum(map(len, clients)) > MOST_POOLED:
         return None
     return [_read(client, f"client {i}'s", target) for i, client in enumerate(clients)]

@@ -96,7 +96,9 @@ def _by_caller(samples: list[Any], whose: str, target: Target | None, collate_fn
 
 def _parts(sample: Any, whose: str, target: Target | None) -> tuple[Any, Any]:
     if isinstance(sample, Mapping):
-        return split(sample, target, whose)
+        # in torch's default dtype, as lists of numbers are, where default_collate would use float64
+        values = {name: torch.tensor(value) if type(value) is float else value for name, value in sample.items()}
+        return split(values, target, whose)
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         raise ValueError(explain_sample(whose, sample))
     return sample[0], sample[1]
@@ -131,6 +133,6 @@ def _odd_keys(parts: list[Any]) -> set[str]:
 
 def _is_numbers(value: object) -> bool:
     """Whether a value is a list of numbers, or of such lists, as data sets of Python objects return them."""
-    while isinstance(value, list) and value:
-        value = value[0]
-    return isinstance(value, list | int | float) and not isinstance(value, bool)
+    if not isinstance(value, list):
+        return False
+    return not value or isinstance(value[0], int | float) or _is_numbers(value[0])

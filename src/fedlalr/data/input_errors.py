@@ -57,6 +57,8 @@ def explain_clients(clients: object) -> str:
         fix = " of the inputs and targets of all clients; partition them with fl.data.partition(targets, clients=10)"
     elif isinstance(clients, Dataset):
         fix = "; split one data set into several, for example with torch.utils.data.random_split(dataset, [0.1] * 10)"
+    elif hasattr(clients, "shard"):  # of Hugging Face
+        fix = "; split one data set into several, for example [dataset.shard(10, i) for i in range(10)]"
     else:
         fix = ""
     return (

@@ -192,8 +192,8 @@ class DatasetClients:
     @property
     def note(self) -> str:
         """How the samples are read, for the user."""
-        why = "collate_fn forms every batch" if self.collate_fn is not None else "they are data sets"
-        return f"the clients' samples are read batch by batch, because {why}"
+        why = "because collate_fn forms the batches" if self.collate_fn is not None else "as the data sets return them"
+        return f"the clients' samples are read batch by batch, {why}"
 
     def __len__(self) -> int:
         return len(self.datasets)
@@ -246,12 +246,10 @@ def as_clients(clients: object, target: Target | None = None, collate_fn: Collat
         if all(pair is not None for pair in pairs):
             return _pool([pair for pair in pairs if pair is not None])
     if all(map(is_dataset, clients)):
-        tables = pooled_tables(clients, target) if collate_fn is None else None
-        if tables is not None:
-            return _pool(tables)
         datasets = DatasetClients(clients, target=target, collate_fn=collate_fn)
         _check_not_empty(datasets.sizes)
-        return datasets
+        tables = pooled_tables(clients, target) if collate_fn is None else None
+        return datasets if tables is None else _pool(tables)
     odd = next((i for i, one in enumerate(clients) if not is_dataset(one) and (collate_fn or pairs[i] is None)), None)
     if odd is None:
         raise TypeError(

@@ -18,6 +18,8 @@ _WANTED = "test must be a pair (inputs, targets), a dict of tensors or a data se
 def as_test(test: object, target: Target | None = None, collate_fn: Collate | None = None) -> Clients:
     """A test set as one client's data: tensors as they are, a data set read batch by batch."""
     if isinstance(test, Population | DatasetClients):
+        if len(test) != 1:
+            raise TypeError(f"test is the data of {len(test)} clients; pass one test set, such as population.test")
         return test
     pair = as_pair(test, "the test set's", target)
     if pair is None and is_dataset(test):

@@ -96,9 +96,10 @@ def evaluate(
         return tally
 
     places = torch.arange(int(held_out.sizes[0]), device="cpu")
-    sample, _ = held_out.batch(0, places[:1])
-    numbers = sum(leaf.numel() for leaf in leaves(sample))
-    batches = torch.split(places, batch_size or _at_once(numbers, device))
+    if batch_size is None:
+        sample, _ = held_out.batch(0, places[:1])
+        batch_size = _at_once(sum(leaf.numel() for leaf in leaves(sample)), device)
+    batches = torch.split(places, batch_size)
     tally = torch.zeros(5, device=device, dtype=torch.float64)
     with in_mode(model, training=False):
         for index in batches[ranks.rank :: ranks.count]:

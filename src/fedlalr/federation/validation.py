@@ -112,6 +112,8 @@ def check_problem(training: Training, test: Clients | None) -> None:
 def check_arguments(model: nn.Module, inputs: Tree, targets: Tree | None, whose: str) -> None:
     """Reject a dict with a key that the module's forward does not take."""
     named = arguments(inputs, targets)[1]
+    if not named:
+        return
     takes = inspect.signature(model.forward).parameters.values()
     if any(each.kind is each.VAR_KEYWORD for each in takes):
         return

@@ -55,9 +55,9 @@ def gradient_at(gradient: StackedGradient, buffers: Buffers, batch: Batch) -> Ca
 class ForwardGradient:
     """Runs a network over the stack; autograd differentiates it as one large computation."""
 
-    def __init__(self, training: Training, forward: StackedForward, *, ignores: bool = False) -> None:
-        """`ignores`: whether the loss leaves out targets of −100, though it is not one of torch's own."""
-        self.training, self.forward, self._ignores = training, forward, ignores
+    def __init__(self, training: Training, forward: StackedForward, *, ignored: int | None = None) -> None:
+        """`ignored`: the label that the caller's own loss leaves out, if there is one."""
+        self.training, self.forward, self._ignored = training, forward, ignored
         self._losses = vmap(self._loss, in_dims=(0, 0, None), randomness="different")
         self._masked_losses = vmap(self._loss, in_dims=(0, 0, 0), randomness="different")
 
@@ -85,4 +85,4 @@ class ForwardGradient:
     def _loss(self, outputs: Any, targets: Tree, mask: Tensor | None) -> Tensor:
         """One client's loss."""
         assert self.training.loss != MODEL_LOSS
-        return mean_loss(self.training.loss, outputs, targets, mask, self._ignores)
+        return mean_loss(self.training.loss, outputs, targets, mask, self._ignored)

@@ -68,9 +68,9 @@ class Layer:
 class LinearGradient:
     """`StackedGradient` for a chain of linear layers on flattened samples."""
 
-    def __init__(self, training: Training, layers: list[Layer], *, ignores: bool = False) -> None:
-        """`ignores`: as in `ForwardGradient`."""
-        self.training, self.layers, self._ignores = training, layers, ignores
+    def __init__(self, training: Training, layers: list[Layer], *, ignored: int | None = None) -> None:
+        """`ignored`: as in `ForwardGradient`."""
+        self.training, self.layers, self._ignored = training, layers, ignored
         self._plain_loss = is_plain_cross_entropy(training.loss)
         each = grad_and_value(self._loss)
         self._losses = vmap(each, in_dims=(0, 0, None), randomness="different")
@@ -171,7 +171,7 @@ class LinearGradient:
 
     def _loss(self, logits: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
         assert self.training.loss != MODEL_LOSS
-        return mean_loss(self.training.loss, logits, targets, mask, self._ignores)
+        return mean_loss(self.training.loss, logits, targets, mask, self._ignored)
 
 
 def is_plain_cross_entropy(loss: object) -> bool:

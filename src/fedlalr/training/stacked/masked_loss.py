@@ -18,24 +18,23 @@ IGNORED_LABEL = -100
 """The label that torch's classification losses ignore by default."""
 
 
-def mean_loss(loss: Loss, outputs: object, targets: Tree, mask: Tensor | None, ignores: bool = False) -> Tensor:
+def mean_loss(loss: Loss, outputs: object, targets: Tree, mask: Tensor | None, ignored: int | None = None) -> Tensor:
     """The user's loss of a batch, some samples of which may be padding, as one number."""
-    value = loss(outputs, targets) if mask is None else masked_loss(loss, outputs, targets, mask, ignores)
+    value = loss(outputs, targets) if mask is None else masked_loss(loss, outputs, targets, mask, ignored)
     return value.reshape(())  # a loss may have shape [1]
 
 
-def masked_loss(loss: Loss, outputs: object, targets: Tree, mask: Tensor, ignores: bool = False) -> Tensor:
+def masked_loss(loss: Loss, outputs: object, targets: Tree, mask: Tensor, ignored: int | None = None) -> Tensor:
     """The user's loss over the samples that `mask` (bool `[B]`) keeps, for a loss that is a mean over samples.
 
     Losses of the cross-entropy family ignore one label, so the padding gets that label and all their options keep their
-    meaning. So does a loss that `ignores` −100, which may be a mean over tokens. Any other loss is computed sample by
-    sample.
+    meaning. So does the caller's own loss with a label that it is known to ignore (`padding_label`); it may be a mean
+    over tokens. Any other loss is computed sample by sample.
     """
-    ignored = ignored_label(loss)
-    if ignored is not None and _is_mean_over_classes(loss) and _is_whole_numbers(targets):
+    if _is_mean_over_classes(loss) and _is_whole_numbers(targets):
+        ignored = ignored_label(loss)
+    if ignored is not None:
         return loss(outputs, without_padding(targets, mask, ignored))
-    if ignores:
-        return loss(outputs, without_padding(targets, mask))
 
     def alone(output: object, target: Tree) -> Tensor:
         return loss(tree_map(lambda tensor: tensor[None], output), map_tree(lambda leaf: leaf[None], target)).reshape(
@@ -61,25 +60,29 @@ def without_padding(targets: Tree, mask: Tensor, ignored: int = IGNORED_LABEL) -
     return filled
 
 
-def ignores_padding(loss: Loss, outputs: object, targets: Tree) -> bool:
-    """Whether a loss of the caller's leaves out samples whose targets are −100, so that padding may be marked so.
+def padding_label(loss: Loss, outputs: object, targets: Tree) -> int | None:
+    """The label that a loss of the caller's leaves out of its mean, so that padding may be marked with it, or None.
 
-    Tried on the CPU with some samples: elsewhere an index out of range cannot be caught.
+    Some samples are tried, with the usual labels and those of the samples. On the CPU: elsewhere an index out of range
+    cannot be caught.
     """
-    outputs, targets = (tree_map(lambda tensor: tensor.detach().cpu(), part) for part in (outputs, targets))
+    outputs, targets = tree_map(lambda tensor: tensor.detach().cpu(), (outputs, targets))
     count = length(targets)
     mask = torch.arange(count, device="cpu") < max(count // 2, 1)
-    try:
-        marked = loss(outputs, without_padding(targets, mask))
-        right = loss(tree_map(lambda tensor: tensor[mask], outputs), rows(targets, mask))
-    except Exception:  # such as a label out of range
-        return False
-    return bool(torch.allclose(marked, right, rtol=1e-4, atol=1e-6))
+    known = torch.cat([leaf.flatten() for leaf in leaves(targets) if not leaf.is_floating_point()]).unique().tolist()
+    for label in dict.fromkeys((IGNORED_LABEL, -1, 0, *known)):
+        try:
+            marked = loss(outputs, without_padding(targets, mask, label))
+            right = loss(tree_map(lambda tensor: tensor[mask], outputs), rows(targets, mask))
+        except Exception:  # such as a label out of range
+            continue
+        if torch.allclose(marked, right, rtol=1e-4, atol=1e-6):
+            return int(label)
+    return None
 
 
 def has_tokens(targets: Tree) -> bool:
-    """Whether targets are several whole numbers per sample. A mean over such targets may weigh samples differently,
-    while a mean over single labels can be computed sample by sample."""
+    """Whether targets are several whole numbers per sample. A mean over such targets may weigh samples differently."""
     return any(leaf.dim() > 1 and not leaf.is_floating_point() for leaf in leaves(targets))
 
 

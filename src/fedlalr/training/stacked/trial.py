@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedlalr.data.population import DatasetClients
+from fedlalr.data.population import DatasetClients, Population
 from fedlalr.data.trees import Tree, device_of, leaves, map_tree, rows
 from fedlalr.hf import checkpointed_layers
 from fedlalr.training.calling import MODEL_LOSS, batch_loss, call, prediction
@@ -27,7 +27,7 @@ from fedlalr.training.interfaces import Buffers, Training, real_numbers
 from fedlalr.training.stacked.forms import stacked_form
 from fedlalr.training.stacked.gradient import Batch, ForwardGradient, StackedGradient
 from fedlalr.training.stacked.linear import LinearGradient, linear_chain
-from fedlalr.training.stacked.masked_loss import IGNORED_LABEL, has_tokens, ignored_label, ignores_padding
+from fedlalr.training.stacked.masked_loss import IGNORED_LABEL, has_tokens, ignored_label, padding_label
 from fedlalr.training.stacked.no_dropout import NoDropout
 from fedlalr.training.stacked.vmap import VmapForward
 from fedlalr.training.torch_internals import DropoutNd
@@ -56,7 +56,7 @@ def choose_gradient(training: Training) -> StackedGradient:
     """The fastest stacked gradient that agrees with plain autograd."""
     trial = StackingTrial(training)
     errors = []
-    for gradient in _candidates(training, trial.sample_shape(), ignores=trial.ignores_padding()):
+    for gradient in _candidates(training, trial.sample_shape(), trial.ignored_label()):
         try:
             trial.check(gradient)
         except CannotStack as error:
@@ -66,7 +66,7 @@ def choose_gradient(training: Training) -> StackedGradient:
     raise errors[-1]
 
 
-def _candidates(training: Training, sample: torch.Size | None, *, ignores: bool) -> Iterator[StackedGradient]:
+def _candidates(training: Training, sample: torch.Size | None, ignored: int | None) -> Iterator[StackedGradient]:
     """The ways to compute the gradient, fastest first. `sample` is the shape of an input; None if it is no tensor, or
     the model computes the loss: then only vmap is general enough.
 
@@ -76,15 +76,15 @@ def _candidates(training: Training, sample: torch.Size | None, *, ignores: bool)
     """
     layers = None if sample is None else linear_chain(training, sample)
     if layers is not None:
-        yield LinearGradient(training, layers, ignores=ignores)
+        yield LinearGradient(training, layers, ignored=ignored)
     form = None if sample is None else stacked_form(training.model, training.compute, sample)
     form_first = training.device.type != "cpu" or training.compute is not None
     if form is not None and form_first:
-        yield ForwardGradient(training, form, ignores=ignores)
-    yield ForwardGradient(training, VmapForward(training.model, training.loss), ignores=ignores)
+        yield ForwardGradient(training, form, ignored=ignored)
+    yield ForwardGradient(training, VmapForward(training.model, training.loss), ignored=ignored)
     if form is not None and not form_first:
-        yield ForwardGradient(training, form, ignores=ignores)
-    yield ForwardGradient(training, VmapForward(training.model, training.loss, grouped=False), ignores=ignores)
+        yield ForwardGradient(training, form, ignored=ignored)
+    yield ForwardGradient(training, VmapForward(training.model, training.loss, grouped=False), ignored=ignored)
 
 
 @contextmanager
@@ -125,16 +125,18 @@ class StackingTrial:
             return self.inputs.shape[1:]
         return None
 
-    def ignores_padding(self) -> bool:
-        """Whether the caller's own loss leaves out targets of −100."""
+    def ignored_label(self) -> int | None:
+        """The label that the caller's own loss leaves out, or None. Only needed if its mean may weigh samples
+        differently: over tokens, or over labels of which some are ignored."""
         training = self.training
         if training.loss == MODEL_LOSS or not self.padded or ignored_label(training.loss) is not None:
-            return False
-        if not has_tokens(self.targets):
-            return False
+            return None
+        targets = training.clients.targets if isinstance(training.clients, Population) else self.targets
+        if not has_tokens(targets) and not any(bool((leaf == IGNORED_LABEL).any()) for leaf in leaves(targets)):
+            return None
         with torch.no_grad(), forked_generators(training.device):
             outputs = prediction(call(copied(self._model).eval(), self.inputs))
-        return ignores_padding(training.loss, outputs, self.targets)
+        return padding_label(training.loss, outputs, self.targets)
 
     def check(self, gradient: StackedGradient) -> None:
         """Reject a stacked gradient that raises or differs from plain autograd."""
@@ -145,8 +147,8 @@ class StackingTrial:
                 raise CannotStack("batched over clients, the model's gradient differs from plain autograd's")
             if self.padded and not self._agrees(gradient, max(count - 3, 2)):
                 raise CannotStack(
-                    f"{'collate_fn pads batches' if self.collated else 'clients differ in size'}, and padding their "
-                    f"batches changes the result: the loss must be a mean over samples, or over targets other than "
+                    f"{'collate_fn pads batches' if self.collated else 'clients differ in size'}, and padding "
+                    f"changes the result: the loss must be a mean over samples, or over targets other than "
                     f"{IGNORED_LABEL}, and no layer but torch's BatchNorm may mix samples"
                     + (" or see what attention_mask hides" if self.collated else "")
                 )
@@ -210,13 +212,14 @@ class StackingTrial:
 
 
 class _Batches:
-    """The first samples of the largest client, read once; those that collate_fn pads are sorted, the longest last, so
-    that the first ones are padded less on their own than together with the others."""
+    """A few samples of the largest client, from its first to its last, read once. If collate_fn pads them, the longest
+    come last: the first ones are padded less on their own than together with the others."""
 
     def __init__(self, training: Training) -> None:
         clients, largest = training.clients, int(training.clients.sizes.argmax())
         self.count = min(SAMPLES, int(clients.sizes[largest]))
-        places = torch.arange(self.count, device="cpu")
+        last = int(clients.sizes[largest]) - 1
+        places = torch.arange(self.count, device="cpu") * last // max(self.count - 1, 1)
         self._collate: Callable[[list[Any]], tuple[Tree, Tree]] | None = None
         if isinstance(clients, DatasetClients) and clients.collate_fn is not None:
             alone = [(clients.collate([one], f"client {largest}'s"), one) for one in clients.read(largest, places)]
