@@ -39,20 +39,26 @@ class FoldedAttention(Batched):
         options: Any,
     ) -> tuple[Tensor, int]:
         clients = info.batch_size
-        tensors = [stacked(tensor, dim, clients) for tensor, dim in zip((query, key, value), in_dims[:3], strict=True)]
-        folded = [tensor.flatten(0, 1) if tensor.dim() > 3 else tensor for tensor in tensors]
+        queries, keys, values = (
+            stacked(tensor, dim, clients) for tensor, dim in zip((query, key, value), in_dims[:3], strict=True)
+        )
         if mask is not None:
-            mask = _folded_mask(stacked(mask, in_dims[3], clients), tensors[0])
-        output = F.scaled_dot_product_attention(*folded, mask, dropout, causal, **options)
-        return output.view(*tensors[0].shape[:-1], output.shape[-1]), 0
+            mask = _folded_mask(stacked(mask, in_dims[3], clients), queries)
+        output = F.scaled_dot_product_attention(
+            _folded(queries), _folded(keys), _folded(values), mask, dropout, causal, **options
+        )
+        return output.view(*queries.shape[:-1], output.shape[-1]), 0
+
+
+def _folded(tensor: Tensor) -> Tensor:
+    """A tensor `[C, B, …]` as `[C · B, …]`; without a batch, the clients are one."""
+    return tensor.flatten(0, 1) if tensor.dim() > 3 else tensor
 
 
 def _folded_mask(mask: Tensor, query: Tensor) -> Tensor:
     """A mask `[C, …]` of any rank that broadcasts to a client's scores, for a folded query."""
     mask = mask.view(len(mask), *(1,) * (query.dim() - mask.dim()), *mask.shape[1:])
-    if query.dim() <= 3:
-        return mask
-    return mask.expand(-1, query.shape[1], *mask.shape[2:]).flatten(0, 1)
+    return _folded(mask.expand(-1, query.shape[1], *mask.shape[2:]) if query.dim() > 3 else mask)
 
 
 class FoldAttention(TorchFunctionMode):
