@@ -212,3 +212,21 @@ def test_dynamic_padding_with_a_collator_of_transformers():
     ]
     right, mine = (train(hf.made(hf.gpt2), data, engine, collate_fn=collate) for engine in ("reference", "stacked"))
     assert difference(weights(mine), weights(right)) <= TOLERANCE
+
+
+def test_nodes_of_flower_move_the_labels_too(tmp_path):
+    pytest.importorskip("flwr", reason="Flower is not installed")
+    from fedlalr.flower import FederatedStrategy, client_app
+    from flower.in_process import InProcessGrid, Node
+
+    data, method = clients("words"), fl.FedLALR(lr=1e-2)
+    settings = {"rounds": 1, "batch_size": 4, "device": "cpu"}
+    app = client_app(
+        lambda context: hf.made(hf.gpt2), lambda context: data[context.node_config["partition-id"]], method, settings
+    )
+    grid = InProcessGrid({i: Node(app, {"partition-id": i, "state-dir": str(tmp_path)}) for i in range(len(data))})
+    server = FederatedStrategy(hf.made(hf.gpt2), method, settings, population=len(data), poll=0.001)
+    server.start(grid)
+    assert torch.equal(
+        weights(server.result), weights(fl.run(hf.made(hf.gpt2), data, method, engine="reference", **settings))
+    )
