@@ -16,6 +16,7 @@ from torch import nn
 import fedlalr as fl
 from conftest import make_clients, make_model
 from fedlalr.training.ranks import join
+from training.tokens import Rows, pad_tokens, token_clients, token_model, token_samples
 
 SIZES = (7, 12, 6, 10, 11, 23)
 
@@ -79,6 +80,12 @@ def with_nan() -> list:
     return pairs
 
 
+DICTS = {
+    "clients": [Rows(samples, ragged=True) for samples in token_clients()],
+    "collate_fn": pad_tokens,
+    "loss": "model",
+    "test": Rows(token_samples(9, seed=9), ragged=True),
+}
 JOBS = {
     "fedlalr": lambda engine: job(engine, weighting="samples"),
     "fedlalr max": lambda engine: job(engine, fl.FedLALR(momentum="restart", second_moment="max")),
@@ -92,6 +99,7 @@ JOBS = {
     "one sample": lambda engine: job(engine, clients=make_clients((7, 12, 6, 10, 1, 23)), clients_per_round=None),
     "two clients": lambda engine: job(engine, clients_per_round=2),
     "one client": lambda engine: job(engine, clients_per_round=1),
+    "dicts": lambda engine: job(engine, model=token_model(), **DICTS),
 }
 """Runs that must give the same result on any number of ranks."""
 

@@ -230,7 +230,7 @@ def test_wrong_input_is_rejected_with_a_message(change, options, message):
 )
 def test_options_of_another_type_are_rejected(options, message):
     with pytest.raises(TypeError, match=message):
-        train([Rows(client) for client in token_clients()], **options)
+        train(token_clients(), **options)
 
 
 def test_a_model_that_returns_no_loss_cannot_train_with_its_own():

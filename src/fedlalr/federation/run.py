@@ -41,6 +41,7 @@ def run(model: nn.Module, clients: Clients | Sequence[object], algorithm: Algori
         algorithm: Such as `fl.FedLALR(lr=2e-3)`.
     """
     chosen = Options.named(options)
+    chosen.check(model, algorithm)  # two of the options say how to read the clients
     target = target_of(model, chosen.loss, chosen.target)
     problem = Problem.of(model, as_clients(clients, target, chosen.collate_fn), algorithm, chosen)
     with Session(problem, Simulation(problem)) as session:

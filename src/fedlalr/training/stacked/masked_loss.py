@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -63,14 +64,15 @@ def without_padding(targets: Tree, mask: Tensor, ignored: int = IGNORED_LABEL) -
 def padding_label(loss: Loss, outputs: object, targets: Tree) -> int | None:
     """The label that a loss of the caller's leaves out of its mean, so that padding may be marked with it, or None.
 
-    Some samples are tried, with the usual labels and those of the samples. On the CPU: elsewhere an index out of range
+    Some samples are tried with the usual labels and the most frequent ones, on the CPU: elsewhere an index out of range
     cannot be caught.
     """
     outputs, targets = tree_map(lambda tensor: tensor.detach().cpu(), (outputs, targets))
     count = length(targets)
     mask = torch.arange(count, device="cpu") < max(count // 2, 1)
-    known = torch.cat([leaf.flatten() for leaf in leaves(targets) if not leaf.is_floating_point()]).unique().tolist()
-    for label in dict.fromkeys((IGNORED_LABEL, -1, 0, *known)):
+    labels = [label for leaf in leaves(targets) if not leaf.is_floating_point() for label in leaf.flatten().tolist()]
+    frequent = [label for label, _ in Counter(labels).most_common(8)]
+    for label in dict.fromkeys((IGNORED_LABEL, -1, 0, *frequent)):
         try:
             marked = loss(outputs, without_padding(targets, mask, label))
             right = loss(tree_map(lambda tensor: tensor[mask], outputs), rows(targets, mask))
