@@ -99,6 +99,20 @@ def test_a_loss_of_your_own_gets_what_the_model_returns_and_the_labels_as_they_a
         assert record.metrics["share"] == pytest.approx(record.accuracy, abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"labels": None}, r"dicts of 'input_ids', 'attention_mask', without labels\..*are the input_ids, with -100"),
+        ({"labels": 1}, "a label for each token, but here a sample has a single label"),
+    ],
+)
+def test_wrong_labels_of_a_causal_model_get_a_message(data, message):
+    samples = [{name: values[0] for name, values in hf.texts(1).items()} | data] * 4
+    samples = [{name: value for name, value in sample.items() if value is not None} for sample in samples]
+    with pytest.raises(ValueError, match=message):
+        train(hf.gpt2(), [samples])
+
+
 def test_pairs_are_taken_as_they_are():
     """A pair has its targets where the outputs are, for every model."""
     dicts = [hf.texts(size, "words", seed) for seed, size in enumerate(SIZES)]

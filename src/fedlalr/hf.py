@@ -54,6 +54,8 @@ def next_tokens(labels: Any) -> Tensor:
     tensor([   6,    7, -100])
     """
     tokens = torch.as_tensor(labels)
+    if not tokens.dim():
+        raise ValueError("a causal language model has a label for each token, but here a sample has a single label")
     return torch.cat([tokens[..., 1:], torch.full_like(tokens[..., :1], IGNORED)], dim=-1)
 
 

@@ -41,6 +41,12 @@ TARGETS = ("labels", "label")
 def split(sample: Mapping[str, Any], target: Target | None, whose: str) -> tuple[dict[str, Any], Any]:
     """Inputs and targets of a dict that holds both."""
     if isinstance(target, NextTokens):
+        if target.key is None and not any(name in sample for name in TARGETS):
+            raise ValueError(
+                f"{whose} samples are dicts of {shown_names(sample)}, without labels. Those of a causal language model "
+                f"are the input_ids, with -100 where attention_mask is 0; "
+                f"collate_fn=transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False) adds them"
+            )
         inputs, labels = split(sample, target.key, whose)
         return inputs, next_tokens(labels)
     chosen = target if target is not None else next((name for name in TARGETS if name in sample), None)
