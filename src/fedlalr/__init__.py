@@ -5,7 +5,7 @@ from fedlalr.common.interrupts import exit_quietly_during_imports
 exit_quietly_during_imports()  # before torch, which takes seconds
 
 # ruff: noqa: E402
-from fedlalr import data, models, theory
+from fedlalr import data, hf, models, theory
 from fedlalr.algorithms import (
     SCAFFOLD,
     Algorithm,
@@ -114,6 +114,7 @@ __all__ = [
     "Work",
     "codecs",
     "data",
+    "hf",
     "load",
     "models",
     "reductions",

@@ -23,6 +23,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted({*DOCS.rglob("*.md")} - {*DOCS.glob("results/*/**/*.md")})  # what runs wrote is no page
 RECIPES = DOCS / "recipes.md"
 MARKS = {
+    "transformers.md": pytest.mark.skip(reason="test_transformers.py runs each of its programs alone"),
     "data.md": pytest.mark.data,
     "theory.md": pytest.mark.slow,
     "flower.md": pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="Flower is not installed"),
@@ -164,6 +165,7 @@ def test_every_public_name_is_documented() -> None:
     for name in {*fl.__all__, *fl.theory.__all__, *flower.__all__} - {
         "codecs",
         "data",
+        "hf",
         "models",
         "reductions",
         "schedules",

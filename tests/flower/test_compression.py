@@ -159,13 +159,13 @@ def upload() -> dict[str, torch.Tensor]:
 
 
 def records() -> dict[str, dict[str, bytes]]:
-    arrays = encode(STATE.slots, {}, TRAINING.layout, "records", upload())
+    arrays = encode(STATE.slots, {}, TRAINING.layout, "records", content=upload())
     return {record: {name: to_npy(array) for name, array in named.items()} for record, named in arrays.items()}
 
 
 def take(given: dict[str, dict[str, bytes]]) -> bool:
     try:
-        slots, _ = decode(given, CHANNEL.table.up, TRAINING.layout, {}, "records", EXPECTED.encoded)
+        slots, _ = decode(given, CHANNEL.table.up, TRAINING.layout, {}, "records", encoded=EXPECTED.encoded)
         outcome = screen_reply(Reply(0, "run", 1, "", 3, 1, slots), EXPECTED)
     except Rejected as rejected:
         outcome = Rejection(0, str(rejected))
@@ -212,7 +212,7 @@ def test_bytes_of_another_size_or_kind_are_rejected_before_they_are_decoded(arra
     given = records()
     given["x"][ENCODED] = to_npy(array)
     with pytest.raises(Rejected, match=reason.replace("|", r"\|")):
-        decode(given, CHANNEL.table.up, TRAINING.layout, {}, "records", EXPECTED.encoded)
+        decode(given, CHANNEL.table.up, TRAINING.layout, {}, "records", encoded=EXPECTED.encoded)
 
 
 def test_a_codec_that_fails_rejects_the_reply():
@@ -231,13 +231,13 @@ def test_a_codec_that_fails_rejects_the_reply():
 
 def test_a_broadcast_without_its_bytes_is_rejected_by_name():
     content = CHANNEL.encode_broadcast(STATE.slots)
-    arrays = encode(STATE.slots, {}, TRAINING.layout, "records", content)
+    arrays = encode(STATE.slots, {}, TRAINING.layout, "records", content=content)
     given = {record: {name: to_npy(array) for name, array in named.items()} for record, named in arrays.items()}
-    slots, _ = broadcast_from(given, CHANNEL, TRAINING.layout, {}, "records")
+    slots, _ = broadcast_from(given, CHANNEL.slots.down, CHANNEL, TRAINING.layout, {}, "records")
     assert all(torch.equal(slots[name], EXPECTED.broadcast[name]) for name in slots)
     del given["v_hat"]
     with pytest.raises(Rejected, match="did not send the bytes of v_hat"):
-        broadcast_from(given, CHANNEL, TRAINING.layout, {}, "records")
+        broadcast_from(given, CHANNEL.slots.down, CHANNEL, TRAINING.layout, {}, "records")
 
 
 def test_a_mod_that_computes_with_numbers_cannot_change_bytes(tmp_path):

@@ -35,13 +35,15 @@ SIGNATURES = {
     "torch.nn.modules.dropout._DropoutNd": "p inplace",
     "torch.utils._python_dispatch.TorchDispatchMode.__torch_dispatch__": "self func types args kwargs",
     "torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo": "",
+    "torch.utils._pytree.tree_flatten": "tree",
     "torch.utils._pytree.tree_leaves": "tree",
     "torch.utils._pytree.tree_map": "func tree",
+    "torch.utils._pytree.tree_unflatten": "leaves treespec",
 }
 """What we use → the parameters that come first. Classes of which we only ask `isinstance` are listed in short."""
 ONLY_ISINSTANCE = ("DropoutNd",)
 ATTRIBUTES = {
-    nn.Module(): ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"),
+    nn.Module(): ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_non_persistent_buffers_set"),
     torch.zeros(1).untyped_storage(): ("_cdata",),
     torch._C._functorch: ("_set_vmap_fallback_warning_enabled",),
 }

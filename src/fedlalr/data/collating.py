@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,20 @@ from fedlalr.data.input_errors import (
     shown_names,
 )
 from fedlalr.data.trees import Tree, as_tree, named_leaves
+from fedlalr.hf import next_tokens
 
 Collate = Callable[[list[Any]], Any]
 """From a list of samples to a batch, as in torch's DataLoader: a dict, or a pair (inputs, targets)."""
-Target = str | Sequence[str]
+
+
+@dataclass(frozen=True)
+class NextTokens:
+    """The targets are labels of tokens in a dict, each to be predicted one place earlier."""
+
+    key: str | None
+
+
+Target = str | Sequence[str] | NextTokens
 """The key of the targets in a dict, or several keys, whose targets then are a dict."""
 TARGETS = ("labels", "label")
 """Keys of the targets in a dict, unless the caller names others."""
@@ -29,6 +40,15 @@ TARGETS = ("labels", "label")
 
 def split(sample: Mapping[str, Any], target: Target | None, whose: str) -> tuple[dict[str, Any], Any]:
     """Inputs and targets of a dict that holds both."""
+    if isinstance(target, NextTokens):
+        if target.key is None and not any(name in sample for name in TARGETS):
+            raise ValueError(
+                f"{whose} samples are dicts of {shown_names(sample)}, without labels. Those of a causal language model "
+                f"are the input_ids, with -100 where attention_mask is 0; "
+                f"collate_fn=transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False) adds them"
+            )
+        inputs, labels = split(sample, target.key, whose)
+        return inputs, next_tokens(labels)
     chosen = target if target is not None else next((name for name in TARGETS if name in sample), None)
     if chosen is None:
         raise ValueError(

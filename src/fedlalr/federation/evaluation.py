@@ -14,7 +14,8 @@ from fedlalr.data.test_set import as_test
 from fedlalr.data.transforms import Transform
 from fedlalr.data.trees import Tree, leaves, moved
 from fedlalr.federation.metrics import Metrics, metrics_of, readable
-from fedlalr.training.calling import outputs_and_loss
+from fedlalr.hf import is_causal, next_tokens
+from fedlalr.training.calling import MODEL_LOSS, classes_first, outputs_and_loss, prediction
 from fedlalr.training.memory import is_out_of_memory
 from fedlalr.training.options import Loss
 from fedlalr.training.ranks import ALONE, Ranks
@@ -59,6 +60,7 @@ def evaluate(
     held_out = as_test(test)
     device = next(model.parameters()).device
     ignored, weights = ignored_label(loss), _class_weights(loss)
+    shifts = ignored is None and is_causal(model)  # the loss moves the labels by itself
     forward: Callable[..., Any] | None = None
 
     def measure(index: Tensor) -> Tensor:
@@ -74,10 +76,13 @@ def evaluate(
         with torch.autocast(device.type, compute, enabled=compute is not None):
             outputs, mean = outputs_and_loss(forward, loss, batch, wanted)
             mean = mean.double()
+        if shifts and (loss == MODEL_LOSS or isinstance(batch, dict)) and isinstance(wanted, Tensor):
+            wanted = next_tokens(wanted)
+        scores = classes_first(outputs)
         tally[2] = len(index)
-        if is_class_target(outputs, wanted):
+        if is_class_target(scores, wanted):
             # the argmax of NaN is class 0, which must not count as correct
-            hits = (outputs.argmax(1) == wanted) & outputs.amax(1).isfinite()
+            hits = (scores.argmax(1) == wanted) & scores.amax(1).isfinite()
             counted = wanted != (IGNORED_LABEL if ignored is None else ignored)
             tally[1], tally[2], tally[3] = (hits & counted).sum(), counted.sum(), 1
             each = counted if weights is None else weights.to(device)[wanted.where(counted, 0).long()] * counted
@@ -86,7 +91,7 @@ def evaluate(
             tally[4] = _weight(wanted, len(index))
         tally[0] = torch.where(tally[4] > 0, mean * tally[4], 0.0)  # the mean over no targets is NaN
         if metrics:
-            seen[0].append(readable(outputs))
+            seen[0].append(readable(prediction(outputs)))
             seen[1].append(readable(wanted))
         return tally
 

@@ -16,7 +16,7 @@ from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.data.population import Clients, as_clients
 from fedlalr.federation.observers import Observer, RunInfo
 from fedlalr.federation.record import Record
-from fedlalr.training.calling import batch_loss
+from fedlalr.training.calling import batch_loss, target_of
 from fedlalr.training.interfaces import Probe, Trace
 from fedlalr.training.layout import Layout
 from fedlalr.training.options import Loss
@@ -55,7 +55,7 @@ class GradientNorms(Observer):
                 "parameters alone; use a model without buffers"
             )
         self.model, self.loss = copied(model).eval(), loss
-        self.clients = as_clients(clients)
+        self.clients = as_clients(clients, target_of(model, loss, None))
         self.layout = Layout.of(self.model)
         self.values: list[list[float]] = []
         self._start = self.layout.flatten(dict(self.model.named_parameters()))

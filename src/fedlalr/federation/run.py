@@ -21,6 +21,7 @@ from fedlalr.federation.result import Result
 from fedlalr.federation.round import RoundOutcome, ServerState, run_round
 from fedlalr.federation.session import Problem, Session, run_info
 from fedlalr.training import Engine, create_engine
+from fedlalr.training.calling import target_of
 from fedlalr.training.engines.auto import estimated_seconds, is_heavy
 from fedlalr.training.engines.distributed import join_ranks
 from fedlalr.training.interfaces import Probe
@@ -64,7 +65,8 @@ def run(model: nn.Module, clients: Clients | Sequence[object], algorithm: Algori
     """
     chosen = Options.named(options)
     chosen.check(model, algorithm)  # two of the options say how to read the clients
-    problem = Problem.of(model, as_clients(clients, chosen.target, chosen.collate_fn), algorithm, chosen)
+    target = target_of(model, chosen.loss, chosen.target)
+    problem = Problem.of(model, as_clients(clients, target, chosen.collate_fn), algorithm, chosen)
     with (
         _progress(chosen.progress) as display,
         Session(problem, Simulation(problem), watching=display) as session,

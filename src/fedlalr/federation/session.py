@@ -51,6 +51,7 @@ from fedlalr.federation.validation import (
     check_slots,
 )
 from fedlalr.training import Training
+from fedlalr.training.calling import target_of
 from fedlalr.training.memory import check_kept
 from fedlalr.training.options import options_in
 from fedlalr.training.personal import first_kept, shared_buffers
@@ -103,7 +104,8 @@ class Problem:
             given = None  # a population's own does not fit the server's model either
         transform = clients.transform if isinstance(clients, Population) else None
         check_metrics(options.metrics, given)
-        test = None if given is None else as_test(given, options.target, options.collate_fn)
+        target = target_of(model, options.loss, options.target)
+        test = None if given is None else as_test(given, target, options.collate_fn)
         client_tests = None
         if options.holdout is not None and not remote:
             own, client_tests = hold_out(training.clients, options.holdout, training.seed)

@@ -18,7 +18,7 @@ from fedlalr.data.trees import Tree, first_leaf, moved, named_leaves
 from fedlalr.federation.evaluation import is_class_target
 from fedlalr.federation.observers import Observer
 from fedlalr.training.accumulation import check_terms
-from fedlalr.training.calling import MODEL_LOSS, arguments, call, own_loss, prediction
+from fedlalr.training.calling import MODEL_LOSS, arguments, call, for_loss, own_loss, target_of
 from fedlalr.training.interfaces import Training
 from fedlalr.training.local_step import starting_slots
 from fedlalr.training.stacked.masked_loss import ignored_label
@@ -107,7 +107,7 @@ def check_problem(training: Training, test: Clients | None) -> None:
         if training.loss == MODEL_LOSS:
             own_loss(outputs)
             continue
-        outputs = prediction(outputs)
+        outputs = for_loss(outputs, training.loss)
         if clients is not test and ignored_label(training.loss) is not None and isinstance(outputs, Tensor):
             _check_classes(training, outputs, targets, test)
         _check_loss(training, outputs, targets, whose)
@@ -134,7 +134,8 @@ def check_arguments(model: nn.Module, inputs: Tree, targets: Tree | None, whose:
 def as_client_tests(given: object, training: Training, transform: Transform | None) -> Clients:
     """The caller's test sets, one for each client, on the device of the run."""
     try:
-        tests = as_clients(given, training.target, training.collate_fn)
+        target = target_of(training.model, training.loss, training.target)
+        tests = as_clients(given, target, training.collate_fn)
     except (ValueError, TypeError) as error:
         raise type(error)(f"client_tests: {error}") from error
     if len(tests) != len(training.clients):
@@ -151,9 +152,10 @@ def check_client_tests(training: Training, tests: Clients) -> None:
     inputs, targets = tests.batch(0, torch.arange(min(2, int(tests.sizes[0])), device="cpu"))
     whose = "client 0's test"
     check_arguments(training.model, inputs, targets if training.loss == MODEL_LOSS else None, whose)
-    outputs = prediction(_outputs(training, inputs, targets, whose))
+    outputs = _outputs(training, inputs, targets, whose)
     if training.loss == MODEL_LOSS:
         return
+    outputs = for_loss(outputs, training.loss)
     ignored = ignored_label(training.loss)
     if ignored is not None and is_class_target(outputs, targets) and isinstance(tests, Population):
         _check_labels(tests, outputs.shape[1], ignored, "test set of client")

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedlalr.data.collating import NextTokens, Target
 from fedlalr.data.trees import Tree
+from fedlalr.hf import is_causal
+from fedlalr.training.stacked.masked_loss import ignored_label
 
 MODEL_LOSS: Literal["model"] = "model"
 """The value of the option `loss` for the loss that the model computes itself."""
@@ -34,12 +37,34 @@ def call(model: Callable[..., Any], inputs: Tree, targets: Tree | None = None) -
 
 
 def prediction(outputs: Any) -> Any:
-    """What losses, accuracy and metrics use: the `logits` of outputs that have them, else the outputs themselves."""
+    """What the caller's losses and metrics use: the `logits` of outputs that have them, else the outputs themselves."""
     if isinstance(outputs, Tensor):
         return outputs
     if isinstance(outputs, Mapping):
         return outputs.get("logits", outputs)
     return getattr(outputs, "logits", outputs)
+
+
+def classes_first(outputs: Any) -> Any:
+    """The same with the classes where torch's cross entropy and the accuracy look for them: `[B, classes, …]`.
+
+    Logits of tokens, as Hugging Face models return them, are `[B, T, classes]`.
+    """
+    logits = prediction(outputs)
+    is_tokens = logits is not outputs and isinstance(logits, Tensor) and logits.dim() == 3
+    return logits.movedim(-1, 1) if is_tokens else logits
+
+
+def for_loss(outputs: Any, loss: Any) -> Any:
+    """The outputs in the form that a loss takes: torch's cross entropy needs the classes first."""
+    return prediction(outputs) if ignored_label(loss) is None else classes_first(outputs)
+
+
+def target_of(model: nn.Module, loss: Any, target: Target | None) -> Target | None:
+    """How to find the targets in a dict for a model: torch's cross entropy needs those of a causal language model moved
+    by one place; other losses take them as they are."""
+    moves = is_causal(model) and ignored_label(loss) is not None
+    return NextTokens(target) if moves and (target is None or isinstance(target, str)) else target
 
 
 def own_loss(outputs: Any) -> Tensor:
@@ -55,12 +80,12 @@ def own_loss(outputs: Any) -> Tensor:
 
 
 def outputs_and_loss(model: Callable[..., Any], loss: Any, inputs: Tree, targets: Tree) -> tuple[Any, Tensor]:
-    """What metrics use, and the loss of a batch: the caller's, or the model's own."""
+    """What the model returns for a batch, and the loss: the caller's, or the model's own."""
     if loss == MODEL_LOSS:
         outputs = call(model, inputs, targets)
-        return prediction(outputs), own_loss(outputs)
-    outputs = prediction(call(model, inputs))
-    return outputs, loss(outputs, targets)
+        return outputs, own_loss(outputs)
+    outputs = call(model, inputs)
+    return outputs, loss(for_loss(outputs, loss), targets)
 
 
 def batch_loss(model: Callable[..., Any], loss: Any, inputs: Tree, targets: Tree) -> Tensor:

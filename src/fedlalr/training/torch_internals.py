@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.dropout import _DropoutNd as DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from fedlalr.algorithms.slots import Slots
 
@@ -27,12 +27,15 @@ __all__ = [
     "amsgrad_",
     "convolution_backward",
     "has_hooks",
+    "saved_buffers",
     "sigmoid_backward",
     "storage_address",
     "tanh_backward",
     "threshold_backward",
+    "tree_flatten",
     "tree_leaves",
     "tree_map",
+    "tree_unflatten",
     "without_fallback_warnings",
 ]
 
@@ -102,6 +105,16 @@ def has_hooks(model: nn.Module) -> bool:
     return any(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks for module in model.modules()
     )
+
+
+def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers of a model that its state dict has."""
+    left_out = {
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules(remove_duplicate=False)
+        for name in module._non_persistent_buffers_set
+    }
+    return {name: buffer for name, buffer in model.named_buffers() if name not in left_out}
 
 
 def storage_address(storage: torch.UntypedStorage) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedlalr.data.random import MODULES, key
 from fedlalr.training.interfaces import Buffers, Training
+from fedlalr.training.torch_internals import saved_buffers
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -82,14 +83,15 @@ def seed_generators(device: torch.device, number: int) -> None:
 
 
 def get_buffers(model: nn.Module) -> Buffers:
-    """A copy of a module's buffers by name."""
-    return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    """A copy of a module's buffers by name. Those that are not saved with it, such as position ids, are constants:
+    they are neither sent nor averaged."""
+    return {name: buffer.detach().clone() for name, buffer in saved_buffers(model).items()}
 
 
 def set_buffers(model: nn.Module, buffers: Buffers) -> None:
     """Write buffers into a module."""
     with torch.no_grad():
-        for name, buffer in model.named_buffers():
+        for name, buffer in saved_buffers(model).items():
             buffer.copy_(buffers[name])
 
 

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset
 
 import fedlalr as fl
@@ -100,16 +101,55 @@ class Undecided(nn.Module):
         return inputs if inputs.sum() > 0 else -inputs
 
 
+class Counting(nn.Module):
+    """Reads a number of its inputs."""
+
+    def forward(self, inputs):
+        return inputs * inputs.sum().item()
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, inputs):
+        return 2 * inputs
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+class Doubling(nn.Module):
+    """A function in torch's old style."""
+
+    def forward(self, inputs):
+        return Double.apply(inputs)
+
+
+class Recomputing(nn.Module):
+    """Checkpoints its layers by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Linear(3, 3)).double()
+
+    def forward(self, inputs):
+        return checkpoint(self.layers, inputs, use_reentrant=False)
+
+
 @pytest.mark.parametrize(
     ("layer", "place"),
     [
         (
             Undecided(),
-            rf"; in layer '2', Undecided; {re.escape(__file__)}, line \d+: return inputs if inputs\.sum\(\) > 0",
+            rf"; in layer '2', Undecided; {re.escape(__file__)}, line \d+: return inputs if inputs\.sum\(\) > 0.*"
+            r"To stack it, .*torch\.where\. Use engine='auto'",
         ),
-        (nn.RReLU(), r"aten::rrelu.*; in layer '2', RReLU\)"),
+        (nn.RReLU(), r"aten::rrelu.*; in layer '2', RReLU\)\. Use engine='auto'"),
+        (Counting(), r"calling \.item\(\).*keep the number in that line as a tensor"),
+        (Doubling(), r"in layer '2', Doubling; .*line \d+: return Double\.apply.*setup_context and generate_vmap_rule"),
+        (Recomputing(), r"in layer '2.*turn off torch\.utils\.checkpoint inside the model"),
     ],
-    ids=["own", "torch's"],
+    ids=["own", "torch's", "item", "function", "checkpoint"],
 )
 def test_a_refusal_of_vmap_names_the_layer_and_the_line_and_keeps_its_cause(layer, place):
     training = with_model(nn.Sequential(nn.Flatten(), nn.Linear(36, 3), layer))

@@ -27,6 +27,7 @@ from fedlalr.flower.client_data import RemoteClients, own_data
 from fedlalr.flower.settings import read_settings
 from fedlalr.flower.wire.instruction import Instruction
 from fedlalr.flower.wire.records import FACTS, answer_content, broadcast_in, instruction_in, score_content
+from fedlalr.training.calling import target_of
 from fedlalr.training.interfaces import Buffers, Training
 from fedlalr.training.personal import first_kept, shared_buffers
 from fedlalr.training.torch_state import get_buffers
@@ -65,14 +66,14 @@ def client_app(
     The node configuration sets the client: `flower-supernode --node-config 'partition-id=0'`.
     """
 
-    def prepare(context: Context, clients: Callable[[Options], Clients]) -> tuple[Training, Compression]:
+    def prepare(context: Context, clients: Callable[[Options, nn.Module], Clients]) -> tuple[Training, Compression]:
         options = read_settings(settings(context) if callable(settings) else settings)
         method = algorithm if isinstance(algorithm, Algorithm) else algorithm(context)
         module = model(context)
         options.check(module, method)
         if test is not None and options.holdout is not None:
             raise ValueError("the node has test samples of its own and holdout in its settings; give one of them")
-        return options.training(module, method, clients(options)), options.rules(method).compression
+        return options.training(module, method, clients(options, module)), options.rules(method).compression
 
     def receive(message: Message, context: Context) -> tuple[Instruction, Training, Compression]:
         """What the server requests, and how this node trains; raises an error if they do not fit together."""
@@ -80,8 +81,9 @@ def client_app(
         if instruction.client != mine:
             raise ValueError(f"the server requested client {instruction.client}, but this node serves client {mine}")
 
-        def clients(options: Options) -> Clients:
-            return own_data(data(context), mine, instruction.population, options.target, options.collate_fn)
+        def clients(options: Options, module: nn.Module) -> Clients:
+            target = target_of(module, options.loss, options.target)
+            return own_data(data(context), mine, instruction.population, target, options.collate_fn)
 
         training, compression = prepare(context, clients)
         training = replace(training, seed=instruction.seed)
@@ -113,7 +115,7 @@ def client_app(
 
     @app.query()
     def announce(message: Message, context: Context) -> Message:
-        agreed = contract(*prepare(context, lambda _: RemoteClients(1)))
+        agreed = contract(*prepare(context, lambda *_: RemoteClients(1)))
         facts = ConfigRecord({"client": client_id(context), "contract": agreed})
         return Message(RecordDict({FACTS: facts}), reply_to=message)
 
@@ -138,10 +140,9 @@ def client_app(
         if training.holdout is not None:
             tests = hold_out(training.clients, training.holdout, training.seed)[1]
         elif test is not None:
-            mine = own_data(
-                test(context), instruction.client, instruction.population, training.target, training.collate_fn
-            )
-            tests = mine.to(training.device)
+            target = target_of(training.model, training.loss, training.target)
+            client, population = instruction.client, instruction.population
+            tests = own_data(test(context), client, population, target, training.collate_fn).to(training.device)
         else:
             raise ValueError("this node has no test samples; give client_app test=…, or set holdout on both sides")
         plain = Channel.of(NONE, training, instruction.round)  # the new x is sent as it is

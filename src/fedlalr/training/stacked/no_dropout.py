@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -17,6 +17,19 @@ class NoDropout(TorchFunctionMode):
     ...     F.dropout(torch.ones(3), 0.9)
     tensor([1., 1., 1.])
     """
+
+    active: ClassVar[int] = 0
+    """How many are in use. torch leaves modes out inside custom functions and in the backward pass; code that runs
+    there asks for this."""
+
+    def __enter__(self) -> Self:
+        NoDropout.active += 1
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        NoDropout.active -= 1
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

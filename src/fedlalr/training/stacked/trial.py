@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fedlalr.data.population import DatasetClients, Population
 from fedlalr.data.trees import Tree, device_of, leaves, map_tree, rows
+from fedlalr.hf import checkpointed_layers
 from fedlalr.training.calling import MODEL_LOSS, batch_loss, call, prediction
 from fedlalr.training.interfaces import Buffers, Training, real_numbers
 from fedlalr.training.stacked.forms import stacked_form
@@ -33,6 +34,13 @@ from fedlalr.training.torch_internals import DropoutNd
 from fedlalr.training.torch_state import copied, forked_generators, get_buffers, set_buffers
 
 _LIBRARIES = (torch.__path__[0] + os.sep, str(Path(__file__).parents[2]) + os.sep)
+_ADVICE = {
+    "data-dependent control flow": "replace the choice by values in that line, for example by torch.where",
+    "calling .item()": "keep the number in that line as a tensor",
+    "must override the setup_context": "give the autograd.Function in that line setup_context and generate_vmap_rule",
+    "may have escaped": "turn off torch.utils.checkpoint inside the model",
+}
+"""What vmap says → what the user can do about it."""
 SAMPLES = 8
 """The number of samples to try."""
 
@@ -73,10 +81,10 @@ def _candidates(training: Training, sample: torch.Size | None, ignored: int | No
     form_first = training.device.type != "cpu" or training.compute is not None
     if form is not None and form_first:
         yield ForwardGradient(training, form, ignored=ignored)
-    yield ForwardGradient(training, VmapForward(training.model), ignored=ignored)
+    yield ForwardGradient(training, VmapForward(training.model, training.loss), ignored=ignored)
     if form is not None and not form_first:
         yield ForwardGradient(training, form, ignored=ignored)
-    yield ForwardGradient(training, VmapForward(training.model, grouped=False), ignored=ignored)
+    yield ForwardGradient(training, VmapForward(training.model, training.loss, grouped=False), ignored=ignored)
 
 
 @contextmanager
@@ -107,6 +115,8 @@ class StackingTrial:
         self._model = copied(training.model)
         if not self._model.training:
             self._model.train()
+        for layer in checkpointed_layers(self._model):
+            layer.gradient_checkpointing = False  # the second run would draw dropout, which is turned off in the first
         self._buffers = get_buffers(self._model)
 
     def sample_shape(self) -> torch.Size | None:
@@ -170,6 +180,7 @@ class StackingTrial:
             message = f"{type(error).__name__}: {error}".splitlines()[0]
             raise CannotStack(
                 f"the model cannot be batched over clients by torch.func.vmap ({message}{_place(error, gradient)})"
+                + next((f". To stack it, {advice}" for words, advice in _ADVICE.items() if words in message), "")
             ) from error
 
     def _plain(self, row: int, count: int) -> Result:

@@ -11,9 +11,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedlalr.data.trees import Tree
-from fedlalr.training.calling import arguments, own_loss, prediction
+from fedlalr.hf import full_masks
+from fedlalr.training.calling import arguments, for_loss, own_loss
 from fedlalr.training.interfaces import Buffers
+from fedlalr.training.stacked.attention import FoldAttention
 from fedlalr.training.stacked.checked_embedding import checked_embedding
+from fedlalr.training.stacked.checkpointing import stack_checkpoints
 from fedlalr.training.stacked.grouped_layers import grouped_layer
 from fedlalr.training.stacked.masked_norm import STARTS, MaskedBatchNorm, masked, masked_norm
 from fedlalr.training.torch_internals import BatchNorm, without_fallback_warnings
@@ -23,12 +26,14 @@ from fedlalr.training.torch_state import copied
 class VmapForward:
     """A `StackedForward` for any module that vmap can batch. Runs a copy; parameters and buffers are passed stacked."""
 
-    def __init__(self, module: nn.Module, *, grouped: bool = True) -> None:
-        """`grouped` uses layers that are faster for many clients than torch's; not every module works with them."""
-        self.model = copied(module)
+    def __init__(self, module: nn.Module, loss: Any = None, *, grouped: bool = True) -> None:
+        """Outputs are in the form that `loss` takes. `grouped` uses layers that are faster for many clients than
+        torch's; not every module works with them."""
+        self.model, self._loss = copied(module), loss
         if not self.model.training:
             self.model.train()
         replace_layers(self.model, masked_norm, checked_embedding, *(grouped_layer,) * grouped)
+        stack_checkpoints(self.model)
         self._norms = [layer for layer in self.model.modules() if isinstance(layer, MaskedBatchNorm)]
         self._dtypes = {name: parameter.dtype for name, parameter in self.model.named_parameters()}
 
@@ -85,9 +90,9 @@ class VmapForward:
     ) -> tuple[Any, Buffers]:
         """One client's outputs, or the model's own loss, and buffers."""
         named = {name: value.to(self._dtypes[name]) for name, value in parameters.items()} | dict(buffers)
-        with masked(self._norms, mask):
+        with masked(self._norms, mask), FoldAttention(), full_masks():
             outputs = functional_call(self.model, named, *arguments(inputs, targets))
-        read = prediction(outputs) if targets is None else own_loss(outputs)
+        read = for_loss(outputs, self._loss) if targets is None else own_loss(outputs)
         return read, {name: named[name].detach() for name in buffers}  # updated in place, or replaced in the dict
 
     @contextmanager

@@ -1,0 +1,95 @@
+"""What fedlalr knows about Hugging Face models. They need no wrapper: pass one to `fl.run` as it is.
+
+Nothing here imports transformers: whoever has such a model has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["is_causal", "next_tokens"]
+
+IGNORED = -100
+"""The label that torch's and Hugging Face's losses ignore."""
+_SHIFTING = (
+    "BertGenerationDecoder",
+    "BertLMHeadModel",
+    "CTRLLMHeadModel",
+    "GPT2LMHeadModel",
+    "OpenAIGPTLMHeadModel",
+    "ReformerModelWithLMHead",
+)
+"""Causal language models whose names do not end in ForCausalLM."""
+
+
+def is_causal(model: nn.Module) -> bool:
+    """Whether a model is one of Hugging Face's causal language models, also with adapters of PEFT.
+
+    Such a model predicts at each position the token after it, while the labels of its data are the tokens themselves.
+    In samples that are dicts, `fl.run` therefore moves the labels by one place, as the models' own losses do.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    if not hasattr(base, "loss_type"):
+        return False
+    kinds = [kind.__name__ for kind in type(base).__mro__]
+    if any(kind.endswith("ForCausalLM") or kind in _SHIFTING for kind in kinds):
+        return True
+    decoder_only = not getattr(base.config, "is_encoder_decoder", False)
+    return decoder_only and any(kind.endswith("ForConditionalGeneration") for kind in kinds)
+
+
+def next_tokens(labels: Any) -> Tensor:
+    """Labels moved one place to the left, so that each is the token to predict; the last one is ignored.
+
+    For `(inputs, targets)` pairs and for causal language models of your own.
+
+    >>> next_tokens([5, 6, 7])
+    tensor([   6,    7, -100])
+    """
+    tokens = torch.as_tensor(labels)
+    if not tokens.dim():
+        raise ValueError("a causal language model has a label for each token, but here a sample has a single label")
+    return torch.cat([tokens[..., 1:], torch.full_like(tokens[..., :1], IGNORED)], dim=-1)
+
+
+def checkpointed_layers(model: nn.Module) -> list[Any]:
+    """The layers for which gradient checkpointing is turned on."""
+    layers: Any = sys.modules.get("transformers.modeling_layers")
+    if layers is None:
+        return []
+    return [
+        layer
+        for layer in model.modules()
+        if isinstance(layer, layers.GradientCheckpointingLayer) and layer.gradient_checkpointing
+    ]
+
+
+@contextmanager
+def full_masks() -> Iterator[None]:
+    """Make models build every attention mask in full.
+
+    Otherwise they leave out a mask that hides nothing, and to know that they read its values, which vmap cannot.
+    """
+    masking: Any = sys.modules.get("transformers.masking_utils")
+    functions = {} if masking is None else masking.ALL_MASK_ATTENTION_FUNCTIONS
+    names = [name for name in ("eager", "sdpa") if name in functions]
+    for name in names:
+        functions[name] = partial(_full_mask, functions[name])
+    try:
+        yield
+    finally:
+        for name in names:
+            del functions[name]  # of this table's own entries; transformers' remain
+
+
+def _full_mask(make: Callable[..., Any], *args: Any, attention_mask: Tensor | None = None, **options: Any) -> Any:
+    if attention_mask is not None:
+        options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    return make(*args, attention_mask=attention_mask, **options)

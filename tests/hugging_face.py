@@ -1,0 +1,93 @@
+"""Tiny Hugging Face models with random weights, and clients of dicts for them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+WORDS, LENGTH, CLASSES = 20, 6, 3
+SMALL = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+TEXT = {**SMALL, "vocab_size": WORDS, "max_position_embeddings": 16, "pad_token_id": 0}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def bert(**options: object) -> PreTrainedModel:
+    return BertForSequenceClassification(BertConfig(**TEXT, **{**NO_DROPOUT, "num_labels": CLASSES, **options}))
+
+
+def bert_tokens() -> PreTrainedModel:
+    """As many classes as a text has words, so that the layout of the logits cannot be guessed from their shape."""
+    return BertForTokenClassification(BertConfig(**TEXT, **NO_DROPOUT, num_labels=LENGTH))
+
+
+def distilbert() -> PreTrainedModel:
+    sizes = {"dim": 8, "n_layers": 2, "n_heads": 2, "hidden_dim": 16, "max_position_embeddings": 16}
+    none = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
+    return DistilBertForSequenceClassification(DistilBertConfig(vocab_size=WORDS, num_labels=CLASSES, **sizes, **none))
+
+
+def gpt2(dropout: float = 0.0, **options: object) -> PreTrainedModel:
+    rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
+    sizes = {"vocab_size": WORDS, "n_positions": 16, "n_embd": 8, "n_layer": 2, "n_head": 2}
+    return GPT2LMHeadModel(GPT2Config(**sizes, **rates, bos_token_id=0, eos_token_id=0, **options))
+
+
+def llama() -> PreTrainedModel:
+    return LlamaForCausalLM(LlamaConfig(**TEXT, num_key_value_heads=1))
+
+
+def t5() -> PreTrainedModel:
+    sizes = {"vocab_size": WORDS, "d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    return T5ForConditionalGeneration(T5Config(**sizes, dropout_rate=0.0, decoder_start_token_id=0))
+
+
+def vit() -> PreTrainedModel:
+    return ViTForImageClassification(ViTConfig(**SMALL, **NO_DROPOUT, image_size=8, patch_size=4, num_labels=CLASSES))
+
+
+def with_lora(model: PreTrainedModel, task: str) -> nn.Module:
+    import peft
+
+    layers = ["c_attn"] if task == "CAUSAL_LM" else ["query", "value"]
+    return peft.get_peft_model(model, peft.LoraConfig(task_type=task, r=2, target_modules=layers))
+
+
+def made(make: object) -> nn.Module:
+    """A model in float64, with the same weights every time."""
+    torch.manual_seed(5)
+    return make().double()  # type: ignore[operator]
+
+
+def texts(count: int, labels: str = "of texts", seed: int = 0) -> dict[str, torch.Tensor]:
+    """Texts of different lengths with their masks, and labels: of texts, of words, or the words themselves."""
+    draw = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1, WORDS, (count, LENGTH), generator=draw)
+    mask = (torch.arange(LENGTH) < torch.randint(2, LENGTH + 1, (count, 1), generator=draw)).long()
+    found = {
+        "of texts": ids[:, 0] % CLASSES,
+        "of words": (ids % LENGTH).where(mask == 1, -100),
+        "words": ids.where(mask == 1, -100),
+    }
+    return {"input_ids": ids * mask, "attention_mask": mask, "labels": found[labels]}
+
+
+def images(count: int, labels: str = "", seed: int = 0) -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    pixels = torch.randn(count, 3, 8, 8, generator=draw, dtype=torch.float64)
+    return {"pixel_values": pixels, "labels": torch.randint(CLASSES, (count,), generator=draw)}
