@@ -16,6 +16,7 @@ from torch.func import vmap
 
 from fedlalr.training.interfaces import Buffers, Training
 from fedlalr.training.stacked.forms import StackedForward
+from fedlalr.training.stacked.functions import batched_functions
 from fedlalr.training.stacked.masked_loss import mean_loss
 from fedlalr.training.torch_internals import without_fallback_warnings
 
@@ -54,6 +55,7 @@ class ForwardGradient:
 
     def __init__(self, training: Training, forward: StackedForward) -> None:
         self.training, self.forward = training, forward
+        self._fast = getattr(forward, "grouped", True)
         self._losses = vmap(self._loss, in_dims=(0, 0, None), randomness="different")
         self._masked_losses = vmap(self._loss, in_dims=(0, 0, 0), randomness="different")
 
@@ -76,4 +78,5 @@ class ForwardGradient:
 
     def _loss(self, outputs: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
         """One client's loss."""
-        return mean_loss(self.training.loss, outputs, targets, mask)
+        with batched_functions(self._fast):
+            return mean_loss(self.training.loss, outputs, targets, mask)

@@ -12,6 +12,7 @@ from torch.func import functional_call, vmap
 
 from fedlalr.training.interfaces import Buffers
 from fedlalr.training.stacked.checked_embedding import checked_embedding
+from fedlalr.training.stacked.functions import batched_functions
 from fedlalr.training.stacked.grouped_layers import grouped_layer
 from fedlalr.training.stacked.masked_norm import STARTS, MaskedBatchNorm, masked, masked_norm
 from fedlalr.training.torch_internals import BatchNorm, without_fallback_warnings
@@ -22,7 +23,9 @@ class VmapForward:
     """A `StackedForward` for any module that vmap can batch. Runs a copy; parameters and buffers are passed stacked."""
 
     def __init__(self, module: nn.Module, *, grouped: bool = True) -> None:
-        """`grouped` uses layers that are faster for many clients than torch's; not every module works with them."""
+        """`grouped` uses layers and functions that are faster for many clients than torch's; not every module works
+        with them."""
+        self.grouped = grouped
         self.model = copied(module)
         if not self.model.training:
             self.model.train()
@@ -80,7 +83,7 @@ class VmapForward:
     ) -> tuple[Any, Buffers]:
         """One client's outputs and buffers."""
         named = {name: value.to(self._dtypes[name]) for name, value in parameters.items()} | dict(buffers)
-        with masked(self._norms, mask):
+        with masked(self._norms, mask), batched_functions(self.grouped):
             outputs = functional_call(self.model, named, (inputs,))
         return outputs, {name: named[name].detach() for name in buffers}  # updated in place, or replaced in the dict
 
