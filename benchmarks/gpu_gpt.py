@@ -27,8 +27,6 @@ from fedlalr.federation.options import Options
 from fedlalr.federation.run import Simulation
 from fedlalr.federation.session import Problem, Session
 from fedlalr.models import GPT
-from fedlalr.training.stacked.gradient import Batch
-from fedlalr.training.stacked.trial import choose_gradient
 from gpu_steps import show_profile
 
 
@@ -71,6 +69,7 @@ JOBS = {
     "small": Job(partial(GPT.small, 65), 65, 256, 8, 10, 16),
     "medium": Job(partial(GPT.medium, 65), 65, 512, 4, 5, 8),
     "lora": Job(partial(lora, 50257, 1024, 768, 12, 12), 50257, 256, 10, 5, 8),
+    "lora, padded": Job(partial(lora, 50304, 1024, 768, 12, 12), 50257, 256, 10, 5, 8),
     "toy": Job(partial(GPT, 11, 8, 16, 2, 2), 11, 8, 3, 2, 2),
     "toylora": Job(partial(lora, 11, 8, 16, 2, 2), 11, 8, 3, 2, 2),
 }
@@ -162,26 +161,13 @@ def race(contestants: dict[str, Iterator[None]], rounds: int, device: str) -> di
     return {name: statistics.median(each) for name, each in times.items()}
 
 
-def profile(job: Job, device: str) -> None:
-    """The kernels of one gradient of the stack."""
-    training = problem(job, fl.FedLALR(), device).training
-    gradient, clients = choose_gradient(training), [training.clients.batch(i, torch.arange(job.batch)) for i in range(job.clients)]
-    batch = Batch(torch.stack([inputs for inputs, _ in clients]), torch.stack([targets for _, targets in clients]))
-    x = training.layout.flatten(dict(training.model.named_parameters())).repeat(job.clients, 1)
-    with torch.no_grad():
-        for _ in range(2):
-            gradient(x, {}, batch)
-        torch.cuda.synchronize()
-        show_profile(lambda: gradient(x, {}, batch), 40)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", nargs="*", default=["tiny", "small", "medium", "lora"], choices=JOBS)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only-ours", action="store_true")
-    parser.add_argument("--profile", action="store_true", help="show the kernels of one gradient")
+    parser.add_argument("--profile", action="store_true", help="show the kernels of a round")
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = True
     for name in options.jobs:
@@ -196,6 +182,8 @@ def main() -> None:
         times = race(contestants, options.rounds, device)
         tokens = job.clients * job.steps * job.batch * job.length
         print(f"{name}: " + ", ".join(f"{who} {tokens / t / 1e3:,.0f} k tokens/s" for who, t in times.items()), flush=True)
+        if options.profile:
+            show_profile(lambda: next(contestants["FedLALR"]), 40)
         if not options.only_ours:
             mine = times["FedLALR"]
             print(
@@ -208,8 +196,6 @@ def main() -> None:
             print(f"  peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB", flush=True)
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        if options.profile:
-            profile(job, device)
 
 
 if __name__ == "__main__":

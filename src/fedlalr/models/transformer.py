@@ -35,8 +35,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         n, length, dim = x.shape
-        parts = self.inputs(x).view(n, length, 3, self.heads, dim // self.heads)
-        q, k, v = (part.transpose(1, 2) for part in parts.unbind(2))  # [N, heads, length, dim / heads]
+        q, k, v = (
+            part.view(n, length, self.heads, -1).transpose(1, 2)  # [N, heads, length, dim / heads]
+            for part in self.inputs(x).chunk(3, dim=-1)
+        )
         if self.rotary:
             q, k = rotate(q), rotate(k)
         mixed = F.scaled_dot_product_attention(

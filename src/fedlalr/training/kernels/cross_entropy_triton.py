@@ -13,18 +13,14 @@ def entropy_forward(logits, targets, losses, levels, stride, classes, ignored, B
     one."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
-    highest = tl.full([BLOCK], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK], tl.float32)
+    highest, total = -3.0e38, 0.0  # finite, so that logits of −∞ count as 0
     for first in range(0, classes, BLOCK):
         column = first + tl.arange(0, BLOCK)
         value = tl.load(logits + column, mask=column < classes, other=float("-inf")).to(tl.float32)
-        higher = tl.maximum(highest, value)
-        # Columns that were −∞ so far stay empty: ∞ − ∞ would be NaN.
-        total = tl.where(highest == float("-inf"), 0.0, total * tl.exp(highest - higher))
-        total += tl.where(value == float("-inf"), 0.0, tl.exp(value - higher))
+        higher = tl.maximum(highest, tl.max(value, axis=0))
+        total = total * tl.exp(highest - higher) + tl.sum(tl.exp(value - higher), axis=0)
         highest = higher
-    peak = tl.max(highest, axis=0)
-    level = peak + tl.log(tl.sum(tl.where(highest == float("-inf"), 0.0, total * tl.exp(highest - peak)), axis=0))
+    level = highest + tl.log(total)
     target = tl.load(targets + row)
     possible = (target >= 0) & (target < classes)
     chosen = tl.load(logits + target, mask=possible, other=float("nan")).to(tl.float32)

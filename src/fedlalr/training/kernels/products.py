@@ -18,6 +18,14 @@ def product_float32(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a, b).float()
 
 
+def column_sums(a: Tensor) -> Tensor:
+    """The sums over the rows of bfloat16 stacks `[C, N, D]` in float32: on a GPU by a product with ones, which reads
+    memory faster than torch's sum."""
+    if not a.is_cuda:
+        return a.sum(1, dtype=torch.float32)
+    return product_float32(a.new_ones(1, 8, a.shape[1]).expand(len(a), -1, -1), a)[:, 0]
+
+
 class _Pointwise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, x: Tensor) -> Tensor:

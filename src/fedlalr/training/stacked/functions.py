@@ -18,10 +18,15 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from fedlalr.training.kernels import kernels_available, plain
-from fedlalr.training.kernels.products import product_float32
+from fedlalr.training.kernels.products import column_sums, product_float32
 from fedlalr.training.stacked.grouped_layers import Batched, stacked
 
 Dims = tuple[int | None, ...]
+ALIGNED = 8
+"""Numbers in half precision that fill 16 bytes."""
+LARGE = 10**9
+"""Multiplications of one client from which a product for each client, which adds the bias for free, is faster on a GPU
+than one product for all and a pass for the biases."""
 
 
 class BatchedFunctions(TorchFunctionMode):
@@ -60,24 +65,36 @@ class StackedProduct(torch.autograd.Function):
         ctx.transposed, ctx.wide, outputs = weight.stride(-1) != 1, weight.dtype, weight.shape[1]
         x, weight = x.to(dtype), weight.to(dtype)
         ctx.save_for_backward(x, weight)
-        if extra := -outputs % 8 if dtype.itemsize == 2 else 0:
+        if extra := -outputs % ALIGNED if dtype.itemsize == 2 else 0:
             weight = F.pad(weight, (0, 0, 0, extra))
             bias = None if bias is None else F.pad(bias, (0, extra))
         if bias is None:
             return torch.bmm(x, weight.mT)[..., :outputs]
-        return torch.baddbmm(bias.to(dtype)[:, None], x, weight.mT)[..., :outputs]
+        if not x.is_cuda or dtype.itemsize > 2 or x[0].numel() * weight.shape[1] < LARGE:
+            return torch.baddbmm(bias.to(dtype)[:, None], x, weight.mT)[..., :outputs]
+        y = x.new_empty(*x.shape[:2], weight.shape[1])
+        for part in zip(bias.to(dtype), x, weight.mT, y, strict=True):
+            torch.addmm(*part[:3], out=part[3])
+        return y[..., :outputs]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         slope = slope.to(x.dtype)
-        dx = torch.bmm(slope, weight) if ctx.needs_input_grad[0] else None
-        dweight = None
+        dx = dweight = dbias = None
+        mixed = x.dtype == torch.bfloat16 and ctx.wide == torch.float32
+        product = product_float32 if mixed else torch.bmm
+        if ctx.needs_input_grad[0]:
+            odd = slope.shape[2] % ALIGNED if x.dtype.itemsize == 2 else 0  # a sum over all of them would be slow
+            whole = slope.shape[2] - odd
+            dx = torch.bmm(slope[..., :whole], weight[:, :whole])
+            if odd:
+                dx.baddbmm_(slope[..., whole:], weight[:, whole:])
         if ctx.needs_input_grad[1]:  # in the layout of the weight, which may be a transposed view
-            product = product_float32 if x.dtype == torch.bfloat16 and ctx.wide == torch.float32 else torch.bmm
             dweight = product(x.mT, slope).mT if ctx.transposed else product(slope.mT, x)
-        dbias = slope.sum(1, dtype=ctx.wide) if ctx.needs_input_grad[2] else None
+        if ctx.needs_input_grad[2]:
+            dbias = column_sums(slope) if mixed else slope.sum(1, dtype=ctx.wide)
         return dx, dweight, dbias, None
 
 
@@ -93,7 +110,7 @@ class BatchedLinear(Batched):
         x, dtype = stacked(input, in_dims[0], info.batch_size), compute_dtype(input)
         apply: Callable[..., Tensor] = StackedProduct.apply
         if in_dims[1] is None and in_dims[2] is None:  # one model for all clients: one long batch
-            if dtype.itemsize > 2 or len(weight) % 8 == 0:
+            if dtype.itemsize > 2 or len(weight) % ALIGNED == 0:
                 return F.linear(x, weight, bias), 0
             rows, weight, bias = x.reshape(1, -1, x.shape[-1]), weight[None], None if bias is None else bias[None]
         else:
