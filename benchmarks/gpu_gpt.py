@@ -12,7 +12,7 @@ import copy
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,69 +22,51 @@ from torch.nn import functional as F
 
 import fedlalr as fl
 from fedlalr.algorithms import Algorithm
+from fedlalr.benchmark.jobs import gpt
 from fedlalr.data.population import as_clients
 from fedlalr.federation.options import Options
 from fedlalr.federation.run import Simulation
 from fedlalr.federation.session import Problem, Session
-from fedlalr.models import GPT
 from gpu_steps import show_profile
-
-
-class LoRA(nn.Module):
-    """A frozen linear layer and a trained product of two thin matrices (Hu et al., "LoRA", ICLR 2022)."""
-
-    def __init__(self, stock: nn.Linear, rank: int = 8) -> None:
-        super().__init__()
-        self.stock = stock
-        self.down, self.up = nn.Linear(stock.in_features, rank, bias=False), nn.Linear(rank, stock.out_features, bias=False)
-        nn.init.zeros_(self.up.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.stock(x) + self.up(self.down(x))
-        return output
-
-
-def lora(vocabulary: int, length: int, dim: int, layers: int, heads: int) -> nn.Module:
-    """A frozen GPT with adapters on both linear layers of its attention."""
-    model = GPT(vocabulary, length, dim, layers, heads)
-    model.requires_grad_(False)
-    for block in model.blocks:
-        attention = block.attention
-        attention.inputs, attention.outputs = LoRA(attention.inputs), LoRA(attention.outputs)
-    return model
 
 
 @dataclass(frozen=True)
 class Job:
-    make: Callable[[], nn.Module]
-    vocabulary: int
-    length: int
+    """Vocabulary, length, width, layers and heads of a GPT, whether it has adapters, and the cohort."""
+
+    sizes: tuple[int, int, int, int, int]
+    lora: bool
     clients: int
     steps: int
     batch: int
 
+    def make(self) -> nn.Module:
+        torch.manual_seed(0)
+        return gpt(*self.sizes, lora=self.lora)
+
 
 JOBS = {
-    "tiny": Job(partial(GPT.tiny, 65), 65, 128, 10, 10, 8),
-    "small": Job(partial(GPT.small, 65), 65, 256, 8, 10, 16),
-    "medium": Job(partial(GPT.medium, 65), 65, 512, 4, 5, 8),
-    "lora": Job(partial(lora, 50257, 1024, 768, 12, 12), 50257, 256, 10, 5, 8),
-    "lora, padded": Job(partial(lora, 50304, 1024, 768, 12, 12), 50257, 256, 10, 5, 8),
-    "toy": Job(partial(GPT, 11, 8, 16, 2, 2), 11, 8, 3, 2, 2),
-    "toylora": Job(partial(lora, 11, 8, 16, 2, 2), 11, 8, 3, 2, 2),
+    "tiny": Job((80, 128, 128, 4, 4), False, clients=10, steps=10, batch=8),
+    "small": Job((80, 256, 384, 6, 6), False, clients=8, steps=10, batch=16),
+    "medium": Job((80, 512, 768, 12, 12), False, clients=4, steps=5, batch=8),
+    "lora": Job((50257, 256, 768, 12, 12), True, clients=10, steps=5, batch=8),
+    "lora50304": Job((50304, 256, 768, 12, 12), True, clients=10, steps=5, batch=8),
+    "toy": Job((11, 8, 16, 2, 2), False, clients=3, steps=2, batch=2),
+    "toylora": Job((11, 8, 16, 2, 2), True, clients=3, steps=2, batch=2),
 }
+"""lora50304: as many tokens as GPT-2 has, rounded up, which makes torch's own products faster."""
 
 
 def data(job: Job, device: str) -> list[tuple[Tensor, Tensor]]:
     """Sequences of every client and the next tokens."""
     generator = torch.Generator().manual_seed(1)
-    shape = (job.clients, job.steps * job.batch, job.length + 1)
-    tokens = torch.randint(0, job.vocabulary, shape, generator=generator).to(device)
+    vocabulary, length = job.sizes[:2]
+    shape = (job.clients, job.steps * job.batch, length + 1)
+    tokens = torch.randint(0, vocabulary, shape, generator=generator).to(device)
     return [(mine[:, :-1].contiguous(), mine[:, 1:].contiguous()) for mine in tokens]
 
 
 def problem(job: Job, algorithm: Algorithm, device: str) -> Problem:
-    torch.manual_seed(0)
     options = Options.named(
         {
             "rounds": 10**6,
@@ -139,9 +121,7 @@ def one_model(job: Job, device: str) -> Iterator[None]:
     """One model on the batches of all clients together: no client has its own parameters."""
     model, clients = job.make().to(device), data(job, device)
     parts = [[part.split(job.batch) for part in client] for client in clients]
-    batches = [
-        tuple(torch.cat([client[which][k] for client in parts]) for which in (0, 1)) for k in range(job.steps)
-    ]
+    batches = [tuple(torch.cat([client[which][k] for client in parts]) for which in (0, 1)) for k in range(job.steps)]
     while True:
         trained(model, batches)
         yield
@@ -180,17 +160,20 @@ def main() -> None:
                 "one model": one_model(job, device),
             }
         times = race(contestants, options.rounds, device)
-        tokens = job.clients * job.steps * job.batch * job.length
-        print(f"{name}: " + ", ".join(f"{who} {tokens / t / 1e3:,.0f} k tokens/s" for who, t in times.items()), flush=True)
+        tokens = job.clients * job.steps * job.batch * job.sizes[1]
+        print(
+            f"{name}: " + ", ".join(f"{who} {tokens / t / 1e3:,.0f} k tokens/s" for who, t in times.items()), flush=True
+        )
         if options.profile:
-            show_profile(lambda: next(contestants["FedLALR"]), 40)
+            show_profile(partial(next, contestants["FedLALR"]), 40)
         if not options.only_ours:
             mine = times["FedLALR"]
             print(
                 f"  × plain loop {times['plain loop'] / mine:.2f}, × one model {times['one model'] / mine:.3f}, "
-                f"FedLALR / FedAvg {mine / times['FedAvg']:.3f}", flush=True
+                f"FedLALR / FedAvg {mine / times['FedAvg']:.3f}",
+                flush=True,
             )
-        del contestants
+        contestants.clear()
         gc.collect()
         if device == "cuda":
             print(f"  peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB", flush=True)

@@ -5,8 +5,8 @@
                         x ← x + W₂ gelu(W₁ norm(x))        W₁: dim → 4 dim, W₂: back
     head                linear(norm(x))
 
-Radford et al. "Language Models are Unsupervised Multitask Learners", 2019 (GPT-2); Dosovitskiy et al. "An Image is Worth
-16x16 Words", ICLR 2021; rotary positions: Su et al. "RoFormer", 2021.
+Radford et al. "Language Models are Unsupervised Multitask Learners", 2019 (GPT-2). Dosovitskiy et al. "An Image is
+Worth 16x16 Words", ICLR 2021 (ViT). Su et al. "RoFormer", 2021 (rotary positions).
 """
 
 from __future__ import annotations
