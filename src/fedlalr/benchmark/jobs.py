@@ -177,8 +177,8 @@ JOBS = {
         ),
         BenchmarkJob("logistic", "logistic regression", logistic, _IMAGE, 10, batch=10),
         BenchmarkJob("perceptron", "784-64-10 perceptron", perceptron, _IMAGE, 10, batch=10),
-        gpt_job("gpt", "GPT, 0.8 million parameters", 80, 64, 128, 4, 4, cohort=10, batch=8, steps=2),
-        gpt_job("lora", "adapters on a frozen GPT", 80, 64, 128, 4, 4, lora=True, cohort=10, batch=8, steps=2),
+        gpt_job("gpt", "GPT, 0.8 million parameters", 80, 64, 128, 4, 4, cohort=10, batch=8, steps=5),
+        gpt_job("lora", "adapters on a frozen GPT", 80, 64, 128, 4, 4, lora=True, cohort=10, batch=8, steps=5),
     )
 }
 """Jobs by name."""
