@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from fedlalr.training.kernels import kernels_available, plain
+from fedlalr.training.kernels import kernels_available
 from fedlalr.training.kernels.products import column_sums, product_float32
 from fedlalr.training.stacked.grouped_layers import Batched, stacked
 
@@ -185,21 +185,6 @@ class BatchedAttention(Batched):
         return output.view(*q.shape[:2], *output.shape[1:]), 0
 
 
-class BatchedEmbedding(Batched):
-    """`F.embedding`: the tables of all clients as one."""
-
-    @staticmethod
-    def forward(tokens: Tensor, table: Tensor) -> Tensor:
-        return F.embedding(tokens, table)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Dims, tokens: Tensor, table: Tensor) -> tuple[Tensor, int]:
-        tokens = stacked(tokens, in_dims[0], info.batch_size)
-        if in_dims[1] is None:
-            return F.embedding(tokens, table), 0
-        return plain.embed(table.movedim(in_dims[1], 0), tokens), 0
-
-
 class BatchedCrossEntropy(Batched):
     """`F.cross_entropy` for class indices, as the mean over all positions of a client."""
 
@@ -259,16 +244,6 @@ def attention(
     return apply(query, key, value, attn_mask, options)
 
 
-def embedding(
-    input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
-    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
-) -> Tensor:  # fmt: skip
-    if padding_idx is not None or max_norm is not None or scale_grad_by_freq or sparse:
-        return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
-    apply: Callable[..., Tensor] = BatchedEmbedding.apply
-    return apply(input, weight)
-
-
 def cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: None = None, ignore_index: int = -100,
     reduce: None = None, reduction: str = "mean", label_smoothing: float = 0.0,
@@ -290,7 +265,6 @@ BATCHED: dict[Callable[..., Any], Callable[..., Any]] = {
     F.layer_norm: layer_norm,
     F.rms_norm: rms_norm,
     F.scaled_dot_product_attention: attention,
-    F.embedding: embedding,
     F.cross_entropy: cross_entropy,
 }
 """torch's function → the one for a stack of clients."""
