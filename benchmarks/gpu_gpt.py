@@ -128,9 +128,9 @@ def one_model(job: Job, device: str) -> Iterator[None]:
 
 
 def race(contestants: dict[str, Iterator[None]], rounds: int, device: str) -> dict[str, float]:
-    """Median seconds of a round of each contestant, in turn, after three that are not timed."""
+    """Median seconds of a round of each contestant, in turn, after two that are not timed."""
     times: dict[str, list[float]] = {name: [] for name in contestants}
-    for number in range(-3, rounds):
+    for number in range(-2, rounds):
         for name, contestant in contestants.items():
             began = time.perf_counter()
             next(contestant)
@@ -141,44 +141,40 @@ def race(contestants: dict[str, Iterator[None]], rounds: int, device: str) -> di
     return {name: statistics.median(each) for name, each in times.items()}
 
 
+def contestants(job: Job, device: str) -> dict[str, Iterator[None]]:
+    """Everyone who takes part, by name."""
+    return {
+        "FedLALR": ours(job, fl.FedLALR(), device),
+        "FedAvg": ours(job, fl.FedAvg(), device),
+        "plain loop": plain_loop(job, device),
+        "one model": one_model(job, device),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", nargs="*", default=["tiny", "small", "medium", "lora"], choices=JOBS)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--only-ours", action="store_true")
-    parser.add_argument("--profile", action="store_true", help="show the kernels of a round")
+    parser.add_argument("--only", nargs="+", help="some of FedLALR, FedAvg, plain loop, one model")
+    parser.add_argument("--profile", action="store_true", help="show the kernels of a round of FedLALR")
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = True
     for name in options.jobs:
         job, device = JOBS[name], options.device
-        contestants = {"FedLALR": ours(job, fl.FedLALR(), device)}
-        if not options.only_ours:
-            contestants |= {
-                "FedAvg": ours(job, fl.FedAvg(), device),
-                "plain loop": plain_loop(job, device),
-                "one model": one_model(job, device),
-            }
-        times = race(contestants, options.rounds, device)
+        racing = {who: turn for who, turn in contestants(job, device).items() if who in (options.only or {who})}
+        times = race(racing, options.rounds, device)
         tokens = job.clients * job.steps * job.batch * job.sizes[1]
-        print(
-            f"{name}: " + ", ".join(f"{who} {tokens / t / 1e3:,.0f} k tokens/s" for who, t in times.items()), flush=True
-        )
+        print(f"{name}: {tokens:,} tokens per round")
+        for who, seconds in times.items():
+            ratio = f"{times['FedLALR'] / seconds:7.3f} × FedLALR's speed" if "FedLALR" in times else ""
+            print(f"  {who:10} {seconds * 1e3:8.1f} ms {tokens / seconds / 1e3:8,.0f} k tokens/s {ratio}", flush=True)
         if options.profile:
-            show_profile(partial(next, contestants["FedLALR"]), 40)
-        if not options.only_ours:
-            mine = times["FedLALR"]
-            print(
-                f"  × plain loop {times['plain loop'] / mine:.2f}, × one model {times['one model'] / mine:.3f}, "
-                f"FedLALR / FedAvg {mine / times['FedAvg']:.3f}",
-                flush=True,
-            )
-        contestants.clear()
+            show_profile(partial(next, racing["FedLALR"]), 40)
+        racing.clear()
         gc.collect()
         if device == "cuda":
-            print(f"  peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB", flush=True)
             torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
 
 
 if __name__ == "__main__":

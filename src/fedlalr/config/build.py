@@ -59,6 +59,8 @@ def build_model(config: ModelConfig, population: Population, seed: int) -> nn.Mo
     }
     if len(sample) == 3:
         sizes |= {"channels": sample[0], "size": sample[1]}
+    if len(sample) == 1:
+        sizes["length"] = sample[0]
     factory = MODELS[config.name]
     wanted = inspect.signature(factory).parameters
     derived = {name: size for name, size in sizes.items() if name in wanted and size is not None}

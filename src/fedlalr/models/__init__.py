@@ -1,4 +1,4 @@
-"""The paper's networks, and small ones for laptops."""
+"""The paper's networks, transformers, and small ones for laptops."""
 
 from fedlalr.models.cnn import CNN, DenseCNN
 from fedlalr.models.convmixer import ConvMixer

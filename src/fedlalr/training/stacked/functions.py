@@ -46,11 +46,8 @@ def batched_functions(enabled: bool = True) -> AbstractContextManager[object]:
 def compute_dtype(tensor: Tensor) -> torch.dtype:
     """The precision of a product of this tensor: autocast's, if it is on and the tensor is not float64."""
     kind = tensor.device.type
-    return torch.get_autocast_dtype(kind) if _narrows(tensor) else tensor.dtype
-
-
-def _narrows(tensor: Tensor) -> bool:
-    return torch.is_autocast_enabled(tensor.device.type) and tensor.dtype != torch.float64
+    narrow = torch.is_autocast_enabled(kind) and tensor.dtype != torch.float64
+    return torch.get_autocast_dtype(kind) if narrow else tensor.dtype
 
 
 class StackedProduct(torch.autograd.Function):
@@ -83,7 +80,7 @@ class StackedProduct(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         slope = slope.to(x.dtype)
         dx = dweight = dbias = None
-        mixed = x.dtype == torch.bfloat16 and ctx.wide == torch.float32
+        mixed = x.dtype.itemsize == 2 and ctx.wide == torch.float32
         product = product_float32 if mixed else torch.bmm
         if ctx.needs_input_grad[0]:
             odd = slope.shape[2] % ALIGNED if x.dtype.itemsize == 2 else 0  # a sum over all of them would be slow
@@ -120,7 +117,7 @@ class BatchedLinear(Batched):
 
 
 class BatchedNorm(Batched):
-    """`F.layer_norm` and, unless `centred`, `F.rms_norm`."""
+    """`F.layer_norm` and, unless `centred`, `F.rms_norm`. On a GPU the output has the precision of the next product."""
 
     @staticmethod
     def forward(
@@ -180,8 +177,7 @@ class BatchedAttention(Batched):
             mask = stacked(mask, in_dims[3], clients)
             mask = mask.view(clients, *[1] * (q.dim() - mask.dim()), *mask.shape[1:])
             mask = mask.expand(*q.shape[:2], *mask.shape[2:]).flatten(0, 1)
-        folded = (part.flatten(0, 1) for part in (q, k, v))
-        output = F.scaled_dot_product_attention(*folded, attn_mask=mask, **options)
+        output = BatchedAttention.forward(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask, options)
         return output.view(*q.shape[:2], *output.shape[1:]), 0
 
 
