@@ -18,11 +18,11 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import fedlalr as fl
 from fedlalr.algorithms import Algorithm
 from fedlalr.benchmark.jobs import gpt
+from fedlalr.benchmark.plain import mean_loss
 from fedlalr.data.population import as_clients
 from fedlalr.federation.options import Options
 from fedlalr.federation.run import Simulation
@@ -95,7 +95,7 @@ def trained(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> None:
     for inputs, targets in batches:
         optimiser.zero_grad(set_to_none=True)
         with torch.autocast(inputs.device.type, torch.bfloat16):
-            loss = F.cross_entropy(model(inputs), targets)
+            loss = mean_loss(model(inputs), targets)
         loss.backward()
         optimiser.step()
 

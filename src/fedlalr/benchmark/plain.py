@@ -26,7 +26,7 @@ def plain_round(
             for batch in torch.split(torch.randperm(len(targets)), job.batch):
                 optimizer.zero_grad()
                 with torch.autocast(inputs.device.type, half, enabled=half is not None):
-                    loss = nn.functional.cross_entropy(local(inputs[batch]), targets[batch])
+                    loss = mean_loss(local(inputs[batch]), targets[batch])
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
         frozen = {name for name, p in local.named_parameters() if not p.requires_grad}
@@ -37,6 +37,11 @@ def plain_round(
     }
     model.load_state_dict(mean, strict=False)
     return model
+
+
+def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The cross-entropy, of sequences with the classes innermost: a view here, and torch is many times faster there."""
+    return nn.functional.cross_entropy(outputs.movedim(1, -1).flatten(0, -2), targets.flatten())
 
 
 def sample(job: BenchmarkJob, generator: random.Random) -> list[int]:

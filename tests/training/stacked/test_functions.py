@@ -185,30 +185,43 @@ def test_a_stack_of_transformers_trains_as_the_reference_engine_does(name):
     assert_same_outcomes(federate("stacked", job, 2, 3), federate("reference", job, 2, 3))
 
 
-def test_models_of_hugging_face_take_the_fast_functions():
+class Logits(nn.Module):
+    """A language model of Hugging Face as a function from tokens to logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.model(input_ids=ids, use_cache=False).logits.transpose(1, 2)
+
+
+def hugging_face(kind: str) -> nn.Module:
     transformers = pytest.importorskip("transformers")
+    ends = {"vocab_size": 11, "bos_token_id": 0, "eos_token_id": 0}
+    if kind == "GPT-2":
+        config = transformers.GPT2Config(n_positions=8, n_embd=16, n_layer=1, n_head=2, **ends)
+        config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
+        return Logits(transformers.GPT2LMHeadModel(config))
+    sizes = {"hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1, "max_position_embeddings": 8}
+    config = transformers.LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **sizes, **ends)
+    return Logits(transformers.LlamaForCausalLM(config))
 
-    class Logits(nn.Module):
-        def __init__(self, model: nn.Module) -> None:
-            super().__init__()
-            self.model = model
 
-        def forward(self, ids: Tensor) -> Tensor:
-            return self.model(input_ids=ids, use_cache=False).logits.transpose(1, 2)
-
-    config = transformers.GPT2Config(
-        vocab_size=11, n_positions=8, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
-    )
-    for rate in ("resid_pdrop", "embd_pdrop", "attn_pdrop"):
-        setattr(config, rate, 0.0)
-    job = training(Logits(transformers.GPT2LMHeadModel(config)).double(), token_clients())
+@pytest.mark.parametrize(
+    ("kind", "operators"),
+    [("GPT-2", {"baddbmm": 4, "gelu": 1}), ("Llama", {"bmm": 3 * 8})],  # eight layers, forward and twice backward
+)
+def test_models_of_hugging_face_take_the_fast_functions(kind, operators):
+    job = training(hugging_face(kind).double(), token_clients())
     gradient = choose_gradient(job)
+    assert gradient.forward.grouped
     x = job.layout.flatten(dict(job.model.named_parameters())).repeat(2, 1)
     inputs, targets = job.clients.batch(1, torch.arange(4))
     batch = Batch(inputs.expand(2, -1, -1), targets.expand(2, -1, -1))
     with Seen() as seen:
         gradient(x, {}, batch)
-    assert seen.names.count("baddbmm") == 4  # the layers, each for both clients
+    assert {name: seen.names.count(name) for name in operators} == operators  # each for both clients
     assert "_scaled_dot_product_flash_attention_for_cpu" in seen.names
     assert_same_outcomes(federate("stacked", job, 1, 3), federate("reference", job, 1, 3))
 

@@ -12,7 +12,7 @@ from torch.func import functional_call, vmap
 
 from fedlalr.training.interfaces import Buffers
 from fedlalr.training.stacked.checked_embedding import checked_embedding
-from fedlalr.training.stacked.functions import batched_functions
+from fedlalr.training.stacked.functions import batched_functions, fused_layer
 from fedlalr.training.stacked.grouped_layers import grouped_layer
 from fedlalr.training.stacked.masked_norm import STARTS, MaskedBatchNorm, masked, masked_norm
 from fedlalr.training.torch_internals import BatchNorm, without_fallback_warnings
@@ -29,7 +29,7 @@ class VmapForward:
         self.model = copied(module)
         if not self.model.training:
             self.model.train()
-        replace_layers(self.model, masked_norm, checked_embedding, *(grouped_layer,) * grouped)
+        replace_layers(self.model, masked_norm, checked_embedding, *(grouped_layer, fused_layer) * grouped)
         self._norms = [layer for layer in self.model.modules() if isinstance(layer, MaskedBatchNorm)]
         self._dtypes = {name: parameter.dtype for name, parameter in self.model.named_parameters()}
         self._plain = vmap(self._run, in_dims=(0, 0, 0, None), randomness="different")
