@@ -29,6 +29,7 @@ from fedlalr.training.layout import Layout
 from fedlalr.training.local_step import local_step
 from fedlalr.training.stacked.forms import stacked_form
 from fedlalr.training.stacked.gradient import Batch, ForwardGradient
+from fedlalr.training.stacked.trial import choose_gradient
 from fedlalr.training.stacked.vmap import VmapForward
 from training.interpreter import DEVICE, INTERPRETED, mended_interpreter  # noqa: F401
 from training.kernel_checks import check_form, mask_of, relative, stacked_loss
@@ -369,12 +370,12 @@ def test_norms_of_rows_are_torchs(rows: int, width: int, centred: bool, shared: 
 
 @pytest.mark.parametrize("classes", [11, 5000] if INTERPRETED else [1, 11, 4096, 50_257])
 def test_cross_entropy_of_rows_is_torchs(classes: int) -> None:
-    from fedlalr.training.kernels.cross_entropy import RowsCrossEntropy
+    from fedlalr.training.kernels.cross_entropy import rows_cross_entropy
 
     logits = (3 * torch.randn(9, classes + 3, device=DEVICE))[:, :classes].requires_grad_()
     targets = torch.randint(classes, (9,), device=DEVICE)
     targets[2] = -100
-    mine = cast(Tensor, RowsCrossEntropy.apply(logits, targets, -100))
+    mine = rows_cross_entropy(logits, targets, -100)
     exact = logits.detach().double().requires_grad_()
     right = F.cross_entropy(exact, targets, reduction="none")
     torch.testing.assert_close(mine.double(), right, rtol=1e-5, atol=1e-5)
@@ -384,13 +385,29 @@ def test_cross_entropy_of_rows_is_torchs(classes: int) -> None:
 
 
 def test_impossible_targets_give_nan_and_infinitely_small_logits_count_as_nothing() -> None:
-    from fedlalr.training.kernels.cross_entropy import RowsCrossEntropy
+    from fedlalr.training.kernels.cross_entropy import rows_cross_entropy
 
     logits = torch.randn(4, 7, device=DEVICE)
     logits[3, :3] = -torch.inf
-    losses = cast(Tensor, RowsCrossEntropy.apply(logits, torch.tensor([7, -1, 2, 5], device=DEVICE), -100))
+    losses = rows_cross_entropy(logits, torch.tensor([7, -1, 2, 5], device=DEVICE), -100)
     assert losses.isnan().tolist() == [True, True, False, False]
     torch.testing.assert_close(losses[3], F.cross_entropy(logits[3, 3:], torch.tensor(2, device=DEVICE)))
+
+
+def test_a_loss_taken_sample_by_sample_uses_the_same_kernel() -> None:
+    clients = [tuple(torch.randint(11, (n, 8)) for _ in range(2)) for n in (2, 4, 3)]  # padded, so by sample
+    model = gpt(11, 8, 16, 1, 2).to(DEVICE)
+    training = Training(
+        model,
+        Layout.of(model),
+        as_clients(clients).to(torch.device(DEVICE)),
+        FedLALR(),
+        device=torch.device(DEVICE),
+        loss=lambda outputs, targets: F.cross_entropy(outputs, targets),  # not one that is known to be a mean
+    )
+    gradient = choose_gradient(training)
+    assert isinstance(gradient, ForwardGradient)
+    assert cast(VmapForward, gradient.forward).grouped
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["all trained", "adapters"])

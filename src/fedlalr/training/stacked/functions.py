@@ -194,11 +194,10 @@ class BatchedCrossEntropy(Batched):
         logits = stacked(logits, in_dims[0], clients).movedim(2, -1)  # the classes are often innermost in memory
         targets = stacked(targets, in_dims[1], clients).reshape(clients, -1)
         rows = logits.reshape(-1, logits.shape[-1])
-        if rows.dtype != torch.float64 and rows.stride(1) == 1 and kernels_available(rows.device):
-            from fedlalr.training.kernels.cross_entropy import RowsCrossEntropy  # Triton is not installed everywhere
+        if rows.dtype != torch.float64 and kernels_available(rows.device):
+            from fedlalr.training.kernels.cross_entropy import rows_cross_entropy  # Triton is not installed everywhere
 
-            apply: Callable[..., Tensor] = RowsCrossEntropy.apply
-            each = apply(rows, targets.flatten(), ignored)
+            each = rows_cross_entropy(rows, targets.flatten(), ignored)
         else:
             each = F.cross_entropy(rows, targets.flatten(), ignore_index=ignored, reduction="none")
         return each.view(clients, -1).sum(1) / (targets != ignored).sum(1), 0
