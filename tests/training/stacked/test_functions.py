@@ -124,6 +124,16 @@ def test_a_function_over_the_stack_is_torchs_for_each_client(name):
         torch.testing.assert_close(given, slope, rtol=1e-11, atol=1e-12)
 
 
+def test_calls_without_any_tensor_of_a_client_are_torchs():
+    x, weight, targets = normal(5, 4), normal(4, 4), tokens(4, 5)
+
+    def function(shift: Tensor) -> Tensor:
+        y = F.layer_norm(F.linear(x, weight), (4,))
+        return F.cross_entropy(F.scaled_dot_product_attention(y[None], y[None], y[None])[0], targets) + shift
+
+    torch.testing.assert_close(vmap(fast(function))(torch.zeros(3)), function(torch.zeros(3)))
+
+
 class Seen(DispatchMode):
     """The names of the operators that ran."""
 
