@@ -127,5 +127,6 @@ def show_profile(job: Callable[[], None], rows: int = 16) -> None:
         job()
         torch.cuda.synchronize()
     events = sorted(profile.key_averages(), key=lambda event: -event.self_device_time_total)
+    print(f"  {sum(event.self_device_time_total for event in events) / 1e3:8.3f} ms in kernels")
     for event in events[:rows]:
         print(f"  {event.self_device_time_total / 1e3:8.3f} ms {event.count:4d} × {event.key[:80]}")

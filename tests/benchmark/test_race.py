@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,9 @@ def test_the_plain_loop_and_this_library_do_the_same_job(name):
     job = replace(
         (JOBS | GPU_JOBS)[name], clients=3, samples=4, batch=4, epochs=2, cohort=3
     )  # a whole batch: no order matters
+    if job.sequence:
+        network = partial(job.network.func, 11, 8, 16, 2, 2, **job.network.keywords)
+        job = replace(job, network=network, sample=(8,), classes=11, vocabulary=11)
     plain = plain_round(job, job.model(), job.data(), [0, 1, 2])
     ours = fl.run(
         job.model(),

@@ -7,7 +7,7 @@ from fedlalr import config
 from fedlalr.config import ConfigError, RunDirectory
 from fedlalr.config.build import build_interval, build_model, build_population
 from fedlalr.config.schema import LocalConfig, ModelConfig
-from fedlalr.data import load
+from fedlalr.data import Population, load, partition
 from fedlalr.federation import Observer, Record, RoundFailed
 from fedlalr.models import CNN, MLP
 from fedlalr.training import Epochs, LogInterval, Steps
@@ -39,6 +39,16 @@ def test_sizes_of_a_model_follow_from_the_data() -> None:
     cnn = build_model(ModelConfig(name="cnn"), population, seed=0)
     assert isinstance(cnn, CNN)
     assert cnn.head.in_features == 32 * 2 * 2
+    vit = build_model(ModelConfig(name="vit", dim=12, heads=2, layers=1), population, seed=0)
+    assert (vit.embedding.in_features, len(vit.positions), vit.head.out_features) == (16, 4, 10)
+
+
+def test_the_length_of_a_gpt_follows_from_the_data() -> None:
+    text = Population(torch.zeros(6, 9).long(), torch.zeros(6, 9).long(), partition([0] * 6, 2, "iid"), classes=7)
+    gpt = build_model(ModelConfig(name="gpt", dim=12, heads=2, layers=1), text, seed=0)
+    assert gpt(torch.zeros(2, 9).long()).shape == (2, 7, 9)
+    with pytest.raises(ValueError, match="10 tokens are longer than its length of 9"):
+        gpt(torch.zeros(2, 10).long())
 
 
 def test_the_seed_determines_the_weights_and_leaves_the_global_generator_alone() -> None:

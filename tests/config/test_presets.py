@@ -61,6 +61,26 @@ def test_the_shakespeare_preset_is_the_papers_problem() -> None:
     assert (loaded.weight_decay, loaded.schedule.options["factor"], loaded.model.name) == (1e-4, 0.998, "charlstm")
 
 
+@pytest.mark.parametrize(("preset", "paper"), [("gpt-shakespeare", "shakespeare"), ("vit-cifar10", "cifar10")])
+def test_a_transformers_preset_is_the_papers_problem_with_another_network(preset: str, paper: str) -> None:
+    mine, theirs = (config.load(name) for name in (preset, paper))
+    assert (mine.data.name, mine.partition, mine.clients_per_round) == (
+        theirs.data.name,
+        theirs.partition,
+        theirs.clients_per_round,
+    )
+    assert (mine.rounds, mine.local, mine.lr_decay, mine.weight_decay) == (
+        theirs.rounds,
+        theirs.local,
+        theirs.lr_decay,
+        theirs.weight_decay,
+    )
+    for method in METHODS:
+        ours, right = (config.load(name, [f"algorithm={method}"]).algorithm.options for name in (preset, paper))
+        rates = ("lr", "server_lr")
+        assert {k: v for k, v in ours.items() if k not in rates} == {k: v for k, v in right.items() if k not in rates}
+
+
 @pytest.mark.parametrize("preset", ["quickstart", "fashion", "mnist"])
 def test_a_small_preset_differs_from_the_paper_only_in_rates(preset: str) -> None:
     for method in METHODS:
@@ -72,7 +92,9 @@ def test_a_small_preset_differs_from_the_paper_only_in_rates(preset: str) -> Non
 
 
 def test_every_preset_has_a_description_and_the_papers_six_methods() -> None:
-    assert set(config.presets()) == {"quickstart", "cifar10", "cifar100", "shakespeare", "fashion", "mnist"}
+    transformers = {"gpt-shakespeare", "vit-cifar10"}
+    papers = {"cifar10", "cifar100", "shakespeare"}
+    assert set(config.presets()) == {"quickstart", "fashion", "mnist", *papers, *transformers}
     for name, description in config.presets().items():
         assert description
         assert set(config.load(name).methods) == set(METHODS)

@@ -106,6 +106,14 @@ def test_shakespeares_windows_can_be_dealt_evenly_or_by_the_next_character(plays
     assert int(held_out.sizes.sum()) == 300
 
 
+@pytest.mark.parametrize("scheme", ["natural", "iid"])
+def test_sequences_of_shakespeare_are_dealt_like_its_windows(plays: Path, scheme: str) -> None:
+    population = load("shakespeare", clients=2, scheme=scheme, folder=plays, train=200, test=20, sequence=True)
+    assert population.sizes.tolist() == [3, 3]  # of 80 characters: 200 windows start within 200
+    inputs, targets = population.batch(1, torch.tensor([0, 2]))
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+
+
 def test_inputs_and_targets_must_pair_up() -> None:
     with pytest.raises(ValueError, match="there are 3 inputs but 2 targets"):
         Population(torch.zeros(3, 1), torch.zeros(2), partition([0, 1], 2, "iid"))

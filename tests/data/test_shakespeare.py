@@ -216,6 +216,18 @@ def test_a_role_is_cut_into_every_window_with_the_next_character() -> None:
     assert decoded(data, test=True) == windows[336 + 79 :]
 
 
+def test_sequences_do_not_overlap_and_have_the_next_character_at_every_position() -> None:
+    data = shakespeare.federation(script_of([500]), roles=None, train=None, test=None, sequence=True)
+    text = text_of(500, 0)
+    assert isinstance(data.inputs, Windows)
+    assert data.inputs.starts.tolist() == [0, 80, 160, 240, 320]
+    for start, window, targets in zip(range(0, 400, LENGTH), data.inputs[:], data.targets, strict=True):
+        assert vocabulary.decode(window.to(torch.uint8).numpy()) == text[start : start + LENGTH]
+        assert vocabulary.decode(targets.to(torch.uint8).numpy()) == text[start + 1 : start + LENGTH + 1]
+    assert data.test_targets.shape == (1, LENGTH)
+    assert data.test_targets.dtype == torch.int64
+
+
 @settings(deadline=None, max_examples=30)
 @given(length=st.integers(LENGTH + 1, 2000), fraction=st.floats(0.05, 0.95))
 def test_no_test_window_overlaps_a_training_window(length: int, fraction: float) -> None:

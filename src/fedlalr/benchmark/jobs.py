@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,10 @@ class BenchmarkJob:
     lr: float = 0.1
     compute: str | None = None
     """The precision of this library on a GPU, if not float32 (with TF32 products, as everywhere there)."""
+    autocast: bool = False
+    """Whether the plain loop uses `compute` too. It does where that makes it faster."""
+    sequence: bool = False
+    """Whether there is a target for each position of an input, not one for each input."""
 
     @property
     def steps(self) -> int:
@@ -53,7 +58,7 @@ class BenchmarkJob:
             inputs = torch.randn(shape, generator=generator)
         else:
             inputs = torch.randint(0, self.vocabulary, shape, generator=generator)
-        targets = torch.randint(0, self.classes, shape[:2], generator=generator)
+        targets = torch.randint(0, self.classes, shape if self.sequence else shape[:2], generator=generator)
         return list(zip(inputs, targets, strict=True))
 
 
@@ -120,6 +125,47 @@ def char_lstm() -> nn.Module:
     return CharLSTM()
 
 
+class LoRA(nn.Module):
+    """A frozen linear layer and a trained product of two thin matrices (Hu et al., "LoRA", ICLR 2022)."""
+
+    def __init__(self, frozen: nn.Linear, rank: int = 8) -> None:
+        super().__init__()
+        self.frozen = frozen
+        self.down = nn.Linear(frozen.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, frozen.out_features, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.frozen(x) + self.up(self.down(x))
+        return output
+
+
+def gpt(vocabulary: int, length: int, dim: int, layers: int, heads: int, *, lora: bool = False) -> nn.Module:
+    """GPT; with `lora`, frozen and with adapters on both linear layers of each attention."""
+    from fedlalr.models import GPT
+
+    model = GPT(vocabulary, length, dim, layers, heads)
+    if lora:
+        model.requires_grad_(False)
+        for name, layer in list(model.named_modules()):
+            if name.endswith((".attention.inputs", ".attention.outputs")) and isinstance(layer, nn.Linear):
+                parent, _, child = name.rpartition(".")
+                setattr(model.get_submodule(parent), child, LoRA(layer))
+    return model
+
+
+def gpt_job(
+    name: str, title: str, vocabulary: int, length: int, dim: int, layers: int, heads: int,
+    *, lora: bool = False, cohort: int, batch: int, steps: int, compute: str | None = None,
+) -> BenchmarkJob:  # fmt: skip
+    """A GPT on random tokens; a round is `steps` batches of each of `cohort` clients."""
+    network = partial(gpt, vocabulary, length, dim, layers, heads, lora=lora)
+    return BenchmarkJob(
+        name, title, network, (length,), vocabulary, vocabulary, clients=cohort, samples=steps * batch, cohort=cohort,
+        batch=batch, epochs=1, compute=compute, autocast=True, sequence=True,
+    )  # fmt: skip
+
+
 _IMAGE, _COLOURED = (1, 28, 28), (3, 32, 32)
 
 JOBS = {
@@ -131,6 +177,8 @@ JOBS = {
         ),
         BenchmarkJob("logistic", "logistic regression", logistic, _IMAGE, 10, batch=10),
         BenchmarkJob("perceptron", "784-64-10 perceptron", perceptron, _IMAGE, 10, batch=10),
+        gpt_job("gpt", "GPT, 0.8 million parameters", 80, 64, 128, 4, 4, cohort=10, batch=8, steps=5),
+        gpt_job("lora", "adapters on a frozen GPT", 80, 64, 128, 4, 4, lora=True, cohort=10, batch=8, steps=5),
     )
 }
 """Jobs by name."""
@@ -150,6 +198,19 @@ GPU_JOBS = {
             "densecnn", "pfl's CIFAR-10 benchmark", dense_cnn, _COLOURED, 10,
             clients=1000, samples=50, cohort=50, batch=10, epochs=1,
         ),
+        gpt_job(
+            "gpt-small", "GPT, 10.8 million parameters", 80, 256, 384, 6, 6,
+            cohort=8, batch=16, steps=10, compute="bfloat16",
+        ),
+        gpt_job(
+            "gpt-medium", "GPT, 85.5 million parameters", 80, 512, 768, 12, 12,
+            cohort=4, batch=8, steps=5, compute="bfloat16",
+        ),
+        gpt_job(
+            "gpt2-lora", "adapters on a frozen GPT-2", 50257, 256, 768, 12, 12,
+            lora=True, cohort=10, batch=8, steps=5, compute="bfloat16",
+        ),
     )
 }  # fmt: skip
-"""Jobs for a GPU by name: one epoch of each of the paper's networks, and the public benchmark of simulators."""
+"""Jobs for a GPU by name: one epoch of each of the paper's networks, the public benchmark of simulators, and
+transformers."""

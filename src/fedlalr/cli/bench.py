@@ -16,7 +16,8 @@ def bench(
     jobs: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Benchmarks to run: cnn, lstm, logistic, perceptron; on a GPU convmixer, charlstm, densecnn.",
+            help="Benchmarks to run: cnn, lstm, logistic, perceptron, gpt, lora; on a GPU convmixer, charlstm, "
+            "densecnn, gpt-small, gpt-medium, gpt2-lora.",
             show_default="all for the device",
         ),
     ] = None,

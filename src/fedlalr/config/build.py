@@ -83,6 +83,8 @@ def _sizes(clients: Clients) -> dict[str, Any]:
     sizes = {"inputs": inputs[0].numel(), "classes": classes, "vocabulary": classes}
     if len(sample) == 3:
         sizes |= {"channels": sample[0], "size": sample[1]}
+    if len(sample) == 1:
+        sizes["length"] = sample[0]
     return {name: size for name, size in sizes.items() if size is not None}
 
 

@@ -43,6 +43,8 @@ from fedlalr.training.intervals import LEAST_BASE, MOST_STEPS
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "convmixer": models.ConvMixer,
     "charlstm": models.CharLSTM,
+    "gpt": models.GPT,
+    "vit": models.ViT,
     "cnn": models.CNN,
     "densecnn": models.DenseCNN,
     "mlp": models.MLP,

@@ -63,7 +63,8 @@ def load(
     train, held_out = _hold_out(len(found.targets), validation, seed)
     if "ids" in dealing:
         dealing["ids"] = dealing["ids"][train]
-    dealt = partition(found.targets.numpy()[train], clients, scheme, alpha, seed, **dealing)
+    labels = found.targets if found.targets.dim() == 1 else found.targets[:, -1]  # of a sequence, the last
+    dealt = partition(labels.numpy()[train], clients, scheme, alpha, seed, **dealing)
     test: tuple[Samples, Tensor] = (found.test_inputs, found.test_targets)
     if len(held_out):
         rows = torch.from_numpy(held_out)

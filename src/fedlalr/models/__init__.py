@@ -1,8 +1,9 @@
-"""The paper's networks, and small ones for laptops."""
+"""The paper's networks, transformers, and small ones for laptops."""
 
 from fedlalr.models.cnn import CNN, DenseCNN
 from fedlalr.models.convmixer import ConvMixer
 from fedlalr.models.linear import MLP, Logistic
 from fedlalr.models.lstm import CharLSTM
+from fedlalr.models.transformer import GPT, ViT
 
-__all__ = ["CNN", "MLP", "CharLSTM", "ConvMixer", "DenseCNN", "Logistic"]
+__all__ = ["CNN", "GPT", "MLP", "CharLSTM", "ConvMixer", "DenseCNN", "Logistic", "ViT"]

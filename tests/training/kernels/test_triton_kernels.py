@@ -13,10 +13,13 @@ from typing import cast
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedlalr.algorithms import AlignedLALR, FedAdam, FedAvg, FedLALR, FedProx
 from fedlalr.algorithms.slots import Algorithm, Context, Slots
+from fedlalr.benchmark.jobs import gpt
+from fedlalr.data.population import as_clients
 from fedlalr.models import CharLSTM, ConvMixer
 from fedlalr.training.clipping import Regularisation
 from fedlalr.training.fused_steps import fused_step
@@ -26,6 +29,9 @@ from fedlalr.training.kernels.plain import Norm
 from fedlalr.training.layout import Layout
 from fedlalr.training.local_step import local_step
 from fedlalr.training.stacked.forms import stacked_form
+from fedlalr.training.stacked.gradient import Batch, ForwardGradient
+from fedlalr.training.stacked.trial import choose_gradient
+from fedlalr.training.stacked.vmap import VmapForward
 from training.interpreter import DEVICE, INTERPRETED, mended_interpreter  # noqa: F401
 from training.kernel_checks import check_form, mask_of, relative, stacked_loss
 
@@ -354,3 +360,89 @@ def test_the_servers_kernels_take_large_float32_stacks_alone() -> None:
     assert not cohort.fits(values, reference.double())
     assert not cohort.fits(values.t(), None)
     assert not cohort.fits(reference, None)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+@pytest.mark.parametrize("centred", [True, False], ids=["layer norm", "rms norm"])
+@pytest.mark.parametrize(("rows", "width"), [(70, 20)] if INTERPRETED else [(1, 20), (70, 20), (1000, 384), (33, 5000)])
+def test_norms_of_rows_are_torchs(rows: int, width: int, centred: bool, shared: bool) -> None:
+    from fedlalr.training.kernels.layer_norm import StackedNorm
+
+    x = torch.randn(CLIENTS, rows, width, device=DEVICE, requires_grad=True)
+    weight, bias = torch.randn(2, 1 if shared else CLIENTS, width, device=DEVICE)
+    parts = [x] if shared else [x, weight.requires_grad_(), bias.requires_grad_()][: 3 if centred else 2]
+    mine = cast(Tensor, StackedNorm.apply(x, weight, bias if centred else None, 1e-3, centred, torch.float32))
+    exact, scale, shift = (tensor.detach().double().requires_grad_() for tensor in (x, weight, bias))
+    if centred:
+        right = F.layer_norm(exact, (width,), eps=1e-3) * scale[:, None] + shift[:, None]
+    else:
+        right = F.rms_norm(exact, (width,), eps=1e-3) * scale[:, None]
+    assert relative(mine, right) < 1e-5
+    slope = torch.randn_like(mine)
+    slopes = torch.autograd.grad(right, [exact, scale, shift][: len(parts)], slope.double())
+    for given, wanted in zip(torch.autograd.grad(mine, parts, slope), slopes, strict=True):
+        assert relative(given, wanted) < 1e-4
+    assert cast(Tensor, StackedNorm.apply(x, weight, bias, 1e-3, centred, torch.bfloat16)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("classes", [11, 5000] if INTERPRETED else [1, 11, 4096, 50_257])
+def test_cross_entropy_of_rows_is_torchs(classes: int) -> None:
+    from fedlalr.training.kernels.cross_entropy import rows_cross_entropy
+
+    logits = (3 * torch.randn(9, classes + 3, device=DEVICE))[:, :classes].requires_grad_()
+    targets = torch.randint(classes, (9,), device=DEVICE)
+    targets[2] = -100
+    mine = rows_cross_entropy(logits, targets, -100)
+    exact = logits.detach().double().requires_grad_()
+    right = F.cross_entropy(exact, targets, reduction="none")
+    torch.testing.assert_close(mine.double(), right, rtol=1e-5, atol=1e-5)
+    slope = torch.randn_like(mine)
+    (given,), (wanted,) = torch.autograd.grad(mine, logits, slope), torch.autograd.grad(right, exact, slope.double())
+    torch.testing.assert_close(given.double(), wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_impossible_targets_give_nan_and_infinitely_small_logits_count_as_nothing() -> None:
+    from fedlalr.training.kernels.cross_entropy import rows_cross_entropy
+
+    logits = torch.randn(4, 7, device=DEVICE)
+    logits[3, :3] = -torch.inf
+    losses = rows_cross_entropy(logits, torch.tensor([7, -1, 2, 5], device=DEVICE), -100)
+    assert losses.isnan().tolist() == [True, True, False, False]
+    torch.testing.assert_close(losses[3], F.cross_entropy(logits[3, 3:], torch.tensor(2, device=DEVICE)))
+
+
+def test_a_loss_taken_sample_by_sample_uses_the_same_kernel() -> None:
+    clients = [tuple(torch.randint(11, (n, 8)) for _ in range(2)) for n in (2, 4, 3)]  # padded, so by sample
+    model = gpt(11, 8, 16, 1, 2).to(DEVICE)
+    training = Training(
+        model,
+        Layout.of(model),
+        as_clients(clients).to(torch.device(DEVICE)),
+        FedLALR(),
+        device=torch.device(DEVICE),
+        loss=lambda outputs, targets: F.cross_entropy(outputs, targets),  # not one that is known to be a mean
+    )
+    gradient = choose_gradient(training)
+    assert isinstance(gradient, ForwardGradient)
+    assert cast(VmapForward, gradient.forward).grouped
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["all trained", "adapters"])
+def test_a_stack_of_gpts_in_bfloat16_is_close_to_each_in_float64(lora: bool) -> None:
+    sizes = (11, 8, 16, 1, 2) if INTERPRETED else (1001, 64, 128, 2, 2)  # an odd number of outputs
+    batch = (2, sizes[1]) if INTERPRETED else (160, sizes[1])  # on a GPU large enough for a product for each client
+    model = gpt(*sizes, lora=lora).to(DEVICE)
+    clients = [tuple(torch.randint(sizes[0], batch, device=DEVICE) for _ in range(2)) for _ in range(CLIENTS)]
+    training = Training(
+        model, Layout.of(model), as_clients(clients), FedLALR(), device=torch.device(DEVICE), compute=torch.bfloat16
+    )
+    x = training.layout.flatten(dict(model.named_parameters()))
+    x = x + 0.05 * torch.randn(CLIENTS, x.numel(), device=DEVICE)
+    inputs, targets = (torch.stack(part) for part in zip(*clients, strict=True))
+    losses, gradient, _ = ForwardGradient(training, VmapForward(model))(x, {}, Batch(inputs, targets))
+    exact = model.double()
+    for client in range(CLIENTS):
+        mine = x[client].double().requires_grad_()
+        loss = F.cross_entropy(functional_call(exact, training.layout.views(mine), (inputs[client],)), targets[client])
+        assert relative(losses[client], loss) < 0.01
+        assert relative(gradient[client], torch.autograd.grad(loss, mine)[0]) < 0.05

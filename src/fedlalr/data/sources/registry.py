@@ -184,8 +184,8 @@ def raw(
     """A data set as it was published.
 
     Looks only in `folder` if it is given; otherwise in the data folder, in the cache and then, if `download`, on the
-    network. Shakespeare takes the options of `shakespeare.federation` (roles, train, test, iid, seed, train_fraction)
-    and `edition`: "leaf", "gutenberg" or "any".
+    network. Shakespeare takes the options of `shakespeare.federation` (roles, train, test, iid, seed, train_fraction,
+    sequence) and `edition`: "leaf", "gutenberg" or "any".
     """
     source = _with_edition(source_of(name), options)
     _reject_unknown(source, options)

@@ -62,13 +62,15 @@ def federation(
     iid: bool = False,
     seed: int = 0,
     train_fraction: float = 0.8,
+    sequence: bool = False,
     source: str = "",
 ) -> RawData:
     """A federation of roles with equal numbers of windows.
 
     `roles` are drawn from those with more than `train` training and at least `test` test windows; each contributes a
     stretch of consecutive windows at a position drawn from the seed. None takes all. `iid` pools the same windows,
-    shuffles them and splits them evenly.
+    shuffles them and splits them evenly. `sequence` keeps every 80th window, so that they do not overlap, with a target
+    at each of its 80 positions: about as many characters are predicted, each of them once.
     """
     for option, value in (("roles", roles), ("train", train), ("test", test)):
         if value is not None and value < 1:
@@ -77,6 +79,8 @@ def federation(
     chosen = _choose(parts, roles, train, test, seed)
     train_starts = [_stretch(parts.train[role], train, seed, _TRAIN, role) for role in chosen]
     test_starts = [_stretch(parts.test[role], test, seed, _TEST, role) for role in chosen]
+    if sequence:
+        train_starts, test_starts = ([part[::LENGTH] for part in starts] for starts in (train_starts, test_starts))
     characters = torch.from_numpy(parts.characters)
     inputs, groups = _pool(characters, train_starts)
     test_inputs, test_groups = _pool(characters, test_starts)
@@ -86,9 +90,9 @@ def federation(
     return RawData(
         name="shakespeare",
         inputs=inputs,
-        targets=inputs.following(),
+        targets=_next_characters(inputs) if sequence else inputs.following(),
         test_inputs=test_inputs,
-        test_targets=test_inputs.following(),
+        test_targets=_next_characters(test_inputs) if sequence else test_inputs.following(),
         classes=len(CHARACTERS),
         groups=groups,
         test_groups=test_groups,
@@ -144,6 +148,11 @@ def _pool(characters: Tensor, starts: list[NDArray[np.int64]]) -> tuple[Windows,
     groups = torch.repeat_interleave(torch.arange(len(starts)), sizes)
     joined = np.concatenate([np.empty(0, np.int64), *starts])
     return Windows(characters, torch.from_numpy(joined), LENGTH), groups
+
+
+def _next_characters(windows: Windows) -> Tensor:
+    """The character after each position of every window, int64 `[n, length]`."""
+    return Windows(windows.characters, windows.starts + 1, windows.length)[:]
 
 
 def _shuffled(n: int, seed: int, stream: int) -> Tensor:

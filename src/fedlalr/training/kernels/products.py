@@ -12,10 +12,20 @@ _WIDE_OUTPUT = tuple(int(part) for part in torch.__version__.split("+")[0].split
 
 
 def product_float32(a: Tensor, b: Tensor) -> Tensor:
-    """`a @ b` of bfloat16 stacks, accumulated and returned in float32."""
+    """`a @ b` of stacks in half precision, accumulated and returned in float32."""
     if a.is_cuda and _WIDE_OUTPUT:
         return torch.bmm(a, b, out_dtype=torch.float32)
     return torch.bmm(a, b).float()
+
+
+def column_sums(a: Tensor) -> Tensor:
+    """The sums over the rows of stacks `[C, N, D]` in half precision, in float32.
+
+    On a GPU a product with ones reads memory faster than torch's sum.
+    """
+    if not a.is_cuda:
+        return a.sum(1, dtype=torch.float32)
+    return product_float32(a.new_ones(1, 8, a.shape[1]).expand(len(a), -1, -1), a)[:, 0]
 
 
 class _Pointwise(torch.autograd.Function):

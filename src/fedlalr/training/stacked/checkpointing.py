@@ -16,7 +16,7 @@ from torch.func import functional_call, vmap
 from torch.utils.checkpoint import checkpoint
 
 from fedlalr.hf import checkpointed_layers
-from fedlalr.training.stacked.attention import FoldAttention
+from fedlalr.training.stacked.functions import batched_functions
 from fedlalr.training.stacked.grouped_layers import Batched
 from fedlalr.training.stacked.no_dropout import NoDropout
 from fedlalr.training.torch_internals import tree_flatten, tree_unflatten
@@ -38,15 +38,15 @@ class Recomputed(Batched):
         return outputs, (0,) * len(outputs)
 
 
-def stack_checkpoints(model: nn.Module) -> None:
+def stack_checkpoints(model: nn.Module, fast: bool) -> None:
     """Let the checkpointed Hugging Face layers of a model run over a stack."""
     for layer in checkpointed_layers(model):
         plain = object.__new__(type(layer))
         plain.__dict__.update(layer.__dict__, gradient_checkpointing=False)
-        layer._gradient_checkpointing_func = partial(_checkpointed, plain)
+        layer._gradient_checkpointing_func = partial(_checkpointed, plain, fast)
 
 
-def _checkpointed(layer: nn.Module, call: partial[Any], *args: Any) -> Any:
+def _checkpointed(layer: nn.Module, fast: bool, call: partial[Any], *args: Any) -> Any:
     """What Hugging Face calls to checkpoint a layer; `call` has the layer's keyword arguments."""
     named = dict(layer.named_parameters()) | dict(layer.named_buffers())
     values, structure = tree_flatten((named, args, call.keywords))
@@ -58,7 +58,7 @@ def _checkpointed(layer: nn.Module, call: partial[Any], *args: Any) -> Any:
         for place, tensor in zip(places, tensors, strict=True):
             given[place] = tensor
         state, inputs, options = tree_unflatten(given, structure)
-        with FoldAttention(), NoDropout() if NoDropout.active else nullcontext():  # neither is on in here
+        with batched_functions(fast), NoDropout() if NoDropout.active else nullcontext():  # neither is on in here
             outputs, outer = tree_flatten(functional_call(layer, state, inputs, options))
         structures.append(outer)
         return tuple(outputs)

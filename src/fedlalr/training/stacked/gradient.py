@@ -19,6 +19,7 @@ from fedlalr.training.accumulation import Part, terms_of, weighted_mean
 from fedlalr.training.calling import MODEL_LOSS
 from fedlalr.training.interfaces import Buffers, Training
 from fedlalr.training.stacked.forms import StackedForward
+from fedlalr.training.stacked.functions import batched_functions
 from fedlalr.training.stacked.masked_loss import mean_loss, without_padding
 from fedlalr.training.stacked.vmap import VmapForward
 from fedlalr.training.torch_internals import without_fallback_warnings
@@ -64,6 +65,7 @@ class ForwardGradient:
     def __init__(self, training: Training, forward: StackedForward, *, ignored: int | None = None) -> None:
         """`ignored`: the label that the caller's own loss leaves out, if there is one."""
         self.training, self.forward, self._ignored = training, forward, ignored
+        self._fast = getattr(forward, "grouped", True)
         self._losses = vmap(self._loss, in_dims=(0, 0, None), randomness="different")
         self._masked_losses = vmap(self._loss, in_dims=(0, 0, 0), randomness="different")
 
@@ -91,7 +93,8 @@ class ForwardGradient:
     def _loss(self, outputs: Any, targets: Tree, mask: Tensor | None) -> Tensor:
         """One client's loss."""
         assert self.training.loss != MODEL_LOSS
-        return mean_loss(self.training.loss, outputs, targets, mask, self._ignored)
+        with batched_functions(self._fast):
+            return mean_loss(self.training.loss, outputs, targets, mask, self._ignored)
 
 
 class AccumulatedGradient:

@@ -131,17 +131,6 @@ class GroupedGroupNorm(nn.GroupNorm):
         return apply(input, self.weight, self.bias, self.num_groups, self.eps)
 
 
-class StackedLinear(nn.Linear):
-    """Stands in for a stock `nn.Linear`. The weight comes first, so that its gradient has the weight's own layout."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        rows = input.flatten(0, -2) if input.dim() > 2 else input
-        output = (self.weight @ rows.mT).mT
-        if self.bias is not None:
-            output = output + self.bias
-        return output.view(*input.shape[:-1], -1) if input.dim() > 2 else output
-
-
 def product_convolution(
     input: Tensor,
     weight: Tensor,
@@ -184,7 +173,6 @@ GROUPED: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv2d: GroupedConv2d,
     nn.MaxPool2d: GroupedMaxPool2d,
     nn.GroupNorm: GroupedGroupNorm,
-    nn.Linear: StackedLinear,
 }
 
 

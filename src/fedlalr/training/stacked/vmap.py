@@ -14,9 +14,9 @@ from fedlalr.data.trees import Tree
 from fedlalr.hf import full_masks
 from fedlalr.training.calling import arguments, for_loss, own_loss
 from fedlalr.training.interfaces import Buffers
-from fedlalr.training.stacked.attention import FoldAttention
 from fedlalr.training.stacked.checked_embedding import checked_embedding
 from fedlalr.training.stacked.checkpointing import stack_checkpoints
+from fedlalr.training.stacked.functions import batched_functions, fused_layer
 from fedlalr.training.stacked.grouped_layers import grouped_layer
 from fedlalr.training.stacked.masked_norm import STARTS, MaskedBatchNorm, masked, masked_norm
 from fedlalr.training.torch_internals import BatchNorm, without_fallback_warnings
@@ -27,13 +27,13 @@ class VmapForward:
     """A `StackedForward` for any module that vmap can batch. Runs a copy; parameters and buffers are passed stacked."""
 
     def __init__(self, module: nn.Module, loss: Any = None, *, grouped: bool = True) -> None:
-        """Outputs are in the form that `loss` takes. `grouped` uses layers that are faster for many clients than
-        torch's; not every module works with them."""
-        self.model, self._loss = copied(module), loss
+        """Outputs are in the form that `loss` takes. `grouped` uses layers and functions that are faster for many
+        clients than torch's; not every module works with them."""
+        self.model, self._loss, self.grouped = copied(module), loss, grouped
         if not self.model.training:
             self.model.train()
-        replace_layers(self.model, masked_norm, checked_embedding, *(grouped_layer,) * grouped)
-        stack_checkpoints(self.model)
+        replace_layers(self.model, masked_norm, checked_embedding, *(grouped_layer, fused_layer) * grouped)
+        stack_checkpoints(self.model, grouped)
         self._norms = [layer for layer in self.model.modules() if isinstance(layer, MaskedBatchNorm)]
         self._dtypes = {name: parameter.dtype for name, parameter in self.model.named_parameters()}
 
@@ -90,7 +90,7 @@ class VmapForward:
     ) -> tuple[Any, Buffers]:
         """One client's outputs, or the model's own loss, and buffers."""
         named = {name: value.to(self._dtypes[name]) for name, value in parameters.items()} | dict(buffers)
-        with masked(self._norms, mask), FoldAttention(), full_masks():
+        with masked(self._norms, mask), batched_functions(self.grouped), full_masks():
             outputs = functional_call(self.model, named, *arguments(inputs, targets))
         read = for_loss(outputs, self._loss) if targets is None else own_loss(outputs)
         return read, {name: named[name].detach() for name in buffers}  # updated in place, or replaced in the dict
