@@ -45,6 +45,11 @@ def is_causal(model: nn.Module) -> bool:
     return decoder_only and any(kind.endswith("ForConditionalGeneration") for kind in kinds)
 
 
+def needs_labels(model: nn.Module) -> bool:
+    """Whether a model has a decoder that starts from the labels, as T5 does."""
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+
+
 def next_tokens(labels: Any, ignored: int = IGNORED) -> Tensor:
     """Labels moved one place to the left, so that each is the token to predict; the last one is ignored.
 
