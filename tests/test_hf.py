@@ -83,6 +83,18 @@ def test_the_loss_of_a_causal_model_is_its_own():
         assert record.history[0].accuracy == pytest.approx(float(hits.double().mean()), abs=1e-12)
 
 
+def test_a_model_that_needs_the_labels_gets_a_hint():
+    with pytest.raises(ValueError, match=r"this model needs the labels to run, so use loss='model'"):
+        train(hf.made(hf.t5), clients("words"))
+
+
+def test_the_last_token_gets_the_label_that_the_loss_ignores():
+    other = [texts | {"labels": texts["labels"].where(texts["labels"] >= 0, 0)} for texts in clients("words")]
+    right = train(hf.made(hf.gpt2), clients("words"))
+    mine = train(hf.made(hf.gpt2), other, loss=torch.nn.CrossEntropyLoss(ignore_index=0))
+    assert torch.equal(weights(mine), weights(right))
+
+
 def test_a_loss_of_your_own_gets_what_the_model_returns_and_the_labels_as_they_are():
     def shifted(logits, labels):
         assert logits.shape == (*labels.shape, hf.WORDS)

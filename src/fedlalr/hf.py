@@ -45,7 +45,12 @@ def is_causal(model: nn.Module) -> bool:
     return decoder_only and any(kind.endswith("ForConditionalGeneration") for kind in kinds)
 
 
-def next_tokens(labels: Any) -> Tensor:
+def needs_labels(model: nn.Module) -> bool:
+    """Whether a model has a decoder that starts from the labels, as T5 does."""
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+
+
+def next_tokens(labels: Any, ignored: int = IGNORED) -> Tensor:
     """Labels moved one place to the left, so that each is the token to predict; the last one is ignored.
 
     For `(inputs, targets)` pairs and for causal language models of your own.
@@ -56,7 +61,7 @@ def next_tokens(labels: Any) -> Tensor:
     tokens = torch.as_tensor(labels)
     if not tokens.dim():
         raise ValueError("a causal language model has a label for each token, but here a sample has a single label")
-    return torch.cat([tokens[..., 1:], torch.full_like(tokens[..., :1], IGNORED)], dim=-1)
+    return torch.cat([tokens[..., 1:], torch.full_like(tokens[..., :1], ignored)], dim=-1)
 
 
 def checkpointed_layers(model: nn.Module) -> list[Any]:

@@ -30,6 +30,8 @@ class NextTokens:
     """The targets are labels of tokens in a dict, each to be predicted one place earlier."""
 
     key: str | None
+    ignored: int
+    """The label that the loss ignores."""
 
 
 Target = str | Sequence[str] | NextTokens
@@ -48,7 +50,7 @@ def split(sample: Mapping[str, Any], target: Target | None, whose: str) -> tuple
                 f"collate_fn=transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False) adds them"
             )
         inputs, labels = split(sample, target.key, whose)
-        return inputs, next_tokens(labels)
+        return inputs, next_tokens(labels, target.ignored)
     chosen = target if target is not None else next((name for name in TARGETS if name in sample), None)
     if chosen is None:
         raise ValueError(

@@ -17,6 +17,7 @@ from fedlalr.data.transforms import Transform
 from fedlalr.data.trees import Tree, first_leaf, moved, named_leaves
 from fedlalr.federation.evaluation import is_class_target
 from fedlalr.federation.observers import Observer
+from fedlalr.hf import needs_labels
 from fedlalr.training.accumulation import check_terms
 from fedlalr.training.calling import MODEL_LOSS, arguments, call, for_loss, own_loss, target_of
 from fedlalr.training.interfaces import Training
@@ -178,6 +179,8 @@ def _outputs(training: Training, inputs: Tree, targets: Tree, whose: str) -> Any
         if isinstance(inputs, Tensor) and inputs.dtype != mine:
             what = "" if inputs.is_floating_point() else "if they are values, not indices, "
             hint = f"; the model is {mine}, so {what}use inputs.to({mine})"
+        elif training.loss != MODEL_LOSS and needs_labels(training.model):
+            hint = "; this model needs the labels to run, so use loss='model'"
         raise ValueError(
             f"the model cannot run on {whose} inputs, {_kind(inputs)}: {type(error).__name__}: {error}{hint}"
         ) from error

@@ -63,8 +63,10 @@ def for_loss(outputs: Any, loss: Any) -> Any:
 def target_of(model: nn.Module, loss: Any, target: Target | None) -> Target | None:
     """How to find the targets in a dict for a model: torch's cross entropy needs those of a causal language model moved
     by one place; other losses take them as they are."""
-    moves = is_causal(model) and ignored_label(loss) is not None
-    return NextTokens(target) if moves and (target is None or isinstance(target, str)) else target
+    ignored = ignored_label(loss)
+    if ignored is not None and is_causal(model) and (target is None or isinstance(target, str)):
+        return NextTokens(target, ignored)
+    return target
 
 
 def own_loss(outputs: Any) -> Tensor:
