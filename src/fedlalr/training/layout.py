@@ -108,8 +108,6 @@ class Division:
 
     def cut(self, flat: Tensor, *, personal: bool) -> Tensor:
         """The personal or the shared coordinates of a vector or stack `[…, P]`."""
-        if len(self.lengths) == 1:
-            return flat[..., :0] if personal else flat
         parts = torch.split(flat, [length for _, length in self.lengths], dim=-1)
         return torch.cat([part for part, (mine, _) in zip(parts, self.lengths, strict=True) if mine == personal], -1)
 

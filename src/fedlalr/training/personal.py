@@ -47,6 +47,8 @@ def first_kept(training: Training, slots: Slots, buffers: Buffers, residuals: It
 
 def shared_slots(training: Training, slots: Slots) -> Slots:
     """The shared coordinates of some slots `[…, P]`."""
+    if not training.personal:
+        return slots
     division = training.division
     return slots.map(lambda flat: division.cut(flat, personal=False))
 

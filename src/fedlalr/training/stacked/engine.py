@@ -138,7 +138,8 @@ class StackedEngine:
             alone[feed.order] = has_single(feed.counts, self.training.batch_size).any(0)
             if alone.any():
                 return self._set_aside(work, alone)
-        work = work.part(feed.order)
+        if work.kept or work.per_client:
+            work = work.part(feed.order)
         if self._static is not None and work.probe is None and steps is None:
             stack = self._static.run(work, feed, self._start(work, feed))
             return self._replies(work, feed, stack, [], owned=sole)
