@@ -69,10 +69,10 @@ def test_a_transformers_preset_is_the_papers_problem_with_another_network(preset
         theirs.partition,
         theirs.clients_per_round,
     )
-    assert (mine.rounds, mine.local, mine.lr_decay, mine.weight_decay) == (
+    assert (mine.rounds, mine.local, mine.schedule, mine.weight_decay) == (
         theirs.rounds,
         theirs.local,
-        theirs.lr_decay,
+        theirs.schedule,
         theirs.weight_decay,
     )
     for method in METHODS:
