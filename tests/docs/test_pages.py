@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted({*DOCS.rglob("*.md")} - {*DOCS.glob("results/*/**/*.md")})  # what runs wrote is no page
 RECIPES = DOCS / "recipes.md"
+TRANSFORMERS = DOCS / "transformers.md"
 MARKS = {
     "transformers.md": pytest.mark.skip(reason="test_transformers.py runs each of its programs alone"),
     "data.md": pytest.mark.data,
@@ -91,10 +92,15 @@ def test_every_recipe_runs_alone(heading: str, tmp_path: Path, monkeypatch: pyte
 
 
 def test_recipes_have_the_names_that_people_search_for() -> None:
-    headings = " ".join(sections(RECIPES)).lower()
+    headings = " ".join([*sections(RECIPES), *sections(TRANSFORMERS)]).lower()
     for words in (
         "early stopping",
+        "lora",
         "mixed precision",
+        "learning-rate schedule",
+        "gradient accumulation",
+        "personalisation",
+        "fairness",
         "client sampling",
         "memory-mapped data",
         "hyper-parameter search",
