@@ -87,10 +87,11 @@ class Result:
         """
         import matplotlib.pyplot as plt
 
-        axes = plt.subplots()[1] if ax is None else ax
+        axes = plt.subplots(layout="constrained")[1] if ax is None else ax
         rounds = [record.round for record in self.history]
         _draw(axes, rounds, [record.loss for record in self.history], "loss", COLOURS[1])
         axes.set_xlabel("round")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         if any(record.accuracy is not None for record in self.history):
             _draw(axes.twinx(), rounds, [record.accuracy for record in self.history], "accuracy", COLOURS[0])
         return axes
