@@ -157,7 +157,7 @@ def test_arrays_come_back_from_the_cache_as_they_were(tmp_path: Path) -> None:
 
 def fetch_on_a_full_disk(reasons: "multiprocessing.Queue[str]") -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))  # the coverage of this process fits
     big = {**arrays(), "inputs": np.zeros((1_000_000, 1, 2, 2), np.uint8)}
     try:
         fetch(dataclasses.replace(source(route("a host", lambda: big)), check=lambda *_: None))
