@@ -86,12 +86,13 @@ class Result:
         ax: Axes to draw in; None: those of a new figure.
         """
         import matplotlib.pyplot as plt
+        from matplotlib.ticker import MaxNLocator
 
         axes = plt.subplots(layout="constrained")[1] if ax is None else ax
         rounds = [record.round for record in self.history]
         _draw(axes, rounds, [record.loss for record in self.history], "loss", COLOURS[1])
         axes.set_xlabel("round")
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if any(record.accuracy is not None for record in self.history):
             _draw(axes.twinx(), rounds, [record.accuracy for record in self.history], "accuracy", COLOURS[0])
         return axes

@@ -17,9 +17,10 @@ from fedlalr.federation.client_evaluation import Score, evaluate_clients
 from fedlalr.federation.debug import Debugger
 from fedlalr.federation.observers import Observer, RunInfo
 from fedlalr.federation.options import Options, documented
+from fedlalr.federation.problem import Problem
 from fedlalr.federation.result import Result
 from fedlalr.federation.round import RoundOutcome, ServerState, run_round
-from fedlalr.federation.session import Problem, Session, run_info
+from fedlalr.federation.session import Session, run_info
 from fedlalr.training import Engine, create_engine
 from fedlalr.training.calling import target_of
 from fedlalr.training.engines.auto import estimated_seconds, is_heavy

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedlalr.config import Config, ConfigError, build_algorithm, build_model, build_population
 from fedlalr.data import Population
 from fedlalr.data.sources import DataCorrupt, available
-from fedlalr.federation.session import Problem
+from fedlalr.federation.problem import Problem
 from fedlalr.federation.validation import check_cohort
 from fedlalr.flower.client_data import RemoteClients
 from fedlalr.flower.configured import settings_of

@@ -24,8 +24,9 @@ from fedlalr.federation.compression.channel import Channel
 from fedlalr.federation.compression.compression import SHORT_FORMS, compression_for, is_relative
 from fedlalr.federation.compression.tables import bytes_table
 from fedlalr.federation.options import Options
+from fedlalr.federation.problem import Problem
 from fedlalr.federation.run import Simulation
-from fedlalr.federation.session import Problem, Session
+from fedlalr.federation.session import Session
 from fedlalr.training import Training
 from fedlalr.training.layout import Layout
 

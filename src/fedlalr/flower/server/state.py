@@ -15,10 +15,10 @@ from torch import Tensor
 
 from fedlalr.data.batches import batches_per_pass
 from fedlalr.federation.compression.channel import Channel
+from fedlalr.federation.problem import Problem
 from fedlalr.federation.replies.payload import Expected
 from fedlalr.federation.replies.reducing import reduce_buffers, weights
 from fedlalr.federation.round import RoundFailed, RoundOutcome, ServerState, Stopwatch, too_few, update_slots
-from fedlalr.federation.session import Problem
 from fedlalr.federation.storage.fingerprint import contract
 from fedlalr.flower.server.accepted_rounds import AcceptedRounds
 from fedlalr.flower.server.inbox import SpooledInbox

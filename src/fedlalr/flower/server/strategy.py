@@ -24,11 +24,12 @@ from fedlalr.federation.client_evaluation import Score
 from fedlalr.federation.combinations import PACKED, check_combinations
 from fedlalr.federation.metrics import Metrics
 from fedlalr.federation.observers import Observer, RunInfo
+from fedlalr.federation.problem import Problem
 from fedlalr.federation.record import Record
 from fedlalr.federation.replies.screening import SEVERAL
 from fedlalr.federation.result import Result
 from fedlalr.federation.round import RoundFailed, RoundOutcome, ServerState
-from fedlalr.federation.session import Problem, RepliesRejected, Session, initial_state, run_info
+from fedlalr.federation.session import RepliesRejected, Session, initial_state, run_info
 from fedlalr.federation.trajectory import Trajectory
 from fedlalr.flower.client_data import RemoteClients
 from fedlalr.flower.server.accepted_rounds import AcceptedRounds
