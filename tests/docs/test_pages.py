@@ -118,6 +118,7 @@ def execute(text: str, name: str) -> None:
         if ">>>" in block.text:
             example = doctest.DocTestParser().get_doctest(block.text, namespace, name, name, 0)
             assert doctest.DocTestRunner().run(example, clear_globs=False).failed == 0
+            namespace.update(example.globs)  # doctest works on a copy
         else:
             exec(compile(block.text, name, "exec", dont_inherit=True), namespace)
 
