@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -13,18 +9,6 @@ import fedlalr as fl
 from conftest import make_clients, make_model
 from fedlalr import reductions
 from fedlalr.training import ENGINES
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "attacks.py"
-
-
-@pytest.fixture(scope="module")
-def attacks():
-    spec = importlib.util.spec_from_file_location("attacks", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["attacks"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["attacks"]
 
 
 @pytest.mark.parametrize(

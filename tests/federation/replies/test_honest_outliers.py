@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import warnings
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,18 +18,6 @@ from fedlalr.federation.replies.reductions import SHARE
 from fedlalr.federation.replies.screening import MAX_NORM_RATIO
 from fedlalr.training import ENGINES
 from fedlalr.training.interfaces import Replies
-
-EXAMPLE = Path(__file__).parents[3] / "examples" / "attacks.py"
-
-
-@pytest.fixture(scope="module")
-def attacks():
-    spec = importlib.util.spec_from_file_location("attacks", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["attacks"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["attacks"]
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import torch
 
 from fedlalr.algorithms.slots import Algorithm, SlotTable
 from fedlalr.common.checks import check_count
+from fedlalr.common.named import built
 from fedlalr.common.suggestions import hint
 from fedlalr.federation.compression.codecs import BFloat16, Codec, Int, Log, has_feedback
 
@@ -231,20 +232,7 @@ def _too_coarse(slot: str, algorithm: Algorithm) -> str:
 
 
 def _as_codec(where: str, given: object) -> Codec:
-    options: dict[str, Any] = {}
-    if isinstance(given, Mapping):
-        options = {str(key): value for key, value in given.items() if key != "name"}
-        given = given.get("name")
-    if isinstance(given, str):
-        if given not in CODECS:
-            choices = ", ".join(CODECS)
-            raise ValueError(f"{where}: there is no codec {given!r}; choose one of {choices}.{hint(given, CODECS)}")
-        allowed = list(inspect.signature(CODECS[given]).parameters)
-        for option in options:
-            if option not in allowed:
-                takes = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
-                raise ValueError(f"{where}: the codec {given!r} has no option {option!r}; {takes}")
-        return CODECS[given](**options)
+    given = built(given, CODECS, f"{where}: there is no codec", f"{where}: the codec {{}}")
     if isinstance(given, type) or not isinstance(given, Codec):
         raise TypeError(
             f"{where}: a codec is an object such as fl.codecs.Int(bits=8), or one of {', '.join(map(repr, CODECS))} "

@@ -6,7 +6,6 @@ changed stays exactly as it was, and v̂, whose changes are never negative, neve
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from fedlalr.algorithms.slots import SlotTable
 from fedlalr.common.checks import check_positive
+from fedlalr.common.named import built
 from fedlalr.common.suggestions import hint
 from fedlalr.training.interfaces import real_numbers
 from fedlalr.training.kernels import cohort
@@ -278,20 +278,7 @@ def _middle(ordered: Tensor) -> Tensor:
 
 
 def _as_reduction(slot: str, how: object) -> SlotReduction:
-    options: dict[str, Any] = {}
-    if isinstance(how, Mapping):
-        options = {str(key): value for key, value in how.items() if key != "name"}
-        how = how.get("name")
-    if isinstance(how, str):
-        if how not in REDUCTIONS:
-            choices = ", ".join(REDUCTIONS)
-            raise ValueError(f"{slot} cannot be reduced by {how!r}; choose one of {choices}.{hint(how, REDUCTIONS)}")
-        allowed = inspect.signature(REDUCTIONS[how]).parameters
-        for option in options:
-            if option not in allowed:
-                takes = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
-                raise ValueError(f"the reduction {how!r} of {slot} has no option {option!r}; {takes}")
-        return REDUCTIONS[how](**options)
+    how = built(how, REDUCTIONS, f"{slot} cannot be reduced by", f"the reduction {{}} of {slot}")
     if isinstance(how, type) or not hasattr(how, "reduce"):
         raise TypeError(
             f"the reduction of {slot} must be one of {', '.join(map(repr, REDUCTIONS))}, or an object such as "
