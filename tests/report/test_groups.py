@@ -5,6 +5,7 @@ import pytest
 
 from fedlalr import config
 from fedlalr.report.groups import MOST_POINTS, curves_of, group_runs
+from fedlalr.report.rerun_command import description_of
 from fedlalr.report.runs import ReportedRun
 from fedlalr.report.sections import runs_table
 from report.curves import curve
@@ -40,6 +41,15 @@ def test_groups_of_one_method_are_told_apart_by_what_differs() -> None:
         "FedLALR, partition.alpha 0.1",
         "FedLALR, partition.alpha 1.0",
     ]
+
+
+def test_a_short_form_of_compression_is_part_of_the_methods_name() -> None:
+    some = reported("compression=balanced"), reported()
+    assert [group.label for group in group_runs(some)] == ["FedLALR", "FedLALR (balanced)"]
+    assert "compression" not in description_of([run.config for run in some if run.config])
+    own = reported("compression={up: {x: bfloat16}}")
+    assert own.config is not None
+    assert "compression" in description_of([own.config])
 
 
 def test_different_problems_go_by_their_names() -> None:

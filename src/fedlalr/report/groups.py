@@ -93,9 +93,10 @@ def _short(name: str, value: Any) -> Any:
 
 
 def method_of(run: ReportedRun) -> str:
-    """The method as written in papers, or its name in the checkpoint."""
+    """The method as written in papers, with its compression if that is a short form, or its name in the checkpoint."""
     if run.config is not None:
-        return name_of(run.config.algorithm.name)
+        form = run.config.compression
+        return name_of(run.config.algorithm.name + (f"+{form}" if isinstance(form, str) else ""))
     return str(run.facts.get("algorithm", "run")).rsplit(".", 1)[-1]
 
 

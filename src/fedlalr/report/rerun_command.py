@@ -90,7 +90,9 @@ def _departures(config: Config, methods: Sequence[str]) -> list[str]:
     if origin is None:
         return []
     changes = _changes(origin.problem(), config.problem())
-    named = [change for change in changes if change.split("=")[0].split(".")[0] not in INCIDENTAL]
+    in_name = isinstance(config.compression, str)  # a short form is part of the method's name
+    told = (*INCIDENTAL, "compression") if in_name else INCIDENTAL
+    named = [change for change in changes if change.split("=")[0].split(".")[0] not in told]
     for method in methods:
         before, now = (with_method(one, method).algorithm.options for one in (origin, config))
         named += [f"methods.{method}.{key}={_text(now[key])}" for key in now if now[key] != before.get(key)]
