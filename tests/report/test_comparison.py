@@ -164,3 +164,11 @@ def test_megabytes_of_small_models_have_digits_enough() -> None:
     }
     table = comparison_table(compare(small, {name: {} for name in small}))
     assert {row[table.heading.index("MB sent")] for row in table.rows} == {"0.0014"}
+
+
+def test_bytes_are_counted_by_direction() -> None:
+    [record] = curve([0.5]).records
+    both = Curve([replace(record, bytes_up=2_000_000, bytes_down=3_000_000)] * 2)
+    assert both.megabytes(down=False) == [2, 4]
+    assert both.megabytes(up=False) == [3, 6]
+    assert both.megabytes() == [5, 10]

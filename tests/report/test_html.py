@@ -236,3 +236,16 @@ def test_the_command_refuses_a_place_without_runs(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert result.exit_code == 2
     assert "contains no run" in result.output
+
+
+def test_the_command_draws_accuracy_against_megabytes_up_and_down(comparison_folder: Path, tmp_path: Path) -> None:
+    arguments = ["report", str(comparison_folder), "--figure", str(tmp_path / "sent.png"), "--title", "Digits"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    svg = (tmp_path / "sent.svg").read_text(encoding="utf-8")
+    assert {"Digits", "FedLALR", "FedAvg", "megabytes up", "megabytes down"} <= set(
+        re.findall(r">([^<>]+)</text>", svg)
+    )
+    wrong = CliRunner().invoke(app, ["report", str(comparison_folder), "--figure", str(tmp_path / "sent.txt")])
+    assert wrong.exit_code == 2
+    assert "must end in one of" in " ".join(wrong.stderr.split())

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedlalr.cli.files import check_page, writing
+from fedlalr.cli.files import check_figure, check_page, writing
 
 
 def report(
@@ -21,6 +21,15 @@ def report(
         Path | None,
         typer.Option("--output", "-o", help="The page to write.", show_default="report.html in the first directory"),
     ] = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(
+            "--figure",
+            help="Instead draw accuracy against megabytes up, down and both, as PNG and SVG.",
+            show_default=False,
+        ),
+    ] = None,
+    title: Annotated[str, typer.Option("--title", help="The figure's title.", show_default=False)] = "",
 ) -> None:
     """Write an HTML page about runs: curves, clients, partition, rejected replies, timing, and how to repeat them.
 
@@ -34,11 +43,20 @@ def report(
     fedlalr report runs/demo -o demo.html
 
     fedlalr report runs/fedavg runs/fedlalr -o both.html
+
+    fedlalr report runs/demo --figure megabytes.png
     """
     from fedlalr.cli.progress import standard_output
     from fedlalr.config.run_dir import REPORT_FILE
     from fedlalr.report.html import write_report
 
+    if figure is not None:
+        from fedlalr.report.figures import bytes_figure
+
+        check_figure(figure, "--figure")
+        with writing(figure, "--figure"):
+            standard_output().print(f"written to {' and '.join(map(str, bytes_figure(places, figure, title)))}")
+        return
     page = output or places[0] / REPORT_FILE
     check_page(page, "--output")
     with writing(page, "--output"):

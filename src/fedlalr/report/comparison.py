@@ -86,9 +86,12 @@ class Curve:
     def accuracies(self) -> list[float]:
         return [math.nan if record.accuracy is None else record.accuracy for record in self.records]
 
-    def megabytes(self) -> list[float]:
+    def rounds(self) -> list[float]:
+        return [record.round for record in self.records]
+
+    def megabytes(self, up: bool = True, down: bool = True) -> list[float]:
         """Sent until the end of each round, up and down."""
-        sent = accumulate(record.bytes_up + record.bytes_down for record in self.records)
+        sent = accumulate(up * record.bytes_up + down * record.bytes_down for record in self.records)
         return [total / MEGABYTE for total in sent]
 
     def seconds(self) -> list[float]:
