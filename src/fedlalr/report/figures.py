@@ -76,9 +76,7 @@ def _figure(
     row[0].yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     figure.suptitle(title, parse_math=False)  # a dollar sign in a name does not start a formula
     if row[0].get_legend_handles_labels()[0]:
-        figure.legend(
-            loc="outside lower center", ncols=min(3 * len(panels), len(runs)), frameon=False, handlelength=3.2
-        )
+        figure.legend(loc="outside lower center", ncols=min(6, len(runs)), frameon=False, handlelength=3.2)
     return figure
 
 
