@@ -84,6 +84,13 @@ def test_a_panel_without_runs_says_so():
     assert [text.get_text() for text in figure.axes[1].texts] == ["not run yet"]
 
 
+def test_a_panel_with_a_single_curve_is_left_out_beside_one_that_compares():
+    alone = panel({"fedavg": six()["fedavg"]}, "alone")
+    figure = accuracy_figure([panel(six(), "six"), alone], [])
+    assert [axes.get_title() for axes in figure.axes if axes.get_visible()] == ["six"]
+    assert [axes.get_title() for axes in accuracy_figure([alone], []).axes if axes.get_visible()] == ["alone"]
+
+
 def test_only_methods_that_were_run_are_in_the_legend_and_the_missing_ones_are_counted():
     lines = six()
     figure = accuracy_figure([panel({name: lines[name] for name in ("fedlalr", "fedavg")})], [])

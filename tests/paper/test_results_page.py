@@ -55,7 +55,7 @@ def test_the_number_is_that_of_a_deciding_statement_of_the_first_measured_readin
 def test_pages_are_rewritten_between_their_marks_only(tmp_path):
     page(
         tmp_path,
-        "before\n<!-- begin claims -->\nstale text\n<!-- end claims -->\nafter\n<!-- begin planned --><!-- end planned -->",
+        "before\n<!-- begin claims -->\nstale\n<!-- end claims -->\nafter\n<!-- begin planned --><!-- end planned -->",
     )
     (tmp_path / "paper").mkdir()
     save_verdicts([Claim("8", (check("holds"),))], ["Runs."], tmp_path / "paper")

@@ -39,7 +39,7 @@ from fedlalr.paper.style import add_notes
 
 def accuracy_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Figure:
     """Test accuracy against rounds, two panels in a row."""
-    printed, *others = layers(results)
+    printed, *others = layers(_comparing(results))
     shown = [part for parts in zip(printed, *others, strict=True) for part in parts]
     figure = _in_pairs(shown, 2.2, 0.75, "row", _accuracy_panel)
     methods_legend(figure, printed)
@@ -171,6 +171,11 @@ def _looks_in_order(result: PanelCurves) -> dict[str, Look]:
     """Shades of FedLALR's colour, for lines that are all FedLALR."""
     lines = result.panel.lines
     return {line.key: look for line, look in zip(lines, shades_of("fedlalr", len(lines)), strict=True)}
+
+
+def _comparing(results: Sequence[PanelCurves]) -> Sequence[PanelCurves]:
+    """Without panels that have a single curve while others have several: these would compare nothing."""
+    return [one for one in results if len(one.lines) != 1] if any(len(one.lines) > 1 for one in results) else results
 
 
 def _in_pairs(

@@ -110,7 +110,8 @@ def _gain(axes: Axes, result: Speedup) -> None:
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set_yticks(ticks, [str(tick) for tick in ticks])
     axes.set(xlabel="clients N", ylabel="speed-up over one client")
-    axes.legend(loc="lower right", frameon=False, title="longest run", alignment="left", title_fontsize=7)
+    axes.set_ylim(top=4 * ticks[-1])  # room for the legend
+    axes.legend(loc="upper left", ncols=2, frameon=False, title="longest run", alignment="left", title_fontsize=7)
 
 
 def _styles(result: Speedup, variant: str) -> dict[int, tuple[str, str]]:
