@@ -15,7 +15,7 @@ def shades(colour: str, count: int) -> list[str]:
     """A colour and darker and lighter versions of it, from dark to light, for several lines of one method.
 
     >>> shades("#d55e00", 1), shades("#d55e00", 3)
-    (['#d55e00'], ['#6a2f00', '#d55e00', '#eeaf80'])
+    (['#d55e00'], ['#6a2f00', '#d55e00', '#eaae7f'])
     """
     channels = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
     places = [i / (count - 1) - 0.5 for i in range(count)] if count > 1 else [0.0]  # −½ is dark, 0 the colour itself
