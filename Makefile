@@ -6,7 +6,7 @@ PROCESSES ?= 2
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test quick lint test-portable test-data test-flower test-faults test-browser test-track test-gpu test-slow docs clean
+.PHONY: help demo test quick lint test-portable test-data test-flower test-faults test-browser test-track test-gpu test-slow results docs clean
 
 help:
 	@echo "make demo       install, then compare six methods on the embedded data set, with a report (a minute)"
@@ -14,6 +14,7 @@ help:
 	@echo "make test-portable  the numeric tests under other instructions, threads, orders and paths (minutes)"
 	@echo "make test-data  fetch the real data sets and run the tests that need them"
 	@echo "make test-flower, test-faults, test-browser, test-track, test-gpu, test-slow: the longer suites"
+	@echo "make results    redraw the figures and tables of docs/results from the stored runs"
 	@echo "make docs       build the documentation into site/"
 
 # An installed set is remembered by a stamp, so that a second call installs nothing.
@@ -90,6 +91,21 @@ test-gpu: $(VENV)/dev.stamp
 
 test-slow: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m slow
+
+# Figures, verdicts and tables of docs/results, from the runs that are stored there.
+DRAW = $(BIN)/fedlalr reproduce --scale paper --run-dir docs/results --draw-only
+results: $(VENV)/core.stamp
+	$(DRAW) cifar dtype=bfloat16 --seeds 3 \
+		--beside fedlalr:lr=0.0005 --beside fedadam:server_lr=0.1 --beside lafedopt:lr=0.001
+	$(DRAW) cifar dtype=bfloat16 buffers=recalibrate
+	$(DRAW) shakespeare dtype=bfloat16 --beside fedlalr:lr=0.015,eps=1e-4 --beside fedavg:lr=5 \
+		--beside fedadam:lr=1,server_lr=0.01,eps=1e-4 --beside fedamsv1:lr=1,server_lr=0.1,eps=1e-4 \
+		--beside fedamsv2:lr=1,server_lr=0.01,eps=1e-4 --beside lafedopt:lr=0.01,eps=1e-4
+	for figure in interval trajectory scalability choices variants; do \
+		$(DRAW) $$figure dtype=bfloat16 || exit 1; done
+	$(DRAW) heterogeneity --seeds 3
+	$(DRAW) speedup
+	$(BIN)/python -m fedlalr.paper.results_page docs/results
 
 docs: $(VENV)/docs.stamp
 	$(BIN)/mkdocs build --strict

@@ -1,6 +1,7 @@
 """`fedlalr reproduce` on tiny grids of real runs."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from fedlalr.paper.figures import FIGURES
 from fedlalr.paper.speedup import VARIANTS, Scale, measure
 from fedlalr.paper.speedup_results import Speedup
 
+RESULTS = Path(__file__).parents[2] / "docs" / "results" / "paper-dtype-bfloat16"
 TINY = ("rounds=2", "partition.clients=12", "clients_per_round=2", "local.steps=2", "engine=reference")
 FOLDER = Path("here") / folder_name("smoke", TINY)
 SHORT = tuple(text for text in TINY if not text.startswith("local"))
@@ -35,7 +37,7 @@ def test_a_figure_has_data_and_verdicts_and_its_runs_are_reused_or_resumed() -> 
     result = reproduce("interval", *SHORT)
     assert result.exit_code == 0, result.output
     assert "Digits stand in for CIFAR-10" in result.stdout
-    assert "Claim 4" in result.stdout
+    assert "Claim 4a" in result.stdout
     assert "early accuracy or loss: its mean over the first quarter of the rounds" in result.stdout
     assert "3/3" in result.stdout
     for kind in ("png", "svg", "pdf", "csv", "json"):
@@ -45,11 +47,11 @@ def test_a_figure_has_data_and_verdicts_and_its_runs_are_reused_or_resumed() -> 
     assert made["commands"][0].startswith("fedlalr")
     assert all("torch" in run["versions"] and run["hardware"] for run in made["runs"])
     verdicts = (INTERVAL / "verdicts.md").read_text()
-    assert "| 4 | Local steps" in verdicts
+    assert "| 4a | Interval 3 + ⌊log₄ t⌋ beats" in verdicts
     assert "Digits stand in for CIFAR-10 and CIFAR-100" in verdicts
     last = " ".join(result.stdout.rpartition("verdicts.md")[2].split())
     assert last.startswith("claim the paper's claim seeds verdict")
-    assert "statements hold" in last
+    assert "in steps:" in last
 
     runs = INTERVAL / "runs" / "digits-dirichlet0.6-2of12"
     interrupted, untouched = runs / "log-3-4" / "seed-0", runs / "steps-10" / "seed-0" / "metrics.jsonl"
@@ -85,7 +87,7 @@ def test_a_failed_run_is_named_and_sets_the_exit_code_and_the_others_are_drawn()
     assert f"failed: {runs}: round 1" in result.stdout.replace("\n", " ")
     folder = Path("here") / folder_name("smoke", [*TINY, "methods.fedavg.lr=1e30"])
     assert "fedlalr" in (folder / "cifar.csv").read_text()
-    assert "no finished run of FedAdam" in (folder / "verdicts.md").read_text()
+    assert "planned, not run: FedAdam" in (folder / "verdicts.md").read_text()
 
 
 def test_an_error_other_than_a_failed_round_is_named_too() -> None:
@@ -94,6 +96,21 @@ def test_an_error_other_than_a_failed_round_is_named_too() -> None:
     assert result.exit_code == 1
     assert "ConfigError" in result.stdout
     assert "12 clients" in " ".join(result.stdout.split())
+
+
+def test_draw_only_needs_no_data_and_says_what_is_planned_and_how_to_run_it() -> None:
+    folder = Path("here") / "paper-dtype-bfloat16"
+    run = Path("runs") / "cifar10-dirichlet0.6-50of100" / "steps-10" / "seed-0"
+    shutil.copytree(RESULTS / run, folder / run)
+    result = reproduce("interval", "dtype=bfloat16", "--scale", "paper", "--draw-only")
+    assert result.exit_code == 0, result.output
+    output = " ".join(result.stdout.split())
+    assert "CIFAR-100 is not on this machine" in output
+    assert "interval: 5 planned, not run: cifar10-dirichlet0.6-50of100/epochs-10/seed-0, " in output
+    planned = json.loads((folder / "interval.json").read_text())["planned"]
+    assert len(planned["runs"]) == 5
+    claims = {claim["key"]: claim for claim in json.loads((folder / "verdicts.json").read_text())}
+    assert claims["4a"]["checks"][0]["measured"] == "planned, not run: 3 + ⌊log₄ t⌋, 4 + ⌊log₂ t⌋, K = 10"
 
 
 def test_draw_only_runs_nothing_and_draws_nothing_without_runs() -> None:
@@ -153,7 +170,7 @@ def test_the_trajectory_follows_two_clients() -> None:
 
 def test_heterogeneity_trains_nothing_and_json_is_the_only_standard_output() -> None:
     plain = json.loads(reproduce("heterogeneity", "--json").stdout)
-    assert plain["claims"][0]["verdict"] == "holds"
+    assert plain["claims"][0]["verdict"] == "holds, one seed (1 of 1 statements hold)"
     assert plain["claims"][0]["checks"][0]["seeds"] == [0]
     assert plain["failed"] == []
     assert all(Path(file).exists() for file in plain["files"]["heterogeneity"])

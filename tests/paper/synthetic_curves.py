@@ -11,7 +11,7 @@ from fedlalr.algorithms.registry import PAPER_METHODS
 from fedlalr.config import load, with_method
 from fedlalr.federation.trajectory import V_HAT_SQUARED, TrajectoryPoint
 from fedlalr.paper.curves import Array, Curves, PanelCurves, stack
-from fedlalr.paper.plans import Beside, FigureLine, Panel
+from fedlalr.paper.plans import INTERVALS, LOCAL, Beside, FigureLine, Panel
 from fedlalr.report.tables import name_of
 
 ROUNDS = 40
@@ -70,6 +70,13 @@ def panel(
         planned = [FigureLine(key, key, CONFIG) for key in lines]
     planned += [one.line(CONFIG) for one in beside]
     return PanelCurves(Panel(f"{group}-{short}", title, tuple(planned), group, short), lines)
+
+
+def interval_panel(unit: str, lines: Sequence[Curves]) -> PanelCurves:
+    """The three intervals in a unit, with the first of them run."""
+    planned = [FigureLine(key, label, CONFIG) for label, key in zip(INTERVALS, LOCAL[unit], strict=True)]
+    run = {line.key: one for line, one in zip(planned, lines, strict=False)}
+    return PanelCurves(Panel(f"data-{unit}", f"data, in {unit}", tuple(planned), "data", f"in {unit}"), run)
 
 
 def six(**changes: Array | Curves) -> dict[str, Curves]:

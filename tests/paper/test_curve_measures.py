@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fedlalr.paper.curve_measures import (
+    Gap,
     early_accuracy,
     early_loss,
     final_accuracy,
@@ -11,6 +12,7 @@ from fedlalr.paper.curve_measures import (
     gap,
     largest_drop,
     roughness,
+    rounds_to,
 )
 from paper.synthetic_curves import ROUNDS, curves, rising, with_drop
 
@@ -53,8 +55,9 @@ def test_differences_are_paired_over_common_seeds():
     second = curves([0.5] * ROUNDS, [0.75] * ROUNDS, seeds=(1, 2))
     one = gap(final_accuracy, first, second)
     assert one is not None
-    assert (one.seeds, one.positive) == ((1, 2), 1)
-    assert (one.first, one.second, one.mean) == (pytest.approx(0.65), pytest.approx(0.625), pytest.approx(0.025))
+    assert one.seeds == (1, 2)
+    assert one.differences == pytest.approx([0.1, -0.05])
+    assert one.mean == pytest.approx(0.025)
     assert one.interval.low is not None
     assert one.interval.low < 0 < one.mean
 
@@ -66,7 +69,40 @@ def test_without_a_common_seed_there_is_no_difference():
 def test_infinite_losses_are_compared_without_an_interval():
     one = gap(final_loss, curves([0.1], [0.1]), curves([0.5] * ROUNDS, [0.5] * ROUNDS))
     assert one is not None
-    assert (one.mean, one.interval.low, one.positive) == (math.inf, None, 2)
+    assert (one.mean, one.interval.low, one.between(0.0)) == (math.inf, None, "holds")
+
+
+@pytest.mark.parametrize(
+    ("first", "limits", "outcome"),
+    [
+        ([0.51, 0.512, 0.514], (0.0, math.inf), "holds"),
+        ([0.49, 0.488, 0.486], (0.0, math.inf), "does not hold"),
+        ([0.49, 0.52, 0.53], (0.0, math.inf), "undecided"),
+        ([0.49, 0.488, 0.486], (-math.inf, 0.0), "holds"),
+        ([0.501, 0.502, 0.503], (-0.02, 0.02), "holds"),
+        ([0.531, 0.532, 0.533], (-0.02, 0.02), "does not hold"),
+        ([0.50, 0.52, 0.54], (-0.02, 0.02), "undecided"),
+        ([0.6], (0.0, math.inf), "holds"),
+        ([0.5], (0.0, math.inf), "does not hold"),
+    ],
+)
+def test_the_interval_decides_and_one_seed_decides_by_itself(first, limits, outcome):
+    seeds = tuple(range(len(first)))
+    assert Gap(np.array(first), np.full(len(first), 0.5), seeds).between(*limits) == outcome
+
+
+def test_pairs_of_one_seed_have_no_interval_and_must_agree():
+    assert Gap(np.array([0.6, 0.9]), np.array([0.5, 0.5]), (0,)).between(0.0) == "holds"
+    assert Gap(np.array([0.6, 0.4]), np.array([0.5, 0.5]), (0,)).between(0.0) == "undecided"
+
+
+def test_rounds_to_an_accuracy_count_from_one_and_may_be_infinite():
+    measure = rounds_to(0.5).measure
+    assert measure(curves([0.4, 0.5, 0.4, 0.6], [0.5], [0.1] * ROUNDS)).tolist() == [2, 1, math.inf]
+    never = gap(measure, curves([0.1], [0.6]), curves([0.1], [0.1]))
+    assert never is not None
+    assert never.differences.tolist() == [0, -math.inf]
+    assert never.between(high=0.0) == "undecided"
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])

@@ -54,7 +54,7 @@ def test_the_table_has_a_line_for_every_label_of_a_client(tmp_path):
 def test_the_figure_comes_with_its_table_and_verdict(tmp_path):
     drawn = draw_heterogeneity(BARE, tmp_path, seeds=1)
     assert {path.suffix for path in drawn.files} == {".png", ".svg", ".pdf", ".csv"}
-    assert [claim.number for claim in drawn.claims] == [8]
+    assert [claim.key for claim in drawn.claims] == ["8"]
     assert drawn.claims[0].checks[0].seeds == (0,)
 
 

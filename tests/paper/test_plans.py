@@ -25,7 +25,7 @@ def jobs(figure, request=PAPER, seeds=1, **options):
 
 
 @pytest.mark.parametrize(
-    ("figure", "runs"), [("cifar", 24), ("shakespeare", 12), ("scalability", 26), ("interval", 6), ("trajectory", 1)]
+    ("figure", "runs"), [("cifar", 24), ("shakespeare", 12), ("scalability", 26), ("interval", 12), ("trajectory", 1)]
 )
 def test_figures_have_the_papers_numbers_of_runs(figure, runs):
     """Scalability also wants FedLALR with the usual cohort, which the cifar figure runs."""
@@ -71,8 +71,12 @@ def test_the_usual_cohort_is_the_run_of_the_cifar_figure():
 
 
 def test_intervals_are_the_papers():
-    local = [job.config.local.model_dump(exclude_none=True) for job in jobs("interval")[:3]]
-    assert local == [{"steps": 10}, {"start": 3, "base": 4.0}, {"start": 4, "base": 2.0}]
+    local = [job.config.local.model_dump(exclude_none=True) for job in jobs("interval")[:6]]
+    steps = [{"steps": 10}, {"start": 3, "base": 4.0}, {"start": 4, "base": 2.0}]
+    epochs = [{"epochs": 10}, *({**one, "unit": "epochs"} for one in steps[1:])]
+    assert local == [*epochs, *steps]
+    assert [panel.short for panel in PLANS["interval"](PAPER).panels[:2]] == ["in epochs", "in steps"]
+    assert {panel.short for panel in PLANS["interval"](SMOKE).panels} == {"in steps"}
 
 
 def test_two_clients_are_followed_in_the_papers_rounds():
@@ -140,7 +144,7 @@ def test_a_setting_that_does_not_exist_is_named():
 
 def test_seeds_are_run_one_after_the_other_so_that_a_broken_grid_has_whole_ones():
     seeds = [job.config.seed for job in jobs("interval", seeds=3)]
-    assert seeds == [0] * 6 + [1] * 6 + [2] * 6
+    assert seeds == [0] * 12 + [1] * 12 + [2] * 12
     assert {job.folder.name for job in jobs("interval", seeds=2)} == {"seed-0", "seed-1"}
 
 

@@ -8,7 +8,7 @@ from matplotlib.colors import to_hex
 from fedlalr.algorithms.registry import PAPER_METHODS
 from fedlalr.federation.trajectory import QUANTILES, V_HAT_SQUARED, TrajectoryPoint, rate_name
 from fedlalr.paper.line_drawing import METHOD_LOOKS, method_looks
-from fedlalr.paper.plans import INTERVALS, Beside
+from fedlalr.paper.plans import Beside
 from fedlalr.paper.plots import (
     accuracy_figure,
     interval_figure,
@@ -17,7 +17,7 @@ from fedlalr.paper.plots import (
     trajectory_figure,
 )
 from fedlalr.paper.style import WIDTH, save
-from paper.synthetic_curves import ROUNDS, curves, panel, rising, six
+from paper.synthetic_curves import ROUNDS, curves, interval_panel, panel, rising, six
 
 
 def lines_of(axes):
@@ -84,6 +84,13 @@ def test_a_panel_without_runs_says_so():
     assert [text.get_text() for text in figure.axes[1].texts] == ["not run yet"]
 
 
+def test_a_panel_with_a_single_curve_is_left_out_beside_one_that_compares():
+    alone = panel({"fedavg": six()["fedavg"]}, "alone")
+    figure = accuracy_figure([panel(six(), "six"), alone], [])
+    assert [axes.get_title() for axes in figure.axes if axes.get_visible()] == ["six"]
+    assert [axes.get_title() for axes in accuracy_figure([alone], []).axes if axes.get_visible()] == ["alone"]
+
+
 def test_only_methods_that_were_run_are_in_the_legend_and_the_missing_ones_are_counted():
     lines = six()
     figure = accuracy_figure([panel({name: lines[name] for name in ("fedlalr", "fedavg")})], [])
@@ -125,7 +132,7 @@ def test_many_methods_with_other_settings_have_panels_of_their_own():
     lines = six() | {one.key: curves(rising(0.3 + 0.1 * i)) for i, one in enumerate(tuned)}
     both = [panel(lines, "roles", "non-IID", beside=tuned), panel(lines, "pooled", "IID", beside=tuned)]
     figure = shakespeare_figure(both, [])
-    titles = ["roles", "pooled", "non-IID, other settings", "IID, other settings"]
+    titles = ["roles\nas printed", "pooled\nas printed", "roles\ntuned", "pooled\ntuned"]
     assert [axes.get_title() for axes in figure.axes] == 2 * titles
     printed, others = lines_of(figure.axes[0]), lines_of(figure.axes[2])
     assert set(printed) == set(others)
@@ -133,9 +140,33 @@ def test_many_methods_with_other_settings_have_panels_of_their_own():
     assert others[METHOD_LOOKS["lafedopt"]["color"].upper()].get_ydata() == pytest.approx(rising(0.8))
     assert figure.legends[0].get_texts()[0].get_text() == "FedLALR"
     assert len(figure.legends[0].get_texts()) == len(PAPER_METHODS)
-    assert "Other settings: FedLALR lr 0.1; FedAvg lr 0.1" in foot(figure)
+    assert "Tuned: FedLALR lr 0.1; FedAvg lr 0.1" in foot(figure)
     figure = accuracy_figure(both[:1], [])
-    assert [axes.get_title() for axes in figure.axes] == ["roles", "non-IID, other settings"]
+    assert [axes.get_title() for axes in figure.axes] == ["roles\nas printed", "roles\ntuned"]
+
+
+def test_every_panel_that_compares_has_all_methods():
+    tuned = [Beside(method, (("lr", 0.1),)) for method in PAPER_METHODS[:3]]
+    lines = six() | {one.key: curves(rising(0.7)) for one in tuned}
+    figure = accuracy_figure([panel(lines, beside=tuned)], [])
+    assert [len(lines_of(axes)) for axes in figure.axes] == [len(PAPER_METHODS)] * 2
+    assert "FedAdam lr 0.1; the others as printed." in foot(figure)
+
+
+def test_the_end_of_the_best_curves_is_enlarged():
+    figure = accuracy_figure([panel(six(fedadam=rising(0.1)))], [])
+    (zoom,) = figure.axes[0].child_axes
+    assert set(lines_of(zoom)) == set(lines_of(figure.axes[0])) - {METHOD_LOOKS["fedadam"]["color"].upper()}
+    assert all(line.get_xdata()[0] > ROUNDS / 2 for line in zoom.get_lines())
+    alone = accuracy_figure([panel({"fedlalr": curves(rising(0.5))})], [])
+    assert not alone.axes[0].child_axes
+
+
+def test_lines_of_fedlalr_alone_are_shades_of_its_colour_and_of_no_other_method():
+    figure = interval_figure([interval_panel("steps", [curves(rising(0.6))] * 3)], [])
+    drawn = set(lines_of(figure.axes[0]))
+    assert METHOD_LOOKS["fedlalr"]["color"].upper() in drawn
+    assert not drawn & {METHOD_LOOKS[method]["color"].upper() for method in PAPER_METHODS[1:]}
 
 
 def test_a_loss_that_explodes_does_not_flatten_the_others():
@@ -159,10 +190,10 @@ def test_scalability_draws_fedlalr_against_passes_over_the_data():
 
 
 def test_intervals_are_drawn_in_accuracy_and_both_losses():
-    figure = interval_figure([panel({key: curves(rising(0.6)) for key in INTERVALS})], [])
+    figure = interval_figure([interval_panel("steps", [curves(rising(0.6))] * 3)], [])
     assert [axes.get_ylabel() for axes in figure.axes] == ["test accuracy", "test loss", "training loss"]
     assert all(len(lines_of(axes)) == 3 for axes in figure.axes)
-    assert figure.legends[0].get_title().get_text() == "local steps in round t"
+    assert figure.legends[0].get_title().get_text() == "FedLALR's interval K_t in round t"
 
 
 def test_trajectories_have_a_panel_for_every_round_and_a_line_for_every_client():

@@ -55,11 +55,31 @@ def test_federations_side_by_side_equal_the_algorithm_written_out_for_each_clien
         first += N
 
 
+def test_the_control_is_local_sgd_written_out_for_each_client():
+    problem, N, alpha, intervals = Synthetic(d=3), 4, 0.2, np.array([2, 3])
+    measured = mean_squared_gradients(
+        VARIANTS[-1].algorithm, (N,), (alpha,), intervals, 1, np.random.default_rng(7), problem=problem
+    )
+    generator = np.random.default_rng(7)
+    shifts = problem.shifts(N, 1, generator).numpy()[0]
+    x, squares = np.full(3, problem.start), []
+    for K in intervals:
+        noise = problem.noises((K, 1, N, 3), generator).numpy()[:, 0]
+        clients = np.tile(x, (N, 1))
+        for k in range(K):
+            average = clients.mean(axis=0)
+            squares.append(((average / (1 + average**2) ** 2) ** 2).sum())
+            clients = clients - alpha * (clients / (1 + clients**2) ** 2 + shifts + noise[k])
+        x = clients.mean(axis=0)
+    assert VARIANTS[-1].name == "local SGD"
+    assert measured[0, 0].item() == pytest.approx(np.mean(squares), rel=1e-12)
+
+
 def test_measured_slope_is_near_one_half_for_every_variant():
     result = measure(replace(TINY, steps=(2048,)))
     slopes = {fit.variant: fit.slope for fit in result.fits if fit.against == "N, longest run"}
     assert list(slopes) == [variant.name for variant in VARIANTS]
-    assert list(slopes.values()) == pytest.approx([-0.5] * 4, abs=0.1)
+    assert list(slopes.values()) == pytest.approx([-0.5] * 5, abs=0.1)
 
 
 def test_step_sizes_are_those_of_the_corollary_and_capped_ones_are_marked():

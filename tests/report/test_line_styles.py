@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlalr import config
+from fedlalr.algorithms.registry import PAPER_METHODS
 from fedlalr.report.figures import accuracy_figure
 from fedlalr.report.html import LINE_WIDTH, page
-from fedlalr.report.line_styles import COLOURS, DASHES, MOST_LOOKS, Look, dash_arrays, looks_of
+from fedlalr.report.line_styles import COLOURS, DASHES, MOST_LOOKS, Look, dash_arrays, look_of, looks_of
 from fedlalr.report.runs import ReportedRun
 from fedlalr.report.tables import NAMES, name_of
 from report.curves import curve
@@ -31,10 +32,16 @@ def test_the_order_of_the_methods_does_not_matter(order: list[str], count: int) 
     assert dict(zip(some, looks_of(some), strict=True)) == dict(zip(sorted(some), looks_of(sorted(some)), strict=True))
 
 
-def test_eight_methods_have_eight_colours_and_the_ninth_the_next_dashes() -> None:
-    looks = looks_of(list(NAMES.values())[:9])
-    assert {look.colour for look in looks[:8]} == set(range(8))
-    assert (looks[0], looks[8]) == (Look(0, 0), Look(0, 1))
+def test_the_methods_that_are_compared_most_have_eight_colours_and_the_others_share_them() -> None:
+    paper = [NAMES[name] for name in (*PAPER_METHODS, "alignedlalr", "fedadamw")]
+    assert [look_of(method) for method in paper] == [Look(i, i) for i in range(8)]
+    assert len({look_of(method) for method in NAMES.values()}) == len(NAMES)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.sampled_from(list(NAMES.values())), min_size=1, max_size=9, unique=True))
+def test_a_method_has_the_same_look_whatever_it_is_compared_with(some: list[str]) -> None:
+    assert looks_of(some) == [look_of(method) for method in some]
 
 
 def test_variations_of_a_method_keep_its_colour_beside_other_methods() -> None:

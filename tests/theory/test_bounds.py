@@ -117,6 +117,61 @@ def test_constants_and_terms_in_alpha_agree_where_the_cap_is_loose(problem, N, K
     assert corollary2(problem, N=N, K=K, T=T, form="constants").total == pytest.approx(restarted.total)
 
 
+def transcribed(problem, N, start, base, rounds):
+    """The four terms of the last formula of Appendix 3 for T = 1 … rounds, written from the paper, in float64."""
+    L, s, G, d, e, b = problem.L, problem.sigma, problem.G_inf, problem.d, problem.eps, problem.beta1
+    t = np.arange(1, rounds + 1)
+    K = np.array([start + next(k for k in range(60) if base ** (k + 1) > one) for one in t], dtype=float)
+    S, V = K.cumsum(), G**2 - e**2
+    C1 = 2 * G * (problem.gap + 5 * L * d * s**2 / (4 * e**2))
+    C21, C22 = 2 * G * 2 * L**2 * b**2 * G**2 * d / ((1 - b) ** 2 * e**4), 2 * G * L**2 * G**2 / e**4
+    C31, C32 = 2 * G * (2 - b) * G**2 * d * V / ((1 - b) * e**3), 2 * G * 3 * d * V * G**2 / (2 * e**3 * (1 - b))
+    C41 = 2 * G * 5 * L * G**2 * d * V**2 / (8 * e**6 * (1 - b) ** 2) * (2 * b**2 + (1 - b) ** 2)
+    C42 = 2 * G * 5 * L * G**2 * d**2 * V**2 / (2 * e**6)
+    C2 = C21 + C22 * K**2 + C22 * 4 * (1 - b) ** 2 * d * K**4
+    return np.array([C1 / np.sqrt(N * S), C2 * N / S, (C31 * K + C32) / S, (C41 + C42 * K) * (N / S) ** 1.5])
+
+
+@pytest.mark.parametrize(("start", "base"), [(3, 4.0), (4, 2.0), (1, 1.5), (2, 10.0)])
+@pytest.mark.parametrize("sigma", [20.0, 3.0])
+def test_the_first_term_dominates_from_that_round_on_with_growing_intervals(start, base, sigma):
+    problem = replace(PLAIN, L=0.02, sigma=sigma, beta1=0.1, gap=1000)
+    rounds = 20_000
+    terms = transcribed(problem, 2, start, base, rounds)
+    bounded = theorem2(problem, N=2, intervals=log_intervals(rounds, start=start, base=base), form="constants")
+    assert [term.value for term in bounded.terms] == pytest.approx(terms[:, -1].tolist(), rel=1e-12)
+    smaller = np.flatnonzero(terms[0] < terms[1:].max(axis=0)) + 1
+    found = rounds_to_speedup(problem, N=2, growing=(start, base))
+    last = smaller[-1] if len(smaller) else 0
+    assert last < rounds - 1  # the transcription sees the end of it
+    assert last <= found <= last + 1
+
+
+def test_dominance_with_growing_intervals_rejects_what_it_cannot_answer():
+    with pytest.raises(ValueError, match="give either K or growing"):
+        rounds_to_speedup(PLAIN, N=2)
+    with pytest.raises(ValueError, match="give either K or growing"):
+        rounds_to_speedup(PLAIN, N=2, K=3, growing=(3, 4.0))
+    with pytest.raises(ValueError, match="exceeds double precision"):
+        rounds_to_speedup(PLAIN, N=10**110, growing=(3, 4.0))
+
+
+@pytest.mark.parametrize(
+    ("intervals", "faster"),
+    [
+        ([7] * 100, False),
+        (log_intervals(1000, start=3, base=1.1), False),
+        ([1 + int(9 * math.log(t)) for t in range(1, 500)], False),
+        (list(range(1, 30)), True),
+        ([1 + int(t**0.5) for t in range(1, 300)], True),
+        ([1], False),
+    ],
+)
+def test_intervals_that_grow_faster_than_the_logarithm_get_a_remark(intervals, faster):
+    remarks = theorem2(PLAIN, N=2, intervals=intervals).remarks
+    assert any("grows faster than log t" in remark for remark in remarks) is faster
+
+
 def test_constants_of_theorem_2_agree_with_its_terms_in_alpha():
     intervals = log_intervals(4000, start=3, base=4.0)
     in_alpha, rates = (theorem2(PLAIN, N=4, intervals=intervals, form=form) for form in ("proof", "constants"))

@@ -145,10 +145,12 @@ def reproduce(
     fetching = scale is ScaleName.paper and not (offline or draw_only)
     for sentence in left_out:
         console.print(sentence)
+    folder = run_dir / folder_name(scale.value, changes)
     here = find_data(names, fetching, console, silent)
+    if draw_only:
+        here |= data_of_runs(folder / "runs")
     where = [f"device={device}"] if device != "auto" else []
     request = Request(scale.value, here, (*changes, *where), shown_beside)
-    folder = run_dir / folder_name(scale.value, changes)
     made = Making(request, folder, seeds, chosen, jobs or default_workers(), console, silent, draw_only)
 
     drawn: list[Drawn] = []
@@ -158,7 +160,7 @@ def reproduce(
             write_provenance(one, folder, scale.value, command_line(), draw_only)
             save_verdicts(one.claims, request.verdict_scope, folder)
     failures = made.broken | {run["run"]: run["failure"] for one in drawn for run in one.runs if run["failure"]}
-    show(drawn, folder, request, seeds, failures, draw_only, as_json)
+    show(drawn, folder, request, seeds, failures, draw_only, as_json, command_line())
     if failures:
         raise typer.Exit(FAILED)
     if not any(one.files for one in drawn):
@@ -257,6 +259,13 @@ def find_data(figures: Sequence[str], fetching: bool, console: Console, quiet: b
                 if not quiet:
                     console.print(f"{name} cannot be fetched and is skipped: {error}")
     return frozenset(here)
+
+
+def data_of_runs(runs: Path) -> frozenset[str]:
+    """The data sets of existing runs: drawing these does not need the data."""
+    from fedlalr.paper.settings import TITLES
+
+    return frozenset(name for name in TITLES if any(runs.glob(f"{name}-*")))
 
 
 def folder_name(scale: str, overrides: Sequence[str]) -> str:

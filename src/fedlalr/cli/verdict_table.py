@@ -23,17 +23,19 @@ def show(
     failures: Mapping[str, str],
     draw_only: bool,
     as_json: bool,
+    command: str,
 ) -> None:
     claims = [claim for one in drawn for claim in one.claims]
     if as_json:
         print(json.dumps(as_plain(drawn, claims, folder, request, seeds, failures), ensure_ascii=False))
         return
     from fedlalr.cli.progress import standard_output
-    from fedlalr.paper.curve_measures import DEFINITIONS
+    from fedlalr.paper.figures import running
+    from fedlalr.paper.verdicts import DEFINITIONS
     from fedlalr.report.failures import alike
 
     console = standard_output()
-    claims.sort(key=lambda claim: claim.number)
+    claims.sort(key=lambda claim: claim.key)
     for claim in claims:
         show_claim(claim, console)
     if claims:
@@ -47,6 +49,10 @@ def show(
     for one in drawn:
         place = f"{', '.join(path.name for path in one.files)} in {folder}" if one.files else why_none(one, draw_only)
         console.print(f"{one.figure}: {place}")
+    for one in drawn:
+        if one.files and one.planned:
+            console.print(f"{one.figure}: {len(one.planned)} planned, not run: {', '.join(one.planned)}")
+            console.print(f"  {running(command)}", soft_wrap=True)
     for one in drawn:
         if one.numbers:
             show_numbers(one, console)
@@ -104,13 +110,16 @@ def show_claim(claim: Claim, console: Console) -> None:
 
     from fedlalr.paper.verdicts import seeds_in_words
 
-    console.print(Text.assemble((f"Claim {claim.number}", "bold"), f" {claim.text}"))
+    console.print(Text.assemble((f"Claim {claim.key}", "bold"), f" {claim.text}"))
     console.print(f"  {claim.summary}", style="bold")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=True)
     for heading, ratio in (("statement", 4), ("where", 3), ("measured", 5), ("seeds", 1), ("verdict", 2)):
         table.add_column(heading, ratio=ratio, overflow="fold")
     for check in claim.checks:
-        table.add_row(check.statement, check.where, check.measured, seeds_in_words(check.seeds), check.verdict)
+        reading = f"{check.reading}: " if check.reading else ""
+        table.add_row(
+            reading + check.statement, check.where, check.measured, seeds_in_words(check.seeds), check.verdict
+        )
     if claim.checks:
         console.print(table)
 
@@ -123,13 +132,13 @@ def show_verdicts(claims: Sequence[Claim], console: Console) -> None:
     from fedlalr.paper.verdicts import seeds_in_words
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=True)
-    table.add_column("claim", justify="right")
+    table.add_column("claim")
     table.add_column("the paper's claim", ratio=5)
     table.add_column("seeds")
     table.add_column("verdict", ratio=3)
     for claim in claims:
         seeds = sorted({seed for check in claim.checks for seed in check.seeds})
-        table.add_row(str(claim.number), claim.text, seeds_in_words(seeds), claim.summary)
+        table.add_row(claim.key, claim.text, seeds_in_words(seeds), claim.summary)
     console.print(table)
 
 
@@ -150,6 +159,7 @@ def as_plain(
         "files": {one.figure: [str(path) for path in one.files] for one in drawn},
         "notes": {one.figure: one.notes for one in drawn},
         "numbers": {one.figure: [asdict(row) for row in one.numbers] for one in drawn if one.numbers},
-        "claims": [{"text": claim.text, "verdict": claim.verdict, **asdict(claim)} for claim in claims],
+        "planned": {one.figure: one.planned for one in drawn if one.planned},
+        "claims": [{"text": claim.text, "verdict": claim.summary, **asdict(claim)} for claim in claims],
         "failed": [{"run": run, "reason": reason} for run, reason in failures.items()],
     }

@@ -139,7 +139,7 @@ def partition(
     labels: the class of every sample, integers `[n]` (an array, a CPU tensor or a list). The schemes `iid`, `lognormal`
         and `natural` only count them, so they accept targets of any kind.
     clients: the number of clients, 100 by default; with `natural` the number of distinct ids.
-    scheme: `dirichlet`: equal sizes, every client with its own class prior from Dir(alpha), as in FedDyn and the paper.
+    scheme: `dirichlet`: equal sizes, every client with its own class prior from Dir(alpha), as in FedDyn.
         `dirichlet-classes`: every class divided over the clients by a draw from Dir(alpha), sizes unequal.
         `iid`: equal sizes, no skew. `shards`: every client gets `classes_per_client` classes (2 by default).
         `lognormal`: no label skew, sizes in the proportions of a log-normal with `sigma` (1.0 by default).

@@ -1,12 +1,12 @@
-"""ConvMixer, the paper's network for CIFAR (Trockman, Kolter. "Patches Are All You Need?", TMLR 2023).
+"""ConvMixer, the paper's kind of network for CIFAR (Trockman, Kolter. "Patches Are All You Need?", TMLR 2023).
 
     patches   x ← norm(gelu(conv(x)))                  patch × patch, stride patch, to `dim` channels
     depth ×   x ← x + norm(gelu(depthwise(x)))         kernel × kernel, size kept
               x ← norm(gelu(pointwise(x)))             1 × 1
     head      linear(mean of x over all positions)
 
-`norm` is BatchNorm as in the paper, or GroupNorm, which has no running statistics that clients must agree on. Both have
-the same parameters.
+`norm` is BatchNorm as there, or GroupNorm, which has no running statistics that clients must agree on. Both have the
+same parameters.
 
 GroupNorm always works under `torch.func.vmap` over clients. BatchNorm in training mode works only if the buffers are
 stacked like the parameters, since every client updates its own. BatchNorm includes every sample of its batch, padding
@@ -42,7 +42,7 @@ class MixerBlock(nn.Module):
 
 
 class ConvMixer(nn.Module):
-    """594,186 parameters for 10 classes, 617,316 for 100, with the paper's sizes.
+    """594,186 parameters for 10 classes, 617,316 for 100. The paper states depth, kernel and patch; the width is ours.
 
     >>> sum(p.numel() for p in ConvMixer(classes=100).parameters())
     617316

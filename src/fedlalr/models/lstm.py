@@ -16,7 +16,7 @@ from fedlalr.common.checks import check_sizes
 
 
 class CharLSTM(nn.Module):
-    """133,520 parameters with the paper's sizes.
+    """133,520 parameters. The FedLALR paper prints no sizes; these are LEAF's.
 
     >>> sum(p.numel() for p in CharLSTM().parameters())
     133520

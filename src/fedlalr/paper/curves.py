@@ -159,8 +159,12 @@ def _curves(line: FigureLine, jobs: Sequence[Job]) -> Curves:
 
 
 def _what(config: Config) -> dict[str, object]:
-    """The settings of a run without those of how it was computed."""
-    return {name: value for name, value in config.problem().items() if name not in HOW_RUN}
+    """The settings of a run without those of how it was computed.
+
+    The limit on replies is left out, too: its default has changed since the first runs. Another value given by the user
+    is in the folder's name.
+    """
+    return {name: value for name, value in config.problem().items() if name not in (*HOW_RUN, "max_norm_ratio")}
 
 
 def _accuracy(record: Record) -> float:

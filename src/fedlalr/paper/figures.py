@@ -58,6 +58,8 @@ class Drawn:
     claims: tuple[Claim, ...]
     notes: tuple[str, ...]
     runs: tuple[dict[str, Any], ...] = ()
+    planned: tuple[str, ...] = ()
+    """Runs of the figure that are not finished."""
     numbers: tuple[Numbers, ...] = ()
     """The curves of a figure without a claim."""
     lacks: Literal["data", "runs"] | None = None
@@ -73,12 +75,14 @@ def plan_of(figure: str, request: Request) -> FigurePlan | None:
 
 def draw_runs(plan: FigurePlan, folder: Path, runs: Path, seeds: int) -> Drawn:
     """Draw and judge the available runs of a figure. Without any, nothing is drawn."""
-    ready = [job for job in plan.jobs(runs, seeds) if over(job)]
+    every = plan.jobs(runs, seeds)
+    ready = [job for job in every if over(job)]
+    planned = tuple(str(job.folder.relative_to(runs)) for job in every if job not in ready)
     results = collect(plan, ready, runs, seeds)
     claimed = plan.figure in _JUDGE
     judged = tuple(_JUDGE[plan.figure](results)) if claimed else ()
     if not any(result.lines for result in results):
-        return Drawn(plan.figure, (), judged, plan.notes, lacks="runs" if results else "data")
+        return Drawn(plan.figure, (), judged, plan.notes, planned=planned, lacks="runs" if results else "data")
     pictures = save(lambda: _DRAW[plan.figure](results, plan.notes), folder / plan.figure)
     table = folder / f"{plan.figure}.csv"
     if plan.figure == "trajectory":
@@ -87,7 +91,7 @@ def draw_runs(plan: FigurePlan, folder: Path, runs: Path, seeds: int) -> Drawn:
         write_curves(results, table)
     facts = tuple(_facts(job, runs) for job in ready)
     numbers = () if claimed else tuple(summary(results))
-    return Drawn(plan.figure, (*pictures, table), judged, plan.notes, facts, numbers)
+    return Drawn(plan.figure, (*pictures, table), judged, plan.notes, facts, planned, numbers)
 
 
 def draw_heterogeneity(request: Request, folder: Path, seeds: int) -> Drawn:
@@ -145,9 +149,19 @@ def write_provenance(drawn: Drawn, folder: Path, scale: str, command: str, draw_
         "notes": drawn.notes,
         "run_seconds": sum(run.get("seconds") or 0.0 for run in drawn.runs) if drawn.runs else measured,
         "runs": drawn.runs,
+        "planned": {"command": running(command), "runs": drawn.planned},
     }
     write_whole(path, json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
     return path
+
+
+def running(command: str) -> str:
+    """The command that runs what a command only draws, on a GPU.
+
+    >>> running("fedlalr reproduce interval --draw-only --seeds 3")
+    'fedlalr reproduce interval --device cuda --seeds 3'
+    """
+    return command.replace("--draw-only", "--device cuda")
 
 
 def _known(path: Path) -> dict[str, Any]:

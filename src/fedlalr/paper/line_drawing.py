@@ -18,17 +18,18 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from fedlalr.algorithms.registry import PAPER_METHODS
-from fedlalr.common.colours import COLOURS
+from fedlalr.common.colours import shades
+from fedlalr.paper.claims import casts
 from fedlalr.paper.curves import Array, Curves, PanelCurves
 from fedlalr.paper.plans import FigureLine
 from fedlalr.paper.style import WIDTH, add_notes
-from fedlalr.report.line_styles import LINE_STYLES
+from fedlalr.report.line_styles import LINE_STYLES, look_of
+from fedlalr.report.tables import name_of
 
 Look = Mapping[str, Any]
 METHOD_LOOKS: Mapping[str, Look] = {
     method: {
-        "color": COLOURS[i],
-        "linestyle": LINE_STYLES[i],
+        **look_of(name_of(method)).matplotlib,
         "linewidth": 1.6 if i == 0 else 1.1,
         "zorder": 4 if i == 0 else 3,
     }
@@ -36,6 +37,12 @@ METHOD_LOOKS: Mapping[str, Look] = {
 }
 BESIDE_STYLES = (LINE_STYLES[0], LINE_STYLES[7], LINE_STYLES[6])
 """Styles of the second and further lines of a method."""
+
+
+def shades_of(method: str, count: int) -> list[Look]:
+    """Looks of several lines of one method: shades of its colour, each with its own dashes."""
+    colours = shades(METHOD_LOOKS[method]["color"], count) if count else []
+    return [{"color": colour, "linestyle": LINE_STYLES[i], "linewidth": 1.2} for i, colour in enumerate(colours)]
 
 
 def method_looks(result: PanelCurves) -> dict[str, Look]:
@@ -58,25 +65,23 @@ def method_looks(result: PanelCurves) -> dict[str, Look]:
 
 def layers(results: Sequence[PanelCurves]) -> list[list[PanelCurves]]:
     """The lines that share axes: all lines of a panel or, if there are many beside the methods as printed, one of each
-    method, in separate panels for the printed and the other settings."""
+    method, in separate panels for the settings as printed and for the tuned ones."""
     methods = [[line.config.algorithm.name for line in _beside(result)] for result in results]
     if all(len(names) <= 2 for names in methods) or any(len(set(names)) < len(names) for names in methods):
         return [list(results)]
     return [
-        [_only(result, set(PAPER_METHODS), result.panel.title) for result in results],
-        [
-            _only(result, {line.key for line in _beside(result)}, f"{result.panel.short}, other settings")
-            for result in results
-        ],
+        [_only(result, set(cast.values()), f"{result.panel.title}\n{reading}") for result in results]
+        for reading, cast in casts(*results)
     ]
 
 
 def settings_note(results: Sequence[PanelCurves]) -> list[str]:
-    """A note on the other settings, if they have separate panels and no entry in the legend."""
+    """A note on the tuned settings, if they have separate panels and no entry in the legend."""
     if len(layers(results)) == 1:
         return []
     labels = dict.fromkeys(line.label.replace(",", "", 1) for result in results for line in _beside(result))
-    return [f"Other settings: {'; '.join(labels)}."]
+    rest = "" if len(labels) >= len(PAPER_METHODS) else "; the others as printed"
+    return [f"Tuned: {'; '.join(labels)}{rest}."]
 
 
 def _beside(result: PanelCurves) -> list[FigureLine]:
@@ -107,6 +112,33 @@ def draw_lines(axes: Axes, result: PanelCurves, looks: Mapping[str, Look], pick:
             curves = result.lines[key]
             draw_curve(axes, curves, pick(curves), look, np.arange(1, curves.rounds + 1))
     axes.set_xlim(left=0)
+
+
+ZOOM = 0.6
+"""The part of the rounds before the enlarged ones."""
+CLOSE = 0.12
+"""Curves that end at most this far below the best are enlarged."""
+
+
+def draw_zoom(axes: Axes, result: PanelCurves, looks: Mapping[str, Look], place: Sequence[float]) -> None:
+    """Enlarge the last rounds of the best curves, in a part of the axes given by its left, bottom, width and height."""
+    ends = {key: float(np.nan_to_num(curves.accuracy[:, -1]).mean()) for key, curves in result.lines.items()}
+    close = [key for key in looks if key in ends and ends[key] >= max(ends.values()) - CLOSE]
+    if len(close) < 2:
+        return
+    inset = axes.inset_axes((place[0], place[1], place[2], place[3]), zorder=6)
+    seen = []
+    for key in close:
+        curves = result.lines[key]
+        first = int(ZOOM * curves.rounds)
+        shown = replace(curves, accuracy=curves.accuracy[:, first:])
+        mean = shown.accuracy.mean(axis=0)
+        inset.plot(np.arange(first + 1, curves.rounds + 1), mean, **{**looks[key], "linewidth": 0.9})
+        seen.append(mean[~np.isnan(mean)])
+    inset.set_ylim(float(np.quantile(np.concatenate(seen), 0.02)) - 0.01, float(np.concatenate(seen).max()) + 0.005)
+    inset.yaxis.set_major_formatter(percent)
+    inset.tick_params(labelsize=5, length=1.5, pad=1)
+    inset.set_facecolor("white")
 
 
 def say_not_run(axes: Axes) -> None:

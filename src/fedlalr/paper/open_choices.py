@@ -58,7 +58,7 @@ def _panels(setting: Setting) -> list[Panel]:
         [
             panel_of(
                 setting,
-                "statistics of BatchNorm",
+                "BatchNorm statistics",
                 [
                     _line(setting, AS_IT_IS, "averaged"),
                     _line(setting, "fedlalr-recalibrated", "recalibrated", buffers="recalibrate"),
@@ -66,7 +66,7 @@ def _panels(setting: Setting) -> list[Panel]:
             ),
             panel_of(
                 setting,
-                "normalisation",
+                "kind of normalisation",
                 [
                     _line(setting, AS_IT_IS, "BatchNorm"),
                     _line(setting, "fedlalr-group-norm", "GroupNorm", model={"norm": "group"}),
@@ -80,20 +80,20 @@ def _panels(setting: Setting) -> list[Panel]:
         *normalisation,
         panel_of(
             setting,
-            "clipping of gradients",
+            "gradient clipping",
             [_line(setting, AS_IT_IS, "none"), _line(setting, "fedlalr-clipped", "norm 10", clip_norm=10.0)],
         ),
         panel_of(
             setting,
-            f"{INTERVALS['log-3-4']} local",
+            f"{INTERVALS[1]}, counted in",
             [
-                _line(setting, "log-3-4", "steps", local=LOCAL["log-3-4"]),
-                _line(setting, "log-3-4-epochs", "epochs", local={**LOCAL["log-3-4"], "unit": "epochs"}),
+                _line(setting, "log-3-4", "steps", local=LOCAL["steps"]["log-3-4"]),
+                _line(setting, "log-3-4-epochs", "epochs", local=LOCAL["epochs"]["log-3-4-epochs"]),
             ],
         ),
         panel_of(
             uneven,
-            "weights, sizes uneven",
+            "weights of unequal clients",
             [
                 _line(uneven, AS_IT_IS, "uniform"),
                 _line(uneven, "fedlalr-by-samples", "by samples", weighting="samples"),

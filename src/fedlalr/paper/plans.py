@@ -18,12 +18,19 @@ from fedlalr.report.tables import name_of
 CIFAR = ("cifar10", "cifar100")
 HOW_RUN = ("device", "engine", "checkpoint_every")
 """Where a run is computed and how often it is saved; not part of its identity."""
-INTERVALS = {"steps-10": "K = 10", "log-3-4": "3 + ⌊log₄ t⌋", "log-4-2": "4 + ⌊log₂ t⌋"}
-"""The numbers of local steps that the paper compares, as labels; as settings:"""
-LOCAL: dict[str, dict[str, Any]] = {
-    "steps-10": {"steps": 10},
-    "log-3-4": {"start": 3, "base": 4.0},
-    "log-4-2": {"start": 4, "base": 2.0},
+INTERVALS = ("K = 10", "3 + ⌊log₄ t⌋", "4 + ⌊log₂ t⌋")
+"""The intervals that the paper compares, as labels. It does not say whether they count epochs or steps; as settings:"""
+LOCAL: dict[str, dict[str, dict[str, Any]]] = {
+    "epochs": {
+        "epochs-10": {"epochs": 10},
+        "log-3-4-epochs": {"start": 3, "base": 4.0, "unit": "epochs"},
+        "log-4-2-epochs": {"start": 4, "base": 2.0, "unit": "epochs"},
+    },
+    "steps": {
+        "steps-10": {"steps": 10},
+        "log-3-4": {"start": 3, "base": 4.0},
+        "log-4-2": {"start": 4, "base": 2.0},
+    },
 }
 
 
@@ -191,18 +198,25 @@ def scalability(request: Request) -> FigurePlan:
             )
             panels.append(_six(request, Setting(setting.data, config), f"{config.clients_per_round} clients"))
         panels.append(panel_of(setting, f"{usual} clients", [method_line(setting.config, "fedlalr")]))
-    passes = "The largest cohort passes 1.2 times as often over the data as the others, as in the paper (300 and 250)."
+    passes = "The paper's rounds: the largest cohort passes 1.2 times as often over the data as the others."
     sizes = described(settings, "cohort", "rounds")
     return FigurePlan("scalability", tuple(panels), (*request.scope, *sizes, passes, *notes))
 
 
 def interval(request: Request) -> FigurePlan:
-    """FedLALR with a fixed and with two growing numbers of local steps."""
+    """FedLALR with a fixed and with two growing intervals, counted in epochs and in steps.
+
+    Ten epochs take too long for the small scale, which counts steps alone.
+    """
     settings, notes = request.settings(CIFAR)
     panels = []
     for setting in (with_alpha(setting, 0.6) for setting in settings):
-        lines = [FigureLine(key, label, setting.changed(local=LOCAL[key])) for key, label in INTERVALS.items()]
-        panels.append(panel_of(setting, "Dirichlet 0.6", lines))
+        for unit in LOCAL if request.scale == "paper" else ("steps",):
+            lines = [
+                FigureLine(key, label, setting.changed(local=local))
+                for label, (key, local) in zip(INTERVALS, LOCAL[unit].items(), strict=True)
+            ]
+            panels.append(panel_of(setting, f"in {unit}", lines))
     return FigurePlan("interval", tuple(panels), (*request.scope, *described(settings, "local"), *notes))
 
 

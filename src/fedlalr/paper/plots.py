@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -11,14 +11,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
-from fedlalr.algorithms.registry import PAPER_METHODS
-from fedlalr.common.colours import COLOURS
 from fedlalr.federation.trajectory import QUANTILES, V_HAT_SQUARED, TrajectoryPoint, rate_name
 from fedlalr.paper.curves import PanelCurves
 from fedlalr.paper.line_drawing import (
     Look,
     draw_curve,
     draw_lines,
+    draw_zoom,
     empty_figure,
     frame_losses,
     judged,
@@ -30,21 +29,17 @@ from fedlalr.paper.line_drawing import (
     percent,
     say_not_run,
     settings_note,
+    shades_of,
     two_parts,
     with_notes,
 )
 from fedlalr.paper.plans import INTERVALS
 from fedlalr.paper.style import add_notes
-from fedlalr.report.line_styles import LINE_STYLES
-
-INTERVAL_LOOKS: Mapping[str, Look] = {
-    key: {"color": COLOURS[i], "linestyle": LINE_STYLES[i], "linewidth": 1.3} for i, key in enumerate(INTERVALS)
-}
 
 
 def accuracy_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Figure:
     """Test accuracy against rounds, two panels in a row."""
-    printed, *others = layers(results)
+    printed, *others = layers(_comparing(results))
     shown = [part for parts in zip(printed, *others, strict=True) for part in parts]
     figure = _in_pairs(shown, 2.2, 0.75, "row", _accuracy_panel)
     methods_legend(figure, printed)
@@ -54,7 +49,7 @@ def accuracy_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Fig
 def shakespeare_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Figure:
     """Accuracy above loss against rounds, non-IID and IID."""
     parts = layers(results)
-    figure = empty_figure(0.9 + 2 * len(parts) * (1.5 if len(parts) == 1 else 1.3))
+    figure = empty_figure(0.9 + 2 * len(parts) * 1.5)
     panels = figure.subplots(2 * len(parts), max(1, len(results)), squeeze=False, sharey="row", sharex="col")
     above, below = panels[: len(parts)], panels[len(parts) :]
     for accuracies, losses, part in zip(above, below, parts, strict=True):
@@ -93,16 +88,18 @@ def scalability_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> 
 def interval_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Figure:
     """Accuracy, test loss and training loss of FedLALR with three numbers of local steps."""
     figure = empty_figure(5.0)
-    panels = figure.subplots(3, max(1, len(results)), squeeze=False, sharex="col")
+    panels = figure.subplots(3, max(1, len(results)), squeeze=False, sharex="col", sharey="row")
     for column, result in enumerate(results):
+        looks = _looks_in_order(result)
         panels[0, column].set_title(result.panel.title)
-        draw_lines(panels[0, column], result, INTERVAL_LOOKS, lambda curves: curves.accuracy)
+        draw_lines(panels[0, column], result, looks, lambda curves: curves.accuracy)
         panels[0, column].yaxis.set_major_formatter(percent)
-        draw_lines(panels[1, column], result, INTERVAL_LOOKS, lambda curves: curves.loss)
-        draw_lines(panels[2, column], result, INTERVAL_LOOKS, lambda curves: curves.train_loss)
+        draw_lines(panels[1, column], result, looks, lambda curves: curves.loss)
+        draw_lines(panels[2, column], result, looks, lambda curves: curves.train_loss)
     for row, name in enumerate((judged(results, "accuracy"), judged(results, "loss"), "training loss")):
         label_rim(panels[row : row + 1], "round" if row == 2 else "", name)
-    legend(figure, INTERVAL_LOOKS, list(INTERVALS.values()), "local steps in round t")
+    looks = dict(zip(INTERVALS, shades_of("fedlalr", len(INTERVALS)), strict=True))
+    legend(figure, looks, list(INTERVALS), "FedLALR's interval K_t in round t")
     return with_notes(figure, results, notes)
 
 
@@ -121,18 +118,20 @@ def variants_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Fig
         most = max((float(np.nanmax(curves.uploaded)) for curves in result.lines.values()), default=0.0)
         name, unit = ("GB", 1e9) if most > 1e9 else ("MB", 1e6)
         draw_lines(row[0], result, looks, lambda curves: curves.accuracy)
+        draw_zoom(row[0], result, looks, (0.45, 0.12, 0.53, 0.5))
         if not result.lines:
             say_not_run(row[1])
         for key, curves in result.lines.items():
             draw_curve(row[1], curves, curves.accuracy, looks[key], curves.uploaded.mean(axis=0) / unit)
         row[0].yaxis.set_major_formatter(percent)
-        row[0].set_title(result.panel.title.partition(",")[0])
+        row[0].set_title(f"{result.panel.title.partition(',')[0]}, by rounds")
+        row[1].set_title("by traffic")
         row[0].set_xlabel("round")
         row[1].set_xlabel(f"{name} sent by the clients")
         row[1].set_xlim(left=0)
         row[0].set_ylabel(judged([result], "accuracy"))
     lines = results[0].panel.lines if results else ()
-    legend(figure, _looks_in_order(results[0]), [line.label for line in lines], "momentum, second moment")
+    legend(figure, _looks_in_order(results[0]), [line.label for line in lines], "FedLALR: momentum, second moment")
     return with_notes(figure, results, notes)
 
 
@@ -142,6 +141,7 @@ def trajectory_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> F
     points = recorded[0][1].trajectories[0] if recorded else ()
     rounds = sorted({point.round for point in points})
     clients = sorted({point.client for point in points})
+    looks = shades_of("fedlalr", len(clients))
     rows = max(1, -(-len(rounds) // 2))
     figure = empty_figure(2.5 * rows + 1.0)
     above, below = two_parts(figure, 1.1, 1)
@@ -152,15 +152,14 @@ def trajectory_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> F
         panels = part.subplots(rows, 2, squeeze=False, sharey=draw is _rates)
         for axes, t in zip(panels.flat, rounds, strict=False):
             axes.set_title(f"round {t}")
-            for i, client in enumerate(clients):
+            for client, look in zip(clients, looks, strict=True):
                 mine = [point for point in points if (point.round, point.client) == (t, client)]
-                draw(axes, mine, {"color": COLOURS[i], "linestyle": LINE_STYLES[i], "linewidth": 1.2})
+                draw(axes, mine, look)
         for axes in panels.flat[len(rounds) :]:
             axes.set_visible(False)
         part.supylabel(name, fontsize=7.5)
         label_rim(panels, "local step", "")
-    looks = {str(client): {"color": COLOURS[i], "linestyle": LINE_STYLES[i]} for i, client in enumerate(clients)}
-    legend(above, looks, [f"client {client}" for client in clients])
+    legend(above, {str(i): look for i, look in enumerate(looks)}, [f"client {client}" for client in clients])
     band = (
         f"Rates: median over the coordinates, band from {QUANTILES[0] * 100:g} % to {QUANTILES[-1] * 100:g} % of them."
     )
@@ -169,11 +168,14 @@ def trajectory_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> F
 
 
 def _looks_in_order(result: PanelCurves) -> dict[str, Look]:
-    """The first line in FedLALR's look, the others in the order of colours."""
-    return {
-        line.key: {"color": COLOURS[i], "linestyle": LINE_STYLES[i], "linewidth": 1.3 if i == 0 else 1.1}
-        for i, line in enumerate(result.panel.lines)
-    }
+    """Shades of FedLALR's colour, for lines that are all FedLALR."""
+    lines = result.panel.lines
+    return {line.key: look for line, look in zip(lines, shades_of("fedlalr", len(lines)), strict=True)}
+
+
+def _comparing(results: Sequence[PanelCurves]) -> Sequence[PanelCurves]:
+    """Without panels that have a single curve while others have several: these would compare nothing."""
+    return [one for one in results if len(one.lines) != 1] if any(len(one.lines) > 1 for one in results) else results
 
 
 def _in_pairs(
@@ -209,18 +211,18 @@ def _accuracy_panel(axes: Axes, result: PanelCurves) -> None:
     axes.set_title(result.panel.title)
     draw_lines(axes, result, method_looks(result), lambda curves: curves.accuracy)
     axes.yaxis.set_major_formatter(percent)
+    draw_zoom(axes, result, method_looks(result), (0.5, 0.24, 0.5, 0.34))
 
 
 def _cohorts_panel(axes: Axes, group: str, results: Sequence[PanelCurves]) -> None:
     """FedLALR with every cohort, against passes over the data."""
     axes.set_title(f"FedLALR on {group}")
+    looks = shades_of("fedlalr", len(results))
     for i, result in enumerate(results):
         curves = result.lines.get("fedlalr")
         if curves is None:
             continue
-        # FedLALR's colour, and those that no method has
-        colour = COLOURS[(0, *range(len(PAPER_METHODS), len(COLOURS)))[i % 3]]
-        look = {"color": colour, "linestyle": LINE_STYLES[i], "linewidth": 1.2}
+        look = looks[i]
         x = curves.passes * np.arange(1, curves.rounds + 1)
         draw_curve(axes, curves, curves.accuracy, look, x)
         axes.plot([], [], label=result.panel.short, **look)

@@ -1,8 +1,9 @@
 """The problems of the figures, at both scales, as far as their data is on this machine.
 
-`paper` is the paper's setting: the presets unchanged. `smoke` is a small version for two CPU cores: fewer clients and
-rounds, a few local steps, narrow networks; learning rates and other hyper-parameters stay the paper's. If a data set is
-missing, `smoke` uses scikit-learn's digits with the rates of the preset `quickstart`, and `paper` skips it.
+`paper` is the paper's setting, with our choices where it is silent: the presets unchanged. `smoke` is a small version
+for two CPU cores: fewer clients and rounds, a few local steps, narrow networks; learning rates and other
+hyper-parameters stay the paper's. If a data set is missing, `smoke` uses scikit-learn's digits with the rates of the
+preset `quickstart`, and `paper` skips it.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedlalr.algorithms import Context, FedLALR, Slots
-from fedlalr.paper.speedup_results import Speedup, SpeedupPoint
+from fedlalr.algorithms import Context, FedAvg, FedLALR, Slots
+from fedlalr.paper.speedup_results import CONTROLS, Speedup, SpeedupPoint
 from fedlalr.paper.synthetic import Synthetic
 from fedlalr.theory import adaptive_step_size, log_intervals
 
@@ -35,12 +35,19 @@ BETAS = (0.9, 0.995)
 
 @dataclass(frozen=True)
 class Variant:
-    """A form of the method, and how its local steps grow: K in every round, or 3 + ⌊log₄ t⌋."""
+    """A form of the method, or a control, and how its local steps grow: K in every round, or 3 + ⌊log₄ t⌋."""
 
     name: str
     momentum: Literal["average", "restart"] = "average"
     second_moment: Literal["mean", "max"] = "mean"
     interval: Literal["fixed", "adaptive"] = "fixed"
+
+    @property
+    def algorithm(self) -> FedLALR | FedAvg:
+        """The method that clients run; local SGD is FedAvg with all clients."""
+        if self.name in CONTROLS:
+            return FedAvg()
+        return FedLALR(betas=BETAS, eps=EPS, momentum=self.momentum, second_moment=self.second_moment)
 
     def intervals(self, steps: int, K: int) -> NDArray[np.int64]:
         """K_t of every round, for as many rounds as `steps` local steps need."""
@@ -55,6 +62,7 @@ VARIANTS = (
     Variant("restart", momentum="restart"),
     Variant("max", second_moment="max"),
     Variant("adaptive interval", interval="adaptive"),
+    *map(Variant, CONTROLS),
 )
 
 
@@ -124,11 +132,12 @@ def _run(
 ) -> tuple[SpeedupPoint, ...]:
     """One run of all numbers of clients side by side, with the same noise for every variant."""
     sizes = [adaptive_step_size(N=N, intervals=intervals, eps=EPS, L=1.0) for N in scale.clients]
-    algorithm = FedLALR(betas=BETAS, eps=EPS, momentum=variant.momentum, second_moment=variant.second_moment)
     generator = np.random.default_rng([seed, int(intervals.sum())])
     rates = [size.alpha for size in sizes]
     with _one_thread():
-        values = mean_squared_gradients(algorithm, scale.clients, rates, intervals, scale.repeats, generator, advance)
+        values = mean_squared_gradients(
+            variant.algorithm, scale.clients, rates, intervals, scale.repeats, generator, advance
+        )
     return tuple(
         SpeedupPoint(
             variant=variant.name,
@@ -157,7 +166,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def mean_squared_gradients(
-    algorithm: FedLALR,
+    algorithm: FedLALR | FedAvg,
     clients: Sequence[int],
     rates: Sequence[float],
     intervals: NDArray[np.int64],
@@ -208,7 +217,7 @@ class _Federations:
     def maximum(self, stack: Tensor) -> Tensor:
         return torch.stack([stack[..., begin:end, :].amax(-2) for begin, end in self.spans], dim=-2)
 
-    def reduce(self, algorithm: FedLALR, upload: Slots, broadcast: Slots, server: Slots) -> Slots:
+    def reduce(self, algorithm: FedLALR | FedAvg, upload: Slots, broadcast: Slots, server: Slots) -> Slots:
         """Reduce every uploaded slot as the algorithm's table says, with means of changes from the broadcast."""
         return Slots(
             **{

@@ -11,10 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
-from fedlalr.common.colours import COLOURS
-from fedlalr.paper.speedup_results import REGIME, Speedup, SpeedupPoint
+from fedlalr.common.colours import shades
+from fedlalr.paper.line_drawing import METHOD_LOOKS
+from fedlalr.paper.speedup_results import CONTROLS, REGIME, Speedup, SpeedupPoint
 from fedlalr.paper.style import WIDTH, add_notes, save
 
+FEDLALR, FEDAVG = (METHOD_LOOKS[method]["color"] for method in ("fedlalr", "fedavg"))
+"""Local SGD is FedAvg with all clients."""
 MARKERS = ("o", "s", "^", "D", "v")
 CLAIM: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 0.9}
 
@@ -87,7 +90,10 @@ def _legend(figure: SubFigure, result: Speedup) -> None:
 def _gain(axes: Axes, result: Speedup) -> None:
     """By what factor N clients need fewer local steps, by the rate 1/√(KT): the squared ratio to one client."""
     sizes: set[int] = set()
-    for variant, colour, marker in zip(result.variants, COLOURS, MARKERS, strict=False):
+    mine = [variant for variant in result.variants if variant not in CONTROLS]
+    colours = dict(zip(mine, shades(FEDLALR, len(mine)), strict=True))
+    for variant, marker in zip(result.variants, MARKERS, strict=False):
+        colour = colours.get(variant, FEDAVG)
         points = result.longest(variant)
         alone = next(point for point in points if point.N == 1)
         sizes |= {point.N for point in points}
@@ -104,13 +110,15 @@ def _gain(axes: Axes, result: Speedup) -> None:
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set_yticks(ticks, [str(tick) for tick in ticks])
     axes.set(xlabel="clients N", ylabel="speed-up over one client")
-    axes.legend(loc="upper left", frameon=False, title="longest run", alignment="left", title_fontsize=7)
+    axes.set_ylim(top=4 * ticks[-1])  # room for the legend
+    axes.legend(loc="upper left", ncols=2, frameon=False, title="longest run", alignment="left", title_fontsize=7)
 
 
 def _styles(result: Speedup, variant: str) -> dict[int, tuple[str, str]]:
     """A colour and a marker for each length of run."""
     lengths: Sequence[int] = sorted({point.steps for point in result.of(variant)})
-    return dict(zip(lengths, zip(COLOURS, MARKERS, strict=False), strict=False))
+    colours = shades(FEDAVG if variant in CONTROLS else FEDLALR, len(lengths))
+    return dict(zip(lengths, zip(colours, MARKERS, strict=False), strict=False))
 
 
 def _mark(

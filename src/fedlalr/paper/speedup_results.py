@@ -18,6 +18,8 @@ from fedlalr.config.errors import ConfigError
 
 REGIME = 8
 """KT ≥ REGIME · N³ counts as KT ≫ N³."""
+CONTROLS = ("local SGD",)
+"""Variants that are no form of FedLALR."""
 
 
 @dataclass(frozen=True)

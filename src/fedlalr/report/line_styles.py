@@ -36,24 +36,41 @@ class Look(NamedTuple):
         return {"color": COLOURS[self.colour], "linestyle": LINE_STYLES[self.dash]}
 
 
+_ORDER = [
+    NAMES[name]
+    for name in ("fedlalr", "fedavg", "fedadam", "fedamsv1", "fedamsv2", "lafedopt", "alignedlalr", "fedadamw")
+]
+_ORDER += [name for name in NAMES.values() if name not in _ORDER]
+"""The first eight methods have colours of their own, the others share them with other dashes."""
+
+
+def look_of(method: str) -> Look:
+    """The look of a method, as written in papers: the same in every figure.
+
+    >>> look_of("FedLALR"), look_of("AlignedLALR"), look_of("DiLoCo") == look_of("FedLALR")
+    (Look(colour=0, dash=0), Look(colour=6, dash=6), False)
+    """
+    return _numbered(_ORDER.index(method))
+
+
 def looks_of(methods: Sequence[str]) -> list[Look]:
     """A look for each line, given its method as written in papers; distinct for up to `MOST_LOOKS` lines.
 
-    A method's first line depends only on the set of methods; its other lines have the same colour, as long as there are
-    dash patterns left. If there is only one method, lines differ in colour first.
+    A method's first line is always the same; its other lines have the same colour, as long as there are dash patterns
+    left. If there is only one method, lines differ in colour first. Methods of your own come after the known ones.
 
     >>> looks_of(["FedAvg", "FedLALR", "FedAvg"])
     [Look(colour=1, dash=1), Look(colour=0, dash=0), Look(colour=1, dash=2)]
     >>> looks_of(["FedAvg", "FedAvg"])
-    [Look(colour=0, dash=0), Look(colour=1, dash=1)]
+    [Look(colour=1, dash=1), Look(colour=0, dash=0)]
     """
-    known = list(NAMES.values())
-    ranked = sorted(set(methods), key=lambda method: (known.index(method) if method in known else len(known), method))
+    ranked = [*_ORDER, *sorted(set(methods) - set(_ORDER))]
     ranks = [ranked.index(method) for method in methods]
     firsts = {method: i for i, method in reversed(list(enumerate(methods)))}.values()
     found: dict[int, int] = {}
+    several = len(set(methods)) > 1
     for i in [*sorted(firsts), *(i for i in range(len(methods)) if i not in firsts)]:
-        of_the_colour = range(ranks[i], ranks[i] + MOST_LOOKS, len(COLOURS)) if len(ranked) > 1 else ()
+        of_the_colour = range(ranks[i], ranks[i] + (MOST_LOOKS if several else 1), len(COLOURS))
         free = (k % MOST_LOOKS for k in chain(of_the_colour, range(MOST_LOOKS)) if k % MOST_LOOKS not in found.values())
         found[i] = next(free, i % MOST_LOOKS)
     return [_numbered(found[i]) for i in range(len(methods))]

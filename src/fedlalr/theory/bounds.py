@@ -120,20 +120,62 @@ def theorem2(
     check_choice("form", form, ("proof", "constants"))
     K = checks.intervals(intervals)
     run = _Run(checks.count("N", N), int(K[-1]), len(K), int(K.sum()), "ΣK")
-    return _bound("Theorem 2", form, problem, run, alpha)
+    bound = _bound("Theorem 2", form, problem, run, alpha)
+    return replace(bound, remarks=(*_growth_remarks(K), *bound.remarks))
 
 
-def rounds_to_speedup(problem: Problem, *, N: int, K: int, restart: bool = False) -> float:
+def rounds_to_speedup(
+    problem: Problem,
+    *,
+    N: int,
+    K: int | None = None,
+    growing: tuple[int, float] | None = None,
+    restart: bool = False,
+) -> float:
     """The T from which C1/√(NKT) is the largest of Corollary 1's four terms (of Corollary 2's with `restart`).
 
-    For large N the term N/(KT) decides: it requires KT ≥ N³ (C2/C1)².
+    For large N the term N/(KT) decides: it requires KT ≥ N³ (C2/C1)². With `growing` = (start, base) the intervals are
+    K_t = start + ⌊log_base t⌋, and the terms are those of Theorem 2: the paper says that the first one dominates in the
+    end, and this is when.
     """
-    N, K = checks.count("N", N), checks.count("K", K)
+    N = checks.count("N", N)
     parts = constants(problem, restart=restart)
     if parts.C1 == 0:
         raise ValueError("with gap = 0 and sigma = 0 the first term is 0 and never the largest; set one above 0")
+    if (K is None) == (growing is None):
+        raise ValueError(f"give either K or growing = (start, base), not K = {K} and growing = {growing}")
+    if growing is not None:
+        return _rounds_to_dominance(parts, N, *growing)
+    assert K is not None  # checked above
+    return _steps_to_dominance(parts, N, checks.count("K", K)) / K
+
+
+def _steps_to_dominance(parts: Constants, N: int, K: int) -> float:
+    """The sum of all intervals from which on the first term is the largest, if the last interval is K."""
     second, third, fourth = (constant / parts.C1 for constant in (parts.C2(K), parts.C3(K), parts.C4(K)))
-    return max(N**3 * second * second, N * third * third, N**2 * fourth) / K
+    n = float(N)  # products of floats become infinite where whole numbers would not fit
+    return max(n * n * n * second * second, n * third * third, n * n * fourth)
+
+
+def _rounds_to_dominance(parts: Constants, N: int, start: int, base: float) -> float:
+    """Go through the stages of rounds with the same interval, until no later stage can need more steps than it has.
+
+    From one stage to the next the steps needed grow by at most (1 + 1/K)⁸, since C2 has degree 4 in K and is squared,
+    and the steps done grow by at least base − 1/baseʲ, where baseʲ is the first round of the stage.
+    """
+    checks.growth(start, base)
+    K, first, power, done, answer = start, 1.0, 1.0, 0.0, 1.0
+    while True:
+        needed = _steps_to_dominance(parts, N, K)
+        if done >= needed and base - 1 / power >= (1 + 1 / K) ** 8:
+            return answer
+        power *= base
+        if not math.isfinite(power) or not math.isfinite(needed):
+            raise ValueError("the number of rounds exceeds double precision; give a smaller N or a larger eps")
+        following = math.ceil(power)
+        if done + K < needed:  # not yet in the first round of the stage
+            answer = min(first - 1 + (needed - done) / K, float(following))
+        done, first, K = done + K * (following - first), float(following), K + 1
 
 
 class _Run(NamedTuple):
@@ -192,6 +234,18 @@ def _rates(parts: Constants, run: _Run) -> tuple[Term, ...]:
         Term(f"1/{run.below}", parts.C3(run.K), 1 / run.steps),
         Term(f"(N/{run.below})^1.5", parts.C4(run.K), (run.N / run.steps) ** 1.5),
     )
+
+
+def _growth_remarks(K: np.ndarray) -> list[str]:
+    """Since log T = 2 log √T, intervals a + ⌊c log t⌋ grow by at most twice as much, plus one, up to T as up to √T."""
+    root = math.isqrt(len(K) - 1) + 1
+    early, late = int(K[root - 1] - K[0]), int(K[-1] - K[0])
+    if late <= 2 * early + 1:
+        return []
+    return [
+        f"K_t grows faster than log t, by {early} up to round {root} and by {late} up to round {len(K)}: the theorem"
+        " requires K_t = O(log t), without which the first term need not dominate."
+    ]
 
 
 def _remarks(problem: Problem, step: StepSize, run: _Run, form: str) -> list[str]:

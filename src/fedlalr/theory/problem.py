@@ -9,7 +9,7 @@ from fedlalr.theory import checks
 
 ASSUMPTIONS = (
     "every client's loss is L-smooth",
-    "stochastic gradients are unbiased, with variance at most σ²",
+    "stochastic gradients are unbiased, with variance at most σ², and their noise is independent across clients",
     "every coordinate of every stochastic gradient is at most G∞ in absolute value, and ε ≤ G∞",
     "every client takes part in every round",
     "the step size α is at most 3ε/(20L)",

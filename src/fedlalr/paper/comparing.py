@@ -1,0 +1,184 @@
+"""Statements that compare curves of a panel: how each is decided, and what was measured, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedlalr.algorithms.registry import PAPER_METHODS
+from fedlalr.paper.curve_measures import FALL, Gap, Quantity, gap
+from fedlalr.paper.curves import PanelCurves
+from fedlalr.paper.verdicts import MARKED_DROP, Check, Outcome, conjunction
+
+
+def above(
+    result: PanelCurves,
+    quantity: Quantity,
+    key: str,
+    rivals: Sequence[str],
+    reading: str,
+    *,
+    lower: bool = False,
+    window: str = "",
+) -> Check:
+    """Whether one curve is above (or below) every rival."""
+    whom = " and ".join(name_in(result, rival) for rival in rivals)
+    if len(rivals) > 2:
+        whom = "every other method" if len(rivals) == len(PAPER_METHODS) - 1 else "the other baselines"
+    mine = name_in(result, key)
+    statement = f"{mine}: {quantity.name} {'below' if lower else 'above'} that of {whom}"
+    gaps = _gaps(result, quantity, key, rivals)
+    if isinstance(gaps, str):
+        return Check(statement, result.panel.title, gaps, "not measured", reading=reading, window=window)
+    sign = -1 if lower else 1
+    limits = (-np.inf, 0.0) if lower else (0.0, np.inf)
+    outcomes = {rival: one.between(*limits) for rival, one in gaps.items()}
+    outcome = conjunction(list(outcomes.values()))
+    deciding = [rival for rival in gaps if outcomes[rival] == outcome]
+    closest = min(deciding, key=lambda rival: sign * gaps[rival].mean)
+    measured = described(mine, name_in(result, closest), gaps[closest], quantity, lower)
+    number = short(name_in(result, closest), gaps[closest], quantity)
+    return Check(statement, result.panel.title, measured, outcome, gaps[closest].seeds, reading, window, number)
+
+
+def like(
+    result: PanelCurves,
+    quantity: Quantity,
+    key: str,
+    other: str,
+    reading: str,
+    *,
+    limits: tuple[float, float] | None = None,
+    against: PanelCurves | None = None,
+) -> Check:
+    """Whether two curves, perhaps of two panels, end alike, or differ by an amount within given limits."""
+    against = against or result
+    mine, theirs = name_in(result, key), name_in(against, other)
+    if against is not result:
+        mine, theirs = f"{mine}, {result.panel.short}", against.panel.short
+    low, high = limits or (-quantity.alike, quantity.alike)
+    how = f"at most {high * quantity.scale:g}{quantity.step} {'from' if low < 0 else 'above'}"
+    statement = f"{mine}: {quantity.name} {how} that of {theirs}"
+    missing = _missing(result, [key, other] if against is result else [key]) or _missing(against, [other])
+    one = None if missing else gap(quantity.measure, result.lines[key], against.lines[other])
+    if one is None:
+        told = missing or f"no seed with both {mine} and {theirs}"
+        return Check(statement, result.panel.title, told, "not measured", reading=reading)
+    measured = described(mine, theirs, one, quantity)
+    number = short(theirs, one, quantity)
+    return Check(statement, result.panel.title, measured, one.between(low, high), one.seeds, reading, number=number)
+
+
+def above_most(
+    result: PanelCurves, quantity: Quantity, key: str, cast: Sequence[str], reading: str, *, lower: bool = False
+) -> Check:
+    """Whether a curve is in the top (or bottom) half: above (or below) at least three of the five others."""
+    word, mine = "below" if lower else "above", name_in(result, key)
+    statement = f"{mine}: {quantity.name} {word} that of at least three of the five others"
+    gaps = _gaps(result, quantity, key, [other for other in cast if other != key])
+    if isinstance(gaps, str):
+        return Check(statement, result.panel.title, gaps, "not measured", reading=reading)
+    limits = (-np.inf, 0.0) if lower else (0.0, np.inf)
+    outcomes = [one.between(*limits) for one in gaps.values()]
+    sure, possible = outcomes.count("holds"), len(outcomes) - outcomes.count("does not hold")
+    outcome: Outcome = "holds" if sure >= 3 else "does not hold" if possible < 3 else "undecided"
+    first = next(iter(gaps.values()))
+    measured = f"{quantity.text(float(first.first.mean()))}, {word} {sure} of {len(gaps)}"
+    seeds = tuple(seed for seed in first.seeds if all(seed in one.seeds for one in gaps.values()))
+    return Check(statement, result.panel.title, measured, outcome, seeds, reading)
+
+
+def falls_less(results: Sequence[PanelCurves], key: str, other: str, reading: str) -> Check:
+    """Whether a curve's largest fall is below another's, by the pairs of runs of all panels together."""
+    mine, theirs = name_in(results[0], key), name_in(results[0], other)
+    statement, where = f"{mine}: {FALL.name} below that of {theirs}", _places(results)
+    if missing := next(filter(None, (_missing(result, [key, other]) for result in results)), ""):
+        return Check(statement, where, missing, "not measured", reading=reading)
+    pairs = [gap(FALL.measure, result.lines[key], result.lines[other]) for result in results]
+    one = _together([pair for pair in pairs if pair is not None])
+    if one is None:
+        return Check(statement, where, f"no seed with both {mine} and {theirs}", "not measured", reading=reading)
+    measured, number = described(mine, theirs, one, FALL, lower=True), short(theirs, one, FALL)
+    return Check(statement, where, measured, one.between(high=0.0), one.seeds, reading, number=number)
+
+
+def drops_more(results: Sequence[PanelCurves], key: str, reading: str) -> Check:
+    """Whether a curve drops markedly, by the runs of all panels together."""
+    mine = name_in(results[0], key)
+    statement, where = f"{mine}: a marked drop", _places(results)
+    if missing := next(filter(None, (_missing(result, [key]) for result in results)), ""):
+        return Check(statement, where, missing, "not measured", reading=reading)
+    lines = [result.lines[key] for result in results]
+    falls = [FALL.measure(curves) for curves in lines]
+    one = _together([Gap(fall, np.full_like(fall, MARKED_DROP), c.seeds) for fall, c in zip(falls, lines, strict=True)])
+    assert one is not None  # every line has a seed
+    failed = sum(failure is not None for curves in lines for failure in curves.failures)
+    note = f"; {failed} of {len(one.first)} runs failed" if failed else ""
+    mean, least, most = (FALL.text(float(value)) for value in (one.first.mean(), one.first.min(), one.first.max()))
+    measured = f"largest fall {mean}, from {least} to {most}{note}"
+    return Check(statement, where, measured, one.between(0.0), one.seeds, reading)
+
+
+def described(mine: str, other: str, one: Gap, quantity: Quantity, lower: bool = False) -> str:
+    """Both numbers, their difference with its interval, and the number of pairs with that sign."""
+    first, second = (quantity.text(float(values.mean())) for values in (one.first, one.second))
+    text = f"{mine} {first}, {other} {second}"
+    if np.isfinite(one.mean):
+        text += f": {quantity.signed(one.mean)}{quantity.step}{_between(one, quantity)}"
+    count = len(one.differences)
+    if count == 1:
+        return text
+    agreeing = int(np.sum(one.differences < 0 if lower else one.differences > 0))
+    what = "seeds" if count == len(one.seeds) else "pairs"
+    return f"{text}, {'below' if lower else 'above'} in {agreeing} of {count} {what}"
+
+
+def short(other: str, one: Gap, quantity: Quantity) -> str:
+    """The difference with its interval, and to what."""
+    step = f" in {quantity.name}" if not quantity.step else quantity.step
+    return (
+        f"{quantity.signed(one.mean)}{step}{_between(one, quantity)} to {other}"
+        if np.isfinite(one.mean)
+        else f"{other}: never"
+    )
+
+
+def _between(one: Gap, quantity: Quantity) -> str:
+    ends = one.interval
+    if ends.low is None or ends.high is None:
+        return ""
+    return f" [{quantity.signed(ends.low)}, {quantity.signed(ends.high)}]"
+
+
+def name_in(result: PanelCurves, key: str) -> str:
+    """The label of a planned curve."""
+    return next(line.label for line in result.panel.lines if line.key == key)
+
+
+def _gaps(result: PanelCurves, quantity: Quantity, key: str, rivals: Sequence[str]) -> dict[str, Gap] | str:
+    """The difference to every rival, or the reason why there is none."""
+    if missing := _missing(result, [key, *rivals]):
+        return missing
+    gaps = {rival: gap(quantity.measure, result.lines[key], result.lines[rival]) for rival in rivals}
+    apart = [name_in(result, rival) for rival, one in gaps.items() if one is None]
+    if apart:
+        return f"no seed with both {name_in(result, key)} and {', '.join(apart)}"
+    return {rival: one for rival, one in gaps.items() if one is not None}
+
+
+def _missing(result: PanelCurves, keys: Sequence[str]) -> str:
+    absent = [name_in(result, key) for key in keys if key not in result.lines]
+    return f"planned, not run: {', '.join(absent)}" if absent else ""
+
+
+def _together(gaps: Sequence[Gap]) -> Gap | None:
+    """The pairs of several panels as one."""
+    if not gaps:
+        return None
+    seeds = tuple(sorted({seed for one in gaps for seed in one.seeds}))
+    return Gap(np.concatenate([one.first for one in gaps]), np.concatenate([one.second for one in gaps]), seeds)
+
+
+def _places(results: Sequence[PanelCurves]) -> str:
+    return "; ".join(result.panel.title for result in results)

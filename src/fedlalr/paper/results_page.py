@@ -1,0 +1,256 @@
+"""The generated tables of the pages on results: `python -m fedlalr.paper.results_page docs/results`.
+
+Reads the verdicts, the planned runs and all finished runs below a folder, and rewrites every part of its `README.md`
+and `details.md` that stands between `<!-- begin NAME -->` and `<!-- end NAME -->`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedlalr.common.files import write_whole
+from fedlalr.config.errors import ConfigError
+from fedlalr.federation.storage.journal import METRICS_FILE
+from fedlalr.paper.verdicts import Claim, load_verdicts
+from fedlalr.report.groups import Group, group_runs, method_of
+from fedlalr.report.runs import TUNING, ReportedRun, read_run
+
+PAGES = ("README.md", "details.md")
+NO_RUN = "no run yet"
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of model on some data: where its runs are, the accuracy that rounds and bytes are counted to, and what is
+    known about compression."""
+
+    name: str
+    folder: str
+    target: float
+    compression: str = NO_RUN
+    buffers: str | None = None
+
+
+_PRINTED = "paper-dtype-bfloat16/runs"
+FAMILIES = (
+    Family(
+        "ConvMixer, CIFAR-10, Dirichlet 0.6",
+        f"{_PRINTED}/cifar10-dirichlet0.6-50of100",
+        0.75,
+        "FedLALR `balanced`: a fifth of the bytes up, [+0.05 ± 0.20 points](../compression.md#cifar-10), 3 seeds",
+        "average",
+    ),
+    Family("the same, Dirichlet 0.3", f"{_PRINTED}/cifar10-dirichlet0.3-50of100", 0.75, buffers="average"),
+    Family(
+        "ConvMixer, 0.6, BatchNorm recalibrated",
+        "paper-buffers-recalibrate-dtype-bfloat16/runs/cifar10-dirichlet0.6-50of100",
+        0.75,
+    ),
+    Family("LSTM, Shakespeare by role", f"{_PRINTED}/shakespeare-natural-10of100", 0.40),
+    Family("GPT, Shakespeare by role", "gpt-shakespeare", 0.40),
+    Family("ViT, CIFAR-10, Dirichlet 0.6", "vit-cifar10", 0.60),
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method with one set of settings over its seeds."""
+
+    label: str
+    seeds: int
+    final: float
+    """Mean accuracy over the last tenth of the rounds, and over the seeds."""
+    rounds: float
+    """To the target, as a mean over the seeds; infinite if one of them does not reach it."""
+    gigabytes: float
+    """Sent up by all clients until then."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Rewrite the pages of the folder that is named on the command line."""
+    if len(arguments) != 1 or not Path(arguments[0]).is_dir():
+        raise SystemExit("usage: python -m fedlalr.paper.results_page FOLDER, with a folder such as docs/results")
+    for path in write_pages(Path(arguments[0])):
+        print(path)
+
+
+def write_pages(folder: Path) -> list[Path]:
+    """Rewrite the generated parts of both pages; returns their paths."""
+    parts: dict[str, Callable[[], str]] = {
+        "claims": lambda: claims_table(find_claims(folder)),
+        "planned": lambda: planned_list(folder),
+        "recommended": lambda: recommended_table(folder),
+        "comparisons": lambda: comparisons(folder),
+    }
+    written = []
+    for page in PAGES:
+        path = folder / page
+        text = path.read_text(encoding="utf-8")
+        for name in re.findall(r"<!-- begin (\w+) -->", text):
+            if name not in parts:
+                raise ConfigError(f"{path} asks for the part {name!r}; there are only {', '.join(parts)}")
+            begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+            before, _, rest = text.partition(begin)
+            _, found, after = rest.partition(end)
+            if not found:
+                raise ConfigError(f"{path} has {begin} without {end}; add it where the generated part ends")
+            text = f"{before}{begin}\n\n{parts[name]()}\n\n{end}{after}"
+        write_whole(path, text)
+        written.append(path)
+    return written
+
+
+def find_claims(folder: Path) -> list[Claim]:
+    """Each claim from the folder that measured it, in the order of the paper; from the first if several did."""
+    found: dict[str, Claim] = {}
+    for file in sorted(folder.glob("*/verdicts.json"), key=lambda file: "recalibrate" in file.parent.name):
+        for claim in load_verdicts(file.parent):
+            if claim.key not in found or not found[claim.key].checks:
+                found[claim.key] = claim
+    return list(found.values())
+
+
+def claims_table(claims: Iterable[Claim]) -> str:
+    """Claim, verdict, verdict of the second reading, and one number."""
+    lines = ["| claim of the paper | verdict | tuned, or in steps | one number |", "|---|---|---|---|"]
+    for claim in claims:
+        told = [_marked(claim, reading) for reading in claim.readings or ("",)]
+        lines.append(f"| {claim.key}. {claim.text} | {told[0]} | {told[1] if told[1:] else ''} | {one_number(claim)} |")
+    return "\n".join(lines)
+
+
+def _marked(claim: Claim, reading: str) -> str:
+    """A verdict, bold if several seeds decide it, with a star if one does."""
+    outcome, one_seed = claim.outcome(reading), claim.one_seed(reading)
+    if outcome == "not measured":
+        return "not run"
+    if one_seed:
+        return f"{outcome}\\*"
+    return outcome if outcome == "undecided" else f"**{outcome}**"
+
+
+def one_number(claim: Claim) -> str:
+    """The number behind the verdict of the first reading that was measured."""
+    for reading in claim.readings:
+        outcome, checks = claim.outcome(reading), claim.of(reading)
+        if outcome == "not measured":
+            continue
+        if all(check.window for check in checks):
+            held = sum(check.outcome == "holds" for check in checks)
+            return f"{held} of {len(checks)} windows"
+        deciding = next((check for check in checks if check.outcome == outcome), checks[0])
+        return deciding.number or deciding.measured
+    return "–"
+
+
+def planned_list(folder: Path) -> str:
+    """The commands of runs that are planned and not finished, with their number."""
+    lines = []
+    for file in sorted(folder.glob("*/*.json")):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        planned = content.get("planned") if isinstance(content, dict) else None
+        if planned and planned["runs"]:
+            count = len(planned["runs"])
+            lines.append(f"# {content['figure']}: {count} {'run' if count == 1 else 'runs'}\n{planned['command']}")
+    return "```sh\n" + "\n".join(lines) + "\n```" if lines else "Nothing: all planned runs are finished."
+
+
+def recommended_table(folder: Path) -> str:
+    """For every family the method with the best final accuracy, the fewest rounds and the fewest bytes."""
+    lines = [
+        "| model and data | best accuracy | fewest rounds | fewest bytes up | compression |",
+        "|---|---|---|---|---|",
+    ]
+    for family in FAMILIES:
+        found = lines_of(folder / family.folder, family.target, family.buffers)
+        cells = [NO_RUN] * 3
+        if found:
+            reached = [line for line in found if math.isfinite(line.rounds)]
+            best = max(found, key=lambda line: line.final)
+            cells = [f"{best.label}: {best.final * 100:.1f} %{_seeds(best)}", *["–"] * 2]
+        if found and reached:
+            target = f"{family.target * 100:g} %"
+            soon = min(reached, key=lambda line: line.rounds)
+            cheap = min(reached, key=lambda line: line.gigabytes)
+            cells[1] = f"{soon.label}: {target} in round {soon.rounds:.0f}{_seeds(soon)}"
+            cells[2] = f"{cheap.label}: {_bytes(cheap.gigabytes)} to {target}{_seeds(cheap)}"
+        lines.append(f"| {family.name} | {' | '.join(cells)} | {family.compression} |")
+    return "\n".join(lines)
+
+
+def comparisons(folder: Path) -> str:
+    """A table for every family whose runs were made with `fedlalr compare`, best final accuracy first."""
+    parts = []
+    for family in FAMILIES:
+        if "/" in family.folder:
+            continue
+        found = sorted(lines_of(folder / family.folder, family.target), key=lambda line: -line.final)
+        table = [
+            f"| {family.name} | seeds | last tenth | {family.target * 100:g} % in round | GB up by then |",
+            "|---|---|---|---|---|",
+        ]
+        for line in found:
+            rounds, sent = (
+                (f"{line.rounds:.0f}", f"{line.gigabytes:.3g}") if math.isfinite(line.rounds) else ("never", "–")
+            )
+            table.append(f"| {line.label} | {line.seeds} | {line.final * 100:.1f} % | {rounds} | {sent} |")
+        parts.append("\n".join(table) if found else f"{family.name}: {NO_RUN} (`{family.folder}`).")
+    return "\n\n".join(parts)
+
+
+def lines_of(folder: Path, target: float, buffers: str | None = None) -> list[Line]:
+    """The finished runs below a folder, grouped by their settings; empty without any."""
+    places = [file.parent for file in sorted(folder.rglob(METRICS_FILE))]
+    runs = [read_run(place) for place in places if TUNING not in place.relative_to(folder).parts]
+    done = [run for run in runs if run.state == "finished" and run.config is not None]
+    kept = [run for run in done if buffers is None or (run.config and run.config.buffers == buffers)]
+    return [_line(group, target) for group in group_runs(kept)]
+
+
+def _line(group: Group, target: float) -> Line:
+    finals, rounds, sent = [], [], []
+    for run in group.runs:
+        accuracy = np.array([record.accuracy or 0.0 for record in run.records])
+        finals.append(accuracy[-max(1, len(accuracy) // 10) :].mean())
+        reached = np.flatnonzero(accuracy >= target)
+        rounds.append(float(reached[0] + 1) if len(reached) else math.inf)
+        up = np.cumsum([record.bytes_up for record in run.records]) / 1e9
+        sent.append(float(up[reached[0]]) if len(reached) else math.inf)
+    return Line(label_of(group.runs[0]), len(group.runs), *(float(np.mean(each)) for each in (finals, rounds, sent)))
+
+
+def label_of(run: ReportedRun) -> str:
+    """The method with its rates, and with what else its folder is named after."""
+    assert run.config is not None  # lines_of keeps only such runs
+    options = run.config.algorithm.options
+    rates = f"lr {options['lr']:g}" + (
+        f", server lr {server:g}" if (server := options.get("server_lr", 1)) != 1 else ""
+    )
+    folder = run.path.parent.name
+    more = folder.removeprefix(run.config.algorithm.name).lstrip("+-")
+    more = re.sub(r"(server_)?lr-[\d.]+(e-?\d+)?", "", more).strip("-").replace("-", " ").replace("_", " ")
+    return f"{method_of(run)}, {rates}" + (f", {more}" if more else "")
+
+
+def _seeds(line: Line) -> str:
+    return "" if line.seeds > 1 else ", one seed"
+
+
+def _bytes(gigabytes: float) -> str:
+    """
+    >>> _bytes(3.42), _bytes(0.027)
+    ('3.4 GB', '27 MB')
+    """
+    return f"{gigabytes:.1f} GB" if gigabytes >= 1 else f"{gigabytes * 1000:.0f} MB"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

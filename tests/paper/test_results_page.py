@@ -1,0 +1,137 @@
+"""The generated parts of the pages on results, from real runs and from verdicts with a known answer."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fedlalr.config import ConfigError
+from fedlalr.paper.results_page import (
+    FAMILIES,
+    NO_RUN,
+    claims_table,
+    comparisons,
+    lines_of,
+    main,
+    one_number,
+    write_pages,
+)
+from fedlalr.paper.verdicts import Check, Claim, save_verdicts
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+ROLES = RESULTS / "paper-dtype-bfloat16" / "runs" / "shakespeare-natural-10of100"
+
+
+def check(outcome, **rest):
+    return Check("a: above b", "here", "1 against 2", outcome, **{"seeds": (0, 1, 2), **rest})
+
+
+def page(folder, text="<!-- begin claims --><!-- end claims -->"):
+    for name in ("README.md", "details.md"):
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def test_bold_needs_several_seeds_and_a_star_marks_one():
+    claims = [
+        Claim("1b", (check("holds", reading="as printed"), check("does not hold", reading="tuned", seeds=(0,)))),
+        Claim("2", (check("undecided"),)),
+        Claim("3a"),
+    ]
+    rows = claims_table(claims).splitlines()[2:]
+    assert rows[0] == f"| 1b. {claims[0].text} | **holds** | does not hold\\* | 1 against 2 |"
+    assert rows[1].endswith("| undecided |  | 1 against 2 |")
+    assert rows[2].endswith("| not run |  | – |")
+
+
+def test_the_number_is_that_of_a_deciding_statement_of_the_first_measured_reading():
+    missing, steps = check("not measured", reading="in epochs"), [check("holds", reading="in steps", number="+1")]
+    assert one_number(Claim("4a", (missing, *steps, check("does not hold", reading="in steps", number="−2")))) == "−2"
+    windows = [check(outcome, window="w") for outcome in ("holds", "does not hold", "holds")]
+    assert one_number(Claim("1a", tuple(windows))) == "2 of 3 windows"
+
+
+def test_pages_are_rewritten_between_their_marks_only(tmp_path):
+    page(
+        tmp_path,
+        "before\n<!-- begin claims -->\nstale\n<!-- end claims -->\nafter\n<!-- begin planned --><!-- end planned -->",
+    )
+    (tmp_path / "paper").mkdir()
+    save_verdicts([Claim("8", (check("holds"),))], ["Runs."], tmp_path / "paper")
+    planned = {"command": "fedlalr reproduce interval", "runs": ["a", "b"]}
+    (tmp_path / "paper" / "interval.json").write_text(json.dumps({"figure": "interval", "planned": planned}))
+    main([str(tmp_path)])
+    text = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert text.startswith("before\n<!-- begin claims -->")
+    assert "stale" not in text
+    assert "| **holds** |" in text
+    assert "after\n" in text
+    assert "# interval: 2 runs\nfedlalr reproduce interval\n" in text
+    main([str(tmp_path)])
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == text
+
+
+def test_a_measured_claim_is_not_hidden_by_a_folder_that_did_not_measure_it(tmp_path):
+    page(tmp_path)
+    for name, claims in (("paper", []), ("paper-dtype", [Claim("8", (check("holds"),))])):
+        (tmp_path / name).mkdir()
+        save_verdicts(claims, ["Runs."], tmp_path / name)
+    write_pages(tmp_path)
+    assert "| **holds** |" in (tmp_path / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("<!-- begin claims -->", "without <!-- end claims -->"), ("<!-- begin figures -->", "there are only claims")],
+)
+def test_marks_that_cannot_be_filled_are_named(tmp_path, text, message):
+    page(tmp_path, text)
+    with pytest.raises(ConfigError, match=message):
+        write_pages(tmp_path)
+
+
+def test_a_missing_folder_ends_with_the_usage(tmp_path):
+    with pytest.raises(SystemExit, match="usage"):
+        main([str(tmp_path / "nowhere")])
+
+
+def test_lines_are_methods_with_their_rates_over_their_seeds():
+    lines = {line.label: line for line in lines_of(ROLES, 0.40)}
+    assert "FedAvg, lr 5" in lines
+    assert "FedLALR, lr 0.015, eps 0.0001" in lines
+    records = [json.loads(line) for line in (ROLES / "fedavg" / "seed-0" / "metrics.jsonl").read_text().splitlines()]
+    first = next(record for record in records if record["accuracy"] >= 0.40)
+    line = lines["FedAvg, lr 1"]
+    assert (line.seeds, line.rounds) == (1, first["round"])
+    assert line.final == pytest.approx(sum(record["accuracy"] for record in records[-10:]) / 10)
+    assert line.gigabytes == pytest.approx(sum(r["bytes_up"] for r in records[: first["round"]]) / 1e9)
+    assert all(line.rounds == math.inf for line in lines_of(ROLES, 0.9))
+
+
+def test_new_runs_of_a_comparison_appear_by_themselves(tmp_path):
+    assert comparisons(tmp_path).count(NO_RUN) == sum("/" not in family.folder for family in FAMILIES)
+    family = next(family for family in FAMILIES if family.folder == "gpt-shakespeare")
+    shutil.copytree(ROLES / "fedavg", tmp_path / family.folder / "fedavg")
+    page(
+        tmp_path, "<!-- begin comparisons --><!-- end comparisons --><!-- begin recommended --><!-- end recommended -->"
+    )
+    write_pages(tmp_path)
+    text = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "| FedAvg, lr 1 | 1 | 45.5 % | 15 | 0.0801 |" in text
+    assert (
+        "| GPT, Shakespeare by role | FedAvg, lr 1: 45.5 %, one seed | FedAvg, lr 1: 40 % in round 15, one seed |"
+        in text
+    )
+    assert f"| ViT, CIFAR-10, Dirichlet 0.6 | {NO_RUN} | {NO_RUN} | {NO_RUN} | {NO_RUN} |" in text
+
+
+def test_the_stored_pages_are_those_that_the_stored_runs_give(tmp_path):
+    for name in ("README.md", "details.md"):
+        shutil.copy(RESULTS / name, tmp_path / name)
+    for entry in RESULTS.iterdir():
+        if entry.is_dir():
+            (tmp_path / entry.name).symlink_to(entry)
+    write_pages(tmp_path)
+    for name in ("README.md", "details.md"):
+        assert (tmp_path / name).read_text(encoding="utf-8") == (RESULTS / name).read_text(encoding="utf-8")
