@@ -1,9 +1,10 @@
 """How much privacy a run has spent: ε at a given δ.
 
-A round samples every client independently with probability `rate` (Poisson sampling), sums the clipped changes, and adds
-Gaussian noise with standard deviation `noise_multiplier` times the clip. Two data sets are neighbours if one has one
-client more. `dp-accounting` computes the distribution of the privacy loss of a round and composes it over the rounds by
-FFT (Koskela, Jälkö, Honkela, AISTATS 2020), discretised so that ε is never too small (Doroshenko et al., PoPETs 2022).
+A round samples every client independently with probability `rate` (Poisson sampling), sums the clipped changes, and
+adds Gaussian noise with standard deviation `noise_multiplier` times the clip. Two data sets are neighbours if one has
+one client more. `dp-accounting` computes the distribution of the privacy loss of a round and composes it over the
+rounds by FFT (Koskela, Jälkö, Honkela, AISTATS 2020), discretised so that ε is never too small (Doroshenko et al.,
+PoPETs 2022).
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from fedlalr.common.checks import check_count, check_positive, check_share
 SMALLEST_DELTA = 1e-10
 """Below it, rounding errors of the FFT would matter."""
 STEPS_PER_DEVIATION = 30
-"""Grid points in one standard deviation of a round's privacy loss. A grid of step h adds at most h²/4 to the variance of
-a round's loss, here 0.03 %, and raises ε by about 0.01 %."""
+"""Grid points in one standard deviation of a round's privacy loss. A grid of step h adds at most h²/4 to the variance
+of a round's loss, here 0.03 %, and raises ε by about 0.01 %."""
 MOST_STEPS = 100_000
-"""Grid points up to a round's largest privacy loss. They limit time and memory at rates below about 1e-3, and then raise
-ε: at a rate of 1e-4 by 0.1 %."""
+"""Grid points up to a round's largest privacy loss. They limit time and memory at rates below about 1e-3, and then
+raise ε: at a rate of 1e-4 by 0.1 %."""
 TAIL = 10
 """Standard deviations of the noise that matter; the rest, 1e-22 of the mass, counts as a full loss of privacy."""
 
@@ -106,7 +107,7 @@ def check_delta(delta: float) -> None:
     check_positive("delta", delta)
     if not SMALLEST_DELTA <= delta < 1:
         raise ValueError(
-            f"delta must be at least {SMALLEST_DELTA:g} and below 1, not {delta!r}; use less than 1 / (number of clients)"
+            f"delta must be at least {SMALLEST_DELTA:g} and below 1, not {delta!r}; use less than 1 / number of clients"
         )
 
 
