@@ -153,4 +153,4 @@ class Rounds:
         return self._registry
 
     def _included(self, cohort: Tensor, round: int) -> Tensor:
-        return with_included(cohort, self.observers, round, self.server.population)
+        return with_included(cohort, self.observers, round, self.server.problem)
