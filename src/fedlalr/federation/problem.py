@@ -105,8 +105,10 @@ class Problem:
         chosen |= {"clients_per_round": self.cohort_size, "reduce": self.rules.reduce}
         chosen |= {"compression": self.rules.compression}
         mechanism = self.rules.mechanism
-        if depends_on_rounds(self.options.schedule) or (mechanism is not None and mechanism.rounds is not None):
+        if depends_on_rounds(self.options.schedule):
             chosen["rounds"] = self.options.rounds
+        elif mechanism is not None and mechanism.rounds is not None:
+            chosen["rounds"] = mechanism.rounds
         if self.options.client_tests is not None and self.client_tests is not None:
             chosen["client_tests"] = data_facts(self.client_tests)
         return facts_of(self.training, self.training.clients, self.test, chosen)

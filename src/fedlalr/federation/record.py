@@ -126,6 +126,11 @@ def over_clients(per_client: Mapping[str, Distribution]) -> str:
     return ""
 
 
+def spent(record: Record) -> str:
+    """The privacy spent, in words, if there is any; ends with a comma."""
+    return "" if record.epsilon is None else f"epsilon {record.epsilon:.3g}, "
+
+
 def _with_nan(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: math.nan if value is None else value for name, value in values.items()}
 

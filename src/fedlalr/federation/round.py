@@ -238,6 +238,8 @@ def _kept(state: ServerState, cohort: Tensor, training: Training) -> Slots:
     """Everything that the cohort's clients keep, stacked."""
     first = first_kept(training, state.slots, state.buffers)
     rows = [state.kept.get(client, first) for client in cohort.tolist()]
+    if not rows:
+        return first.map(lambda tensor: tensor[None][:0])
     return Slots(**{name: torch.stack([row[name] for row in rows]) for name in first})
 
 

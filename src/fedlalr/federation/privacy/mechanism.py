@@ -60,12 +60,16 @@ class Mechanism:
 
     def spend(self, round: int) -> float | None:
         """ε after a round, None without a δ; raises `BudgetSpent` before a round that would exceed the budget."""
-        if self.rounds is not None and round > self.rounds:
-            raise BudgetSpent(
-                f"round {round} would spend more than epsilon={self.privacy.epsilon:g}: the noise was computed for "
-                f"{self.rounds} rounds; start a new run with more rounds, on other clients or with a larger epsilon"
-            )
+        self.check_rounds(round)
         return None if self._after is None else self._after(round)
+
+    def check_rounds(self, rounds: int) -> None:
+        """Reject more rounds than the noise was computed for."""
+        if self.rounds is not None and rounds > self.rounds:
+            raise BudgetSpent(
+                f"round {self.rounds + 1} would spend more than epsilon={self.privacy.epsilon:g}: the noise was "
+                f"computed for {self.rounds} rounds; set rounds={rounds} before the first round"
+            )
 
     @cached_property
     def _after(self) -> Callable[[int], float] | None:

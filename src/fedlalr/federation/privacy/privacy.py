@@ -81,11 +81,10 @@ class Privacy:
                 f"privacy: the model has buffers, such as {floats[0]}, which would be sent without noise; use "
                 f"buffers='local', give units a scale for 'buffers', or use a model without them (GroupNorm)"
             )
-        if (self.second_moment == "server" or _uses_steps(algorithm)) and public_steps(local.local, 1) is None:
-            what = "second_moment='server'" if self.second_moment == "server" else method
+        if _uses_steps(algorithm) and public_steps(local.local, 1) is None:
             raise ValueError(
-                f"privacy: {what} needs the number of local steps on the server, which depends on the clients' private "
-                f"numbers of samples; use local=fl.Steps(K)"
+                f"privacy: {method} needs the number of local steps on the server, which depends on the clients' "
+                f"private numbers of samples; use local=fl.Steps(K)"
             )
         if self.scaled:
             self._check_scaled(algorithm, table)

@@ -44,7 +44,8 @@ class PrivateReduction:
         }
         if BUFFERS in privacy.units:
             self._units[BUFFERS] = privacy.unit(BUFFERS)
-        self._total: dict[str, Tensor] = {}
+        self.total: dict[str, Tensor] = {}
+        """The sum so far, in units."""
         none = work.broadcast.x.new_empty(0, self._layout.size)
         self.add(Slots(**dict.fromkeys(self._slots, none)), {name: b[None][:0] for name, b in work.buffers.items()})
 
@@ -55,11 +56,11 @@ class PrivateReduction:
         if changes:
             values[BUFFERS] = torch.cat([each.flatten(1) for each in changes.values()], 1)
         summed = clipped_sum(values, self._references, self._units, self.mechanism.privacy.clip)
-        self._total = {name: self._total.get(name, 0.0) + each for name, each in summed.items()}
+        self.total = {name: self.total.get(name, 0.0) + each for name, each in summed.items()}
 
     def release(self, ranks: Ranks = ALONE) -> tuple[Slots, Buffers]:
         """What the algorithm's update gets in place of the mean replies, and the next buffers. Call it once."""
-        mean = self.mechanism.release(ranks.sum(self._total), self._units, self.noise)
+        mean = self.mechanism.release(ranks.sum(self.total), self._units, self.noise)
         changes = {slot: self._repeated(slot, mean[slot]) for slot in self._slots}
         broadcast, table = self.work.broadcast, self.channel.table
         reduced = {
@@ -83,13 +84,12 @@ class PrivateReduction:
         return torch.full((self.mechanism.cohort,), 1 / self.mechanism.cohort, dtype=torch.float64)
 
     def _derived(self, change: Tensor) -> Tensor:
-        algorithm, work = self.training.algorithm, self.work
+        algorithm, privacy = self.training.algorithm, self.mechanism.privacy
         return derived(
             self.server.v_hat,
             change,
-            self.mechanism.deviation(self.mechanism.privacy.unit("x")),
-            lr=float(work.lr),
-            steps=int(self.steps[0]),
+            self.mechanism.deviation(privacy.unit("x")) ** 2,
+            self._layout,
             beta2=algorithm.betas[1],  # type: ignore[attr-defined]  # `is_derivable` checked both
             eps=algorithm.eps,  # type: ignore[attr-defined]
         )

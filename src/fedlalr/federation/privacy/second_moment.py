@@ -1,16 +1,16 @@
 """Second moments under privacy: derived on the server from noised changes, and used as a public scale.
 
-Derived. The server knows the noised mean change Δ of x, the noise's standard deviation τ, the clients' rate α, their
-number of steps K and the v̂ they started from. A client moves x by −α Σ m/√v̂, so that its mean gradient is about
+Derived. The server knows the noised mean change Δ of x, the variance τ² of its noise and the v̂ that clients started
+from. A client moves x by −α Σ m/√v̂, so its mean gradient is proportional to g = Δ √v̂, and v̂ follows g², as in Adam:
 
-    g = −Δ √v̂ / (α K),                  whose square is too large by its noise, v̂ τ² / (α K)² on average:
-    v̂ ← max(ε², β2 v̂ + (1 − β2) v̂ (Δ² − τ²) / (α K)²)
+    r = mean over the parameter tensor of (Δ² − τ²)  /  mean over all coordinates of (Δ² − τ²)
+    v̂ ← max(ε², β2 v̂ + (1 − β2) v̂ r)
 
-This needs the noised change alone, so it costs no privacy. It has three properties that the clients' own rule lacks.
-τ² is subtracted, since the error is proportional to v̂ itself: v̂ would grow exponentially on noise alone if τ > α K.
-The maximum over rounds is left out, as the maximum of noisy numbers measures the noise. β2 applies once a round, as in
-FedAdam, to average the noise over many rounds. Δ does not change with the scale of the gradients if v̂ is far below
-their squares, so choose ε as the typical size of a gradient, as FedAdam's τ, and not as a guard against zero.
+This uses the noised change alone, so it costs no privacy. τ² is subtracted, or v̂ would follow the noise. Means are over
+tensors, since the square of one noised coordinate says hardly anything; clients still adapt to each coordinate. Only
+the ratio of tensors is used: clipping shortens Δ, which therefore does not tell the size of gradients. So choose ε as
+large as a typical gradient, as for FedAdam, and not as a guard against zero. The maximum over rounds is left out, since
+the maximum of noisy numbers measures the noise. β2 applies once a round, to average over many.
 
 Scaled. The second moment that the server broadcast is public, and so is s = √v̂ / √mean(v̂), at least `LEAST`. A slot
 that grows with the gradients to the power of d (its degree) is clipped and noised in units of s^d: numbers are then of
@@ -28,12 +28,12 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Algorithm, Slots
+from fedlalr.training.layout import Layout
 
 DEGREES = {"x": 0, "delta": 1, "m": 1, "c": 1, "v": 2, "v_hat": 2}
 """Slot → the power of the gradients with which its changes grow. FedAdam's v is the second moment of delta itself."""
-MOST = 9.0
-"""(Δ / (α K))² of honest clients' mean change is at most about this, since AMSGrad's longest step is about 3 α. More is
-noise: at small rates α it could multiply v̂ in a single round."""
+MOST = 10.0
+"""The largest r. A tensor that moves even more is slowed down over several rounds."""
 LEAST = 0.1
 """The smallest scale: a coordinate that has hardly moved must not use up the clip."""
 
@@ -45,11 +45,11 @@ def is_derivable(algorithm: Algorithm) -> bool:
     return known and set(table.down) == set(table.up) == {"x", "v_hat"}
 
 
-def derived(
-    v_hat: Tensor, change: Tensor, deviation: float, *, lr: float, steps: int, beta2: float, eps: float
-) -> Tensor:
-    """v̂ after a round, from the noised mean change of x and the standard deviation of its noise."""
-    ratio = ((change.double() ** 2 - deviation**2) / (lr * steps) ** 2).clamp(-MOST, MOST)
+def derived(v_hat: Tensor, change: Tensor, variance: float, layout: Layout, *, beta2: float, eps: float) -> Tensor:
+    """v̂ after a round, from the noised mean change of x and the variance of its noise."""
+    power = change.double() ** 2 - variance
+    typical = power.mean()
+    ratio = torch.where(typical > 0, layout.block_means(power) / typical, 1.0).clamp(0.0, MOST)
     v = v_hat.double()
     return (beta2 * v + (1 - beta2) * v * ratio).clamp(min=eps**2).to(v_hat.dtype)
 
