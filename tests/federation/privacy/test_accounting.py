@@ -30,7 +30,7 @@ rest is for the tails, where a loss is not normal."""
 
 
 def random_settings(count: int) -> list[tuple[float, float, int, float]]:
-    """Noise multiplier, rate, rounds and δ, with ε between 0.05 and 20."""
+    """Noise multiplier, rate, rounds and δ, with ε between 0.5 and 21."""
     generator = np.random.default_rng(24)
     found: list[tuple[float, float, int, float]] = []
     while len(found) < count:
