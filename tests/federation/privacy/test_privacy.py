@@ -14,7 +14,8 @@ from torch import nn
 import fedlalr as fl
 from conftest import make_clients, make_model
 from federation.privacy.test_mechanism import METHODS, units_of, with_statistics
-from fedlalr.config import load
+from fedlalr.cli.run import outcome
+from fedlalr.config import RunDirectory, execute, load
 from fedlalr.config.build import build_options
 from fedlalr.federation.privacy.accounting import epsilon
 from fedlalr.federation.privacy.mechanism import BudgetSpent, Mechanism, seeded_noise
@@ -324,6 +325,15 @@ def test_the_stacked_engine_gives_the_same_private_run():
 def test_a_configuration_has_privacy_as_a_mapping():
     config = load("quickstart", ["privacy.clip=0.5", "privacy.noise_multiplier=1.1", "privacy.units.x=2.0"])
     assert build_options(config)["privacy"] == {"clip": 0.5, "noise_multiplier": 1.1, "units": {"x": 2.0}}
+
+
+def test_a_configured_run_tells_what_it_spent(tmp_path):
+    chosen = ["algorithm=fedavg", "rounds=1", "partition.clients=12", "clients_per_round=4", "local.steps=1"]
+    config = load("quickstart", [*chosen, "privacy={clip: 1.0, noise_multiplier: 1.0, delta: 1e-3}"])
+    execute(config, tmp_path / "run")
+    summary = RunDirectory(tmp_path / "run").summary()
+    assert summary["epsilon"] == epsilon(1.0, 4 / 12, 1, 1e-3)
+    assert f", epsilon {summary['epsilon']:.3g} after 1 round" in outcome(summary)
 
 
 def test_noise_does_not_depend_on_the_model_but_on_the_seed():

@@ -312,7 +312,7 @@ def _metrics(record: Record) -> MetricRecord:
     return MetricRecord(known | {"clients": record.clients, "rejected": len(record.rejected)})
 
 
-def _known(train_loss: float, epsilon: float | None) -> dict[str, int | float]:
+def _known(train_loss: float, epsilon: float | None) -> dict[str, Any]:
     """The numbers that a round has: private nodes send no loss, and others have no ε."""
-    known: dict[str, int | float] = {} if math.isnan(train_loss) else {"train_loss": train_loss}
+    known: dict[str, Any] = {} if math.isnan(train_loss) else {"train_loss": train_loss}
     return known | ({} if epsilon is None else {"epsilon": epsilon})

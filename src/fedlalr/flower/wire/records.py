@@ -69,7 +69,9 @@ def answer_content(
 ) -> RecordDict:
     """The content of a client's reply. A private one has no counts and no loss, to which no noise would be added."""
     arrays = array_records(answer.upload, answer.buffers, layout, instruction.layout, blocks, answer.content)
-    metrics = {} if private else {"num-examples": answer.samples, "steps": answer.steps, "loss": answer.loss}
+    metrics: dict[str, Any] = (
+        {} if private else {"num-examples": answer.samples, "steps": answer.steps, "loss": answer.loss}
+    )
     return RecordDict({**arrays, FACTS: _origin(instruction), METRICS: MetricRecord(metrics)})
 
 
