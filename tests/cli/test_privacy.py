@@ -97,3 +97,24 @@ def test_what_cannot_be_accounted_for_is_rejected(runs: Path, tmp_path: Path, mo
     for result, message in rejected.items():
         assert result.exit_code == 2, result.output
         assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("{clip: 1.0, noise_multiplier: 1.0, delta: 1e-12}", "delta must be at least 1e-10"),
+        ("{clip: 1.0, noise_multiplier: 1.0, delta: 1e-3}", "pip install 'fedlalr[privacy]'"),
+        ("{clip: 1.0, epsilon: 4.0, delta: 1e-3}", "pip install 'fedlalr[privacy]'"),
+    ],
+)
+def test_a_run_that_cannot_be_accounted_for_does_not_start(
+    settings: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting.pld", None)
+    accounting._one_round.cache_clear()
+    accounting._composed_epsilon.cache_clear()
+    words = ["run", "quickstart", "algorithm=fedavg", f"privacy={settings}", "--run-dir", str(tmp_path / "run")]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert not (tmp_path / "run").exists()

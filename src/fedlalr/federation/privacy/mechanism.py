@@ -50,7 +50,9 @@ class Mechanism:
     def of(cls, privacy: Privacy, cohort: int, population: int, rounds: int) -> Mechanism:
         """Compute the noise multiplier if an ε is given."""
         if privacy.noise_multiplier is not None:
-            return cls(privacy, privacy.noise_multiplier, cohort, population, None)
+            given = cls(privacy, privacy.noise_multiplier, cohort, population, None)
+            given.spend(1)  # a missing extra or a δ that is too small is an error before the first round
+            return given
         from fedlalr.federation.privacy.accounting import solve_noise_multiplier  # here: it needs an extra
 
         assert privacy.epsilon is not None  # `Privacy` checked it, and
