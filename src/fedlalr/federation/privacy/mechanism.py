@@ -107,19 +107,27 @@ def clipped_sum(
     """
     like = next(iter(values.values()))
     total = {slot: each.new_zeros(each.shape[1:], dtype=torch.float64) for slot, each in values.items()}
+    scale = {slot: unit for slot, unit in units.items() if not isinstance(unit, Tensor)}  # saves a pass over memory
     width = max(1, NUMBERS_AT_A_TIME // max(1, sum(each.shape[1] for each in values.values())))
     for start in range(0, len(like), width):
-        rows = {}
-        for slot, each in values.items():
-            change = each[start : start + width].double()
-            change = change - references[slot].double() if slot in references else change
-            rows[slot] = change / units[slot]
-        norms = torch.stack([torch.linalg.vector_norm(each, dim=1) for each in rows.values()]).norm(dim=0)
-        good = torch.isfinite(norms)
-        factors = torch.where(good, clip / norms.clamp(min=clip), 0.0)
+        rows = {slot: _change(each[start : start + width], references.get(slot)) for slot, each in values.items()}
         for slot, each in rows.items():
-            total[slot] += factors @ each.masked_fill(~good[:, None], 0.0)
+            if slot not in scale:
+                each.div_(units[slot])
+        norms = torch.stack([torch.linalg.vector_norm(each, dim=1) / scale.get(slot, 1) for slot, each in rows.items()])
+        joint = norms.norm(dim=0)
+        good = torch.isfinite(joint)
+        factors = torch.where(good, clip / joint.clamp(min=clip), 0.0)
+        bad = None if good.all() else ~good[:, None]
+        for slot, each in rows.items():
+            total[slot] += (factors @ (each if bad is None else each.masked_fill_(bad, 0.0))) / scale.get(slot, 1)
     return total
+
+
+def _change(values: Tensor, reference: Tensor | None) -> Tensor:
+    """A change in float64, in memory of its own."""
+    own = values.to(torch.float64, copy=True)
+    return own if reference is None else own.sub_(reference)
 
 
 def seeded_noise(seed: int, round: int) -> Noise:
