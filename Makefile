@@ -26,7 +26,7 @@ $(VENV)/core.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[dev,flower,data,hf]'
+	$(PIP) -e '.[dev,flower,data,hf,privacy]'
 	@touch $@ $(VENV)/core.stamp
 
 $(VENV)/docs.stamp: $(VENV)/dev.stamp
@@ -123,12 +123,12 @@ SUITE := -m pytest -n $(PROCESSES) --dist loadfile -p no:cacheprovider
 test-oldest:
 	$(OLDEST_PYTHON) -m venv --clear .venv-oldest
 	.venv-oldest/bin/python .ci/oldest.py > .venv-oldest/constraints.txt
-	.venv-oldest/bin/pip install --quiet -c .venv-oldest/constraints.txt -e '.[dev,flower,data,hf,track]'
+	.venv-oldest/bin/pip install --quiet -c .venv-oldest/constraints.txt -e '.[dev,flower,data,hf,privacy,track]'
 	.venv-oldest/bin/python $(SUITE)
 
 test-newest:
 	$(NEWEST_PYTHON) -m venv --clear .venv-newest
-	.venv-newest/bin/pip install --quiet -e '.[dev,data,hf,track]'
+	.venv-newest/bin/pip install --quiet -e '.[dev,data,hf,privacy,track]'
 	.venv-newest/bin/python $(SUITE) --ignore tests/flower
-	.venv-newest/bin/pip install --quiet -e '.[dev,flower,data,hf,track]'
+	.venv-newest/bin/pip install --quiet -e '.[dev,flower,data,hf,privacy,track]'
 	.venv-newest/bin/python $(SUITE) tests/flower

@@ -55,6 +55,7 @@ from fedlalr.federation import (
 )
 from fedlalr.federation.compression import codecs
 from fedlalr.federation.compression.compression import Compression
+from fedlalr.federation.privacy.privacy import Privacy
 from fedlalr.federation.replies import reductions
 from fedlalr.training import Engine, Epochs, Interval, LogInterval, Probe, Replies, Steps, Trace, Training, Work
 
@@ -93,6 +94,7 @@ __all__ = [
     "LogInterval",
     "MimeLite",
     "Observer",
+    "Privacy",
     "Probe",
     "Record",
     "Rejection",

@@ -4,6 +4,7 @@ Every message starts a process that imports torch, so these tests take minutes: 
 """
 
 import importlib
+import math
 import sys
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 
 import fedlalr as fl
 from fedlalr.config import RunDirectory
+from fedlalr.federation.privacy.accounting import epsilon
 from fedlalr.flower.local.certificates import make_node_keys, make_server_files
 from fedlalr.flower.local.launch import LocalFederation
 from fedlalr.training.layout import Layout
@@ -30,7 +32,7 @@ PATIENCE = 900.0
 """Timeout: seconds without a finished round; generous, for busy machines."""
 DEFAULTS = {
     "algorithm": "fedlalr", "momentum": "average", "second-moment": "mean", "rounds": 2, "min-clients": 3,
-    "hidden": 8, "compression": "",
+    "hidden": 8, "compression": "", "noise": 0.0,
 }  # fmt: skip
 
 
@@ -223,6 +225,26 @@ def test_a_supernode_killed_mid_round_takes_part_again_after_a_restart(federatio
     assert records[-1].clients == task.CLIENTS, "the restarted node takes part in the last round at the latest"
     away = [record.round for record in records if record.rejected]
     assert_same_bits(run_dir, simulate(broken=away, **options))
+
+
+def test_a_private_run_continues_without_a_supernode_that_is_killed_mid_round(federation, tmp_path):
+    """Its client counts as zero in that round; nodes send no losses, and every round spends privacy."""
+    options = {"algorithm": "fedavg", "rounds": 3, "min_clients": 1, "noise": 1.0}
+    run_dir, marker = tmp_path / "private", tmp_path / "marker"
+    progress = submit(federation, run_dir, faults="wait", marker=str(marker), wait=3600.0, **options)
+    wait_until(marker.exists)
+    federation.processes.kill("node-1")
+    wait_until(lambda: progress() >= 2)
+    start_node(federation, 1, federation.keys[1])
+    federation.wait_for("private", PATIENCE, progress)
+    records = RunDirectory(run_dir).records()
+    assert [record.clients for record in records[:2]] == [3, 2]
+    assert [(r.client, "its node is not available" in r.reason) for r in records[1].rejected] == [(1, True)], records[1]
+    assert [record.epsilon for record in records] == [epsilon(1.0, 1.0, t, 1e-3) for t in (1, 2, 3)]
+    assert all(math.isnan(record.train_loss) for record in records)
+    change = final_state(run_dir)["slot/x"] - Layout.of(task.model()).flatten(dict(task.model().named_parameters()))
+    deviation = math.sqrt(3) * 1.0 * 0.1 / 3  # of the noise of three rounds, in each coordinate
+    assert 0.5 * deviation < change.std() < 3 * deviation
 
 
 @pytest.mark.parametrize("algorithm", ["fedlalr", "scaffold"])

@@ -107,6 +107,14 @@ def test_measures_of_the_caller_are_curves_and_columns() -> None:
     assert [row[column] for row in table.rows] == ["0.5", "–"]
 
 
+def test_private_runs_have_a_column_for_what_they_spent() -> None:
+    first = reported()
+    private = replace(first, records=[replace(record, epsilon=record.round / 3) for record in first.records])
+    table = runs_table(group_runs([private, reported("algorithm=fedavg")]))
+    assert [row[table.heading.index("epsilon")] for row in table.rows] == ["0.667", "–"]
+    assert "epsilon" not in runs_table(group_runs([first])).heading
+
+
 def test_losses_of_any_size_are_told_in_digits_that_count() -> None:
     run = reported()
     losses = [1.234567, 0.00012345, 1.5e30]

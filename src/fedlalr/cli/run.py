@@ -188,6 +188,8 @@ def outcome(summary: dict[str, Any]) -> str:
     measured = "" if accuracy is None else f"accuracy {accuracy:.1%} (best {best:.1%}), "
     measured += over_clients(distributions_in(summary.get("per_client", {})))
     loss = "no finite loss" if summary["loss"] is None else f"loss {summary['loss']:.3f}"
+    if summary.get("epsilon") is not None:
+        loss += f", epsilon {summary['epsilon']:.3g}"
     return f"{measured}{loss} after {rounds} round{'' if rounds == 1 else 's'}"
 
 

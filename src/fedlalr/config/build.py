@@ -158,8 +158,8 @@ def execute(
             warnings.simplefilter("ignore", RepliesRejected)  # records, progress and summary count them
             result = run(**prepared, observers=watching, progress=False, run_dir=run_dir, resume=resume, debug=debug)
     except BaseException as error:
-        if files.info is None and isinstance(error, ValueError | TypeError | RunDirectoryError):
-            raise ConfigError(str(error)) from error  # before the first round: incompatible settings
+        if files.info is None and isinstance(error, ValueError | TypeError | ImportError | RunDirectoryError):
+            raise ConfigError(str(error)) from error  # before the first round: incompatible settings, missing extras
         with suppress(RunDirectoryError):  # a disk error may also prevent writing the summary
             rejected = error.rejected if isinstance(error, RoundFailed) else ()
             files.end(str(error) if isinstance(error, FAILURES) else None, rejected)

@@ -120,6 +120,7 @@ def summarise(
         "best_accuracy": max(accuracies, default=None),
         "loss": last.get("loss"),
         "per_client": last.get("per_client", {}),
+        "epsilon": last.get("epsilon"),
         "bytes_up": sum(record.bytes_up for record in records),
         "bytes_down": sum(record.bytes_down for record in records),
         "seconds": sum(record.seconds for record in records),

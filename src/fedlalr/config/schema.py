@@ -240,6 +240,7 @@ else:
         "schedule": Any,
         "reduce": dict[str, str | Settings] | None,
         "compression": str | Settings | None,
+        "privacy": Settings | None,
         "engine": str,
         "device": str,
         "dtype": Any,

@@ -26,6 +26,8 @@ HOLDOUT: Final = 5
 """Stream of the samples that are held out for evaluation."""
 ROUNDING: Final = 6
 """Stream of the stochastic rounding of compressed slots."""
+NOISE: Final = 7
+"""Stream of the noise of simulated privacy."""
 
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _FIRST: Final = 0xBF58476D1CE4E5B9

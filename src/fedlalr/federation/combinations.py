@@ -21,6 +21,16 @@ RECALIBRATE = 'buffers="recalibrate"'
 PERSONAL = "personal parameters"
 SIZES = 'sampling="size"'
 FLOWER = "Flower"
+PRIVACY = "privacy"
+PRIVATE_FLOWER = "privacy on Flower"
+MAX = "a slot that is reduced by its maximum"
+SAMPLES = 'weighting="samples"'
+REDUCE = "reduce"
+NORM_RATIO = "max_norm_ratio"
+SAMPLING = 'sampling other than "uniform"'
+MIN_CLIENTS = "min_clients above 1"
+SCORES = "evaluation of the clients"
+RARE_CHECKPOINTS = "checkpoint_every above 1"
 
 COMBINATIONS = (
     Combination(
@@ -43,6 +53,37 @@ COMBINATIONS = (
         FLOWER,
         RECALIBRATE,
         "it needs a second pass over the clients' data in every round; use buffers='average'",
+    ),
+    Combination(
+        PRIVACY,
+        MAX,
+        "a single client can set a maximum, and no clipped sum gives it; use the mean, such as second_moment='mean'",
+    ),
+    Combination(PRIVACY, SAMPLES, "the weights would reveal the clients' numbers of samples; use weighting='uniform'"),
+    Combination(
+        PRIVACY, REDUCE, "the noise is calculated for a sum of clipped changes, not for other reductions; leave it out"
+    ),
+    Combination(
+        PRIVACY, NORM_RATIO, "its bound on a reply depends on the other replies; leave it out, since privacy clips"
+    ),
+    Combination(PRIVACY, SAMPLING, "privacy needs clients that take part at random, independently; leave sampling out"),
+    Combination(
+        PRIVACY, MIN_CLIENTS, "the number of replies is private, and a round without any is valid; leave it out"
+    ),
+    Combination(
+        PRIVACY,
+        RECALIBRATE,
+        "the statistics would be sent without noise; use buffers='local', or units={'buffers': …} of fl.Privacy",
+    ),
+    Combination(
+        PRIVATE_FLOWER,
+        SCORES,
+        "nodes would send the losses of single clients without noise; leave out holdout and client_tests",
+    ),
+    Combination(
+        PRIVATE_FLOWER,
+        RARE_CHECKPOINTS,
+        "rounds that a resumed run repeats would spend privacy that is not accounted for; use checkpoint_every=1",
     ),
 )
 

@@ -19,10 +19,24 @@ from fedlalr.common.option_types import Count, Positive
 from fedlalr.common.reading import at_home
 from fedlalr.common.suggestions import hint
 from fedlalr.data.population import Clients
-from fedlalr.federation.combinations import COMPRESSION, PERSONAL, RECALIBRATE, SIZES
+from fedlalr.federation.combinations import (
+    COMPRESSION,
+    MIN_CLIENTS,
+    NORM_RATIO,
+    PERSONAL,
+    PRIVACY,
+    RARE_CHECKPOINTS,
+    RECALIBRATE,
+    REDUCE,
+    SAMPLES,
+    SAMPLING,
+    SCORES,
+    SIZES,
+)
 from fedlalr.federation.compression.compression import Compression, compression_for
 from fedlalr.federation.metrics import Metrics
 from fedlalr.federation.observers import Observer
+from fedlalr.federation.privacy.privacy import Privacy, Withholding, as_privacy
 from fedlalr.federation.replies.reductions import SlotReduction, as_reductions
 from fedlalr.federation.replies.screening import MAX_NORM_RATIO
 from fedlalr.federation.round import Rules
@@ -91,6 +105,12 @@ class Options(LocalOptions):
         'Send slots in fewer bytes: `"balanced"`, `"smallest"` or `fl.Compression(up, down, every)`; None: all bytes.',
         scope="server",
     )
+    privacy: Privacy | Mapping[str, Any] | None = option(
+        None,
+        "Client-level differential privacy: `fl.Privacy(clip, noise_multiplier or epsilon, delta)`; clients are then "
+        "sampled independently, and `max_norm_ratio` and `min_clients` do not apply; None: no noise.",
+        scope="server",
+    )
     min_clients: Count = option(1, "A round with fewer usable replies fails.", scope="server")
     test: object = option(
         None,
@@ -156,8 +176,8 @@ class Options(LocalOptions):
     )
 
     def __post_init__(self) -> None:
-        """Convert NumPy integers, such as those of `np.arange`, names of dtypes, single patterns, and ~ in the run
-        directory."""
+        """Convert NumPy integers, such as those of `np.arange`, names of dtypes, single patterns, the mapping of
+        `privacy`, and ~ in the run directory."""
         for each in fields(self):
             if isinstance(value := getattr(self, each.name), np.integer):
                 object.__setattr__(self, each.name, int(value))
@@ -166,6 +186,7 @@ class Options(LocalOptions):
         for name in ("decayed", "trainable", "personal"):
             if isinstance(value := getattr(self, name), str):
                 object.__setattr__(self, name, (value,))
+        object.__setattr__(self, "privacy", as_privacy(self.privacy))
         if str(self.run_dir).startswith("~"):  # otherwise a folder named ~ would be created
             object.__setattr__(self, "run_dir", str(at_home(str(self.run_dir))))
 
@@ -235,6 +256,8 @@ class Options(LocalOptions):
         """How the server treats the replies."""
         reductions = as_reductions(self.reduce, algorithm.slots)
         compression = compression_for(self.compression, algorithm)
+        if isinstance(self.privacy, Privacy) and self.privacy.withheld:
+            compression = Withholding(compression.up, compression.down, compression.every, self.privacy.withheld)
         return Rules(self.weighting, self.min_clients, reductions, self.max_norm_ratio, compression)
 
     @property
@@ -245,6 +268,14 @@ class Options(LocalOptions):
             RECALIBRATE: self.buffers == "recalibrate",
             PERSONAL: self.personal is not None,
             SIZES: self.sampling == "size",
+            PRIVACY: self.privacy is not None,
+            SAMPLES: self.weighting == "samples",
+            REDUCE: bool(self.reduce),
+            NORM_RATIO: self.max_norm_ratio not in (None, MAX_NORM_RATIO),
+            SAMPLING: self.sampling != "uniform",
+            MIN_CLIENTS: self.min_clients > 1,
+            SCORES: self.holdout is not None or self.client_tests is not None,
+            RARE_CHECKPOINTS: self.checkpoint_every > 1,
         }
         return {feature for feature, is_chosen in chosen.items() if is_chosen}
 

@@ -12,11 +12,13 @@ from fedlalr.data.holdout import hold_out
 from fedlalr.data.population import Clients, Population
 from fedlalr.data.test_set import as_test
 from fedlalr.data.transforms import Transform
-from fedlalr.federation.combinations import check_combinations
+from fedlalr.federation.combinations import MAX, check_combinations
 from fedlalr.federation.metrics import check_metrics
 from fedlalr.federation.options import Options
+from fedlalr.federation.privacy.mechanism import Mechanism
+from fedlalr.federation.privacy.privacy import Privacy
 from fedlalr.federation.round import Rules
-from fedlalr.federation.sampling import draw_cohort
+from fedlalr.federation.sampling import draw_cohort, poisson
 from fedlalr.federation.schedules import depends_on_rounds
 from fedlalr.federation.storage.fingerprint import data_facts, facts_of
 from fedlalr.federation.validation import (
@@ -30,7 +32,7 @@ from fedlalr.federation.validation import (
 from fedlalr.training import Training
 from fedlalr.training.calling import target_of
 from fedlalr.training.options import options_in
-from fedlalr.training.torch_state import forked_generators, undisturbed
+from fedlalr.training.torch_state import forked_generators, get_buffers, undisturbed
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,14 @@ class Problem:
         """Check everything, in the order in which a user would want to hear about it. The data of remote clients
         cannot be checked here."""
         options.check(model, algorithm)
-        check_combinations(options.features)
+        check_combinations(options.features | ({MAX} if "max" in algorithm.slots.up.values() else set()))
         check_observers(options.observers)
         cohort_size = check_cohort(options.clients_per_round, len(clients), options.min_clients)
         rules = options.rules(algorithm)
         training = options.training(model, algorithm, clients)
+        if isinstance(options.privacy, Privacy):
+            options.privacy.check(algorithm, training, get_buffers(training.model))
+            rules = replace(rules, mechanism=Mechanism.of(options.privacy, cohort_size, len(clients), options.rounds))
         given = options.test if options.test is not None else getattr(clients, "test", None)
         if training.is_personal:
             check_no_test(options.test)
@@ -84,6 +89,8 @@ class Problem:
 
     def cohort(self, round: int, seed: int | bytes) -> Tensor:
         """The clients sampled for a round."""
+        if self.rules.mechanism is not None:
+            return poisson(len(self.training.clients), self.cohort_size, seed, round)
         return draw_cohort(self.options.sampling, self.training.clients.sizes, self.cohort_size, seed, round)
 
     @property
@@ -97,8 +104,11 @@ class Problem:
         chosen = {each.name: getattr(self.options, each.name) for each in options_in(Options, "server")}
         chosen |= {"clients_per_round": self.cohort_size, "reduce": self.rules.reduce}
         chosen |= {"compression": self.rules.compression}
+        mechanism = self.rules.mechanism
         if depends_on_rounds(self.options.schedule):
             chosen["rounds"] = self.options.rounds
+        elif mechanism is not None and mechanism.rounds is not None:
+            chosen["rounds"] = mechanism.rounds
         if self.options.client_tests is not None and self.client_tests is not None:
             chosen["client_tests"] = data_facts(self.client_tests)
         return facts_of(self.training, self.training.clients, self.test, chosen)

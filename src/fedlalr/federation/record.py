@@ -44,6 +44,8 @@ class Record:
     clients: int
     """Clients whose replies were reduced."""
     rejected: tuple[Rejection, ...] = ()
+    epsilon: float | None = None
+    """The privacy that the run has spent so far, at its δ; None without privacy."""
     clipped: tuple[int, ...] = ()
     """Clients whose change was too long and was shortened."""
     repeatedly: tuple[int, ...] = ()
@@ -99,7 +101,7 @@ class Record:
         numbers = {name: value for name, value in vars(self).items() if name not in others}
         over = {f"{part} of {name}": v for name, each in self.per_client.items() for part, v in each._asdict().items()}
         for name, value in {**numbers, **self.timing, **self.metrics, **over}.items():
-            missing = name == "accuracy" and value is None
+            missing = name in ("accuracy", "epsilon") and value is None
             if not missing and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise ValueError(f"{name} is {value!r}, not a number")
 
@@ -122,6 +124,11 @@ def over_clients(per_client: Mapping[str, Distribution]) -> str:
         mean, spread, worst, _ = (f"{value:.4g}" for value in per_client["loss"])
         return f"over clients loss {mean} ± {spread} (worst 10 %: {worst}), "
     return ""
+
+
+def spent(record: Record) -> str:
+    """The privacy spent, in words, if there is any; ends with a comma."""
+    return "" if record.epsilon is None else f"epsilon {record.epsilon:.3g}, "
 
 
 def _with_nan(values: Mapping[str, Any]) -> dict[str, Any]:

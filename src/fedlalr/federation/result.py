@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedlalr.common.colours import COLOURS
 from fedlalr.federation.observers import RunInfo
-from fedlalr.federation.record import Record, over_clients
+from fedlalr.federation.record import Record, over_clients, spent
 from fedlalr.federation.round import ServerState
 from fedlalr.training import Training
 from fedlalr.training.personal import BUFFER, SLOT, named
@@ -110,7 +110,7 @@ class Result:
         last = self.history[-1]
         accuracy = "" if last.accuracy is None else f"accuracy {last.accuracy:.1%}, "
         metrics = "".join(f"{name} {value:.4g}, " for name, value in last.metrics.items())
-        metrics += over_clients(last.per_client)
+        metrics += over_clients(last.per_client) + spent(last)
         return (
             f"Result({self.info.algorithm}, {last.round} {'round' if last.round == 1 else 'rounds'}: "
             f"{accuracy}loss {last.loss:.4g}, {metrics}"

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fedlalr.algorithms.slots import Context, Slots
+from fedlalr.algorithms.slots import Context, Slots, SlotTable
 from fedlalr.federation.compression.channel import Channel
 from fedlalr.federation.compression.compression import NONE, Compression
+from fedlalr.federation.privacy.mechanism import Mechanism, seeded_noise
+from fedlalr.federation.privacy.reducing import PrivateReduction
 from fedlalr.federation.replies.reducing import reduce_buffers, reduce_replies, weights
 from fedlalr.federation.replies.reductions import SlotReduction
 from fedlalr.federation.replies.screening import MAX_NORM_RATIO, Rejection, screen
@@ -60,6 +62,18 @@ class Rules:
     """Reductions that differ from the algorithm's, by slot, and that of buffers if they are not averaged."""
     max_norm_ratio: float | None = MAX_NORM_RATIO
     compression: Compression = NONE
+    mechanism: Mechanism | None = None
+    """With privacy: how replies are clipped and noised."""
+
+    @property
+    def least(self) -> int:
+        """The fewest usable replies with which a round does not fail. With privacy, a round without any is valid."""
+        return self.min_clients if self.mechanism is None else 0
+
+    def screening(self, table: SlotTable) -> tuple[SlotTable, float | None]:
+        """By which slots and which ratio replies are screened. With privacy each reply is screened alone, and may be
+        below a broadcast that noise has raised."""
+        return (table, self.max_norm_ratio) if self.mechanism is None else (replace(table, grows=()), None)
 
 
 @dataclass(frozen=True)
@@ -78,6 +92,8 @@ class RoundOutcome:
     """Clients that recalibrated their statistics with the new x."""
     clipped: tuple[int, ...] = ()
     """Clients whose change was too long and was shortened."""
+    epsilon: float | None = None
+    """The privacy spent up to this round."""
 
 
 def run_round(
@@ -94,7 +110,8 @@ def run_round(
 
     `on_rejected` is called with the rejected replies before the round continues or fails.
     """
-    algorithm, clock = training.algorithm, Stopwatch()
+    algorithm, clock, mechanism = training.algorithm, Stopwatch(), rules.mechanism
+    epsilon = None if mechanism is None else mechanism.spend(state.round + 1)
     channel = Channel.of(rules.compression, training, state.round + 1)
     work = Work(
         round=state.round + 1,
@@ -103,28 +120,30 @@ def run_round(
         broadcast=channel.broadcast(shared_slots(training, state.slots.only(*algorithm.slots.down))),
         buffers=shared_buffers(training, state.buffers),
         kept=_kept(state, cohort, training),
-        cohort=len(cohort),
+        cohort=len(cohort) if mechanism is None else mechanism.cohort,
         population=len(training.clients),
         probe=probe,
         shapes=training.shapes,
     )
     given = to_clients(work, training)
     with module_randomness(training, work.round):
-        replies = from_clients(engine.train(given), work, training)
+        trained = engine.train(given) if len(cohort) else Replies.empty(given, training)
+        replies = from_clients(trained, work, training)
     replies = channel.replies(replies, work.broadcast, state.kept)
     clock.lap("train")
 
+    table, ratio = rules.screening(channel.table)
     accepted, rejected, clipped = screen(
         replies,
         work.broadcast,
-        channel.table,
+        table,
         buffers=work.buffers,
-        max_norm_ratio=rules.max_norm_ratio,
+        max_norm_ratio=ratio,
     )
     if rejected and on_rejected is not None:
         on_rejected(given, rejected)
-    if len(accepted.clients) < rules.min_clients:
-        message = too_few(work.round, len(accepted.clients), rules.min_clients, rejected)
+    if len(accepted.clients) < rules.least:
+        message = too_few(work.round, len(accepted.clients), rules.least, rejected)
         raise RoundFailed(message if on_rejected is not None else f"{message}. {DEBUG_HINT}", rejected)
     clock.lap("screen")
 
@@ -150,6 +169,7 @@ def run_round(
         traces=replies.traces,
         timing=clock.laps,
         measured=len(accepted.clients) if measures else 0,
+        epsilon=epsilon,
     )
 
 
@@ -157,11 +177,20 @@ def _reduce(
     state: ServerState, work: Work, accepted: Replies, training: Training, rules: Rules, channel: Channel
 ) -> ServerState:
     """The server's next state from the accepted replies; `RoundFailed` if it is not finite."""
-    share = _share(accepted, training, rules)
+    server = shared_slots(training, state.slots)
     with torch.no_grad():
-        reduced, buffers = reduce_replies(accepted, work.broadcast, work.buffers, share, channel.table, rules.reduce)
-        reduced = channel.rebased(reduced, work.broadcast, shared_slots(training, state.slots))
-    slots = update_slots(state, work, reduced, accepted.steps, share, training)
+        if rules.mechanism is not None:
+            noise = seeded_noise(training.seed, work.round)
+            private = PrivateReduction(rules.mechanism, training, channel, work, server, noise)
+            private.add(accepted.slots, accepted.buffers)
+            reduced, buffers = private.release(accepted.spread.ranks)
+            steps, share = private.steps, private.share
+        else:
+            steps, share = accepted.steps, _share(accepted, training, rules)
+            how = rules.reduce
+            reduced, buffers = reduce_replies(accepted, work.broadcast, work.buffers, share, channel.table, how)
+            reduced = channel.rebased(reduced, work.broadcast, server)
+    slots = update_slots(state, work, reduced, steps, share, training)
     kept, theirs = dict(state.kept), accepted.kept.map(accepted.spread.gather)
     for row, client in enumerate(accepted.clients.tolist()):
         if len(theirs):
@@ -209,6 +238,8 @@ def _kept(state: ServerState, cohort: Tensor, training: Training) -> Slots:
     """Everything that the cohort's clients keep, stacked."""
     first = first_kept(training, state.slots, state.buffers)
     rows = [state.kept.get(client, first) for client in cohort.tolist()]
+    if not rows:
+        return first.map(lambda tensor: tensor[None][:0])
     return Slots(**{name: torch.stack([row[name] for row in rows]) for name in first})
 
 

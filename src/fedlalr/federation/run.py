@@ -135,7 +135,7 @@ class Simulation:
         """Sample the cohort by (seed, round) and train it with the engine."""
         assert self._chosen is not None
         training, t = self.problem.training, state.round + 1
-        cohort = with_included(self.problem.cohort(t, training.seed), self.observers, t, len(training.clients))
+        cohort = with_included(self.problem.cohort(t, training.seed), self.observers, t, self.problem)
         probe = _probe(self.observers, t)
         return run_round(state, cohort, lr, self._chosen, training, self.problem.rules, probe, self._debugger)
 
@@ -157,11 +157,17 @@ class Simulation:
             self._chosen.close()
 
 
-def with_included(cohort: Tensor, observers: Sequence[Observer], round: int, population: int) -> Tensor:
+def with_included(cohort: Tensor, observers: Sequence[Observer], round: int, problem: Problem) -> Tensor:
     """The sampled cohort with some clients replaced by those that observers require; its size stays the same."""
     wanted = sorted({client for observer in observers for client in observer.include(round)})
     if not wanted:
         return cohort
+    population = len(problem.training.clients)
+    if problem.rules.mechanism is not None:
+        raise ValueError(
+            f"an observer requires the clients {wanted} in round {round}, but with privacy every client takes part by "
+            f"chance; remove the observer"
+        )
     if len(wanted) > len(cohort) or wanted[-1] >= population or wanted[0] < 0:
         raise ValueError(
             f"clients {wanted} do not all fit into a cohort of {len(cohort)} of {population} clients, "

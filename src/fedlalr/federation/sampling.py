@@ -56,6 +56,18 @@ def sample(population: int, count: int, seed: int | bytes, round: int) -> Tensor
     return torch.from_numpy(np.sort(generator(seed, round).choice(population, size=count, replace=False)))
 
 
+def poisson(population: int, count: int, seed: int | bytes, round: int) -> Tensor:
+    """Each of the clients `0 … population − 1` independently with probability `count` / `population`, ascending: a
+    function of (seed, round). There may be none.
+
+    >>> [len(poisson(1000, 2, seed=0, round=t)) for t in (1, 2, 3, 4, 5, 6)]
+    [1, 2, 3, 2, 0, 1]
+    """
+    if count == population:
+        return torch.arange(population, device="cpu")
+    return torch.from_numpy(np.flatnonzero(generator(seed, round).random(population) < count / population))
+
+
 def generator(seed: int | bytes, round: int) -> np.random.Generator:
     """The generator of a round's cohort."""
     if isinstance(seed, bytes):

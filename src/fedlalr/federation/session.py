@@ -271,6 +271,7 @@ def make_record(
         bytes_up=outcome.replied * channel.bytes_up + (outcome.replied + outcome.measured) * buffers,
         bytes_down=len(outcome.cohort) * (channel.bytes_down + buffers) + again * (vector + buffers),
         clients=outcome.accepted,
+        epsilon=outcome.epsilon,
         rejected=outcome.rejected,
         clipped=outcome.clipped,
         repeatedly=repeatedly,

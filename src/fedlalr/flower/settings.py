@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from fedlalr.federation.combinations import FLOWER, check_combinations
+from fedlalr.federation.combinations import FLOWER, PRIVATE_FLOWER, check_combinations
 from fedlalr.federation.options import Options
 
 OWN_ARGUMENTS = ("test", "metrics", "client_tests", "observers")
@@ -26,5 +26,10 @@ def read_settings(given: Mapping[str, Any] | None, **own: Any) -> Options:
     of a node that trained with other settings.
     """
     options = replace(Options.named(given or {}, settings_names(), "Flower"), **own)
-    check_combinations(options.features | {FLOWER})
+    check_combinations(flower_features(options))
     return options
+
+
+def flower_features(options: Options) -> set[str]:
+    """The chosen features that exclude others, on Flower."""
+    return options.features | {FLOWER} | ({PRIVATE_FLOWER} if options.privacy is not None else set())

@@ -63,8 +63,8 @@ class ReportedRun:
         return recorded + [(len(self.records) + 1, rejection) for rejection in last]
 
 
-def find_runs(places: Iterable[str | Path]) -> list[Path]:
-    """The run directories at and below some paths, each once, without the tuning runs of a comparison.
+def find_runs(places: Iterable[str | Path], *, tuning: bool = False) -> list[Path]:
+    """The run directories at and below some paths, each once; the tuning runs of a comparison only if required.
 
     Raises `ConfigError` for a path without any.
     """
@@ -74,7 +74,7 @@ def find_runs(places: Iterable[str | Path]) -> list[Path]:
             found[place] = None
             continue
         below = sorted((file.parent for file in place.rglob(METRICS_FILE)), key=_by_numbers)
-        runs = [run for run in below if TUNING not in run.relative_to(place).parts]
+        runs = [run for run in below if tuning or TUNING not in run.relative_to(place).parts]
         if not runs:
             raise ConfigError(
                 f"{place} contains no run: there is no {METRICS_FILE} in or below it. Give the directory of a run "

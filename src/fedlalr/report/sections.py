@@ -30,13 +30,15 @@ def runs_table(groups: Sequence[Group]) -> Table:
     """One row per run."""
     own = metrics_of(groups)
     quality = ("accuracy", "best", "loss", *own)
+    private = any(record.epsilon is not None for group in groups for run in group.runs for record in run.records)
+    quality += ("epsilon",) if private else ()
     heading = ("run", "seed", "rounds", *quality, "MB up", "MB down", "seconds", "clipped", "rejected", "state")
-    rows = tuple(_run_row(group.label, run, own) for group in groups for run in group.runs)
+    rows = tuple(_run_row(group.label, run, own, private) for group in groups for run in group.runs)
     failures = tuple(f"{group.label}: {run.failure}" for group in groups for run in group.runs if run.failure)
     return Table(heading, rows, failures)
 
 
-def _run_row(label: str, run: ReportedRun, own: Sequence[str]) -> tuple[str, ...]:
+def _run_row(label: str, run: ReportedRun, own: Sequence[str], private: bool) -> tuple[str, ...]:
     records = run.records
     metrics = records[-1].metrics if records else {}
     accuracies = [record.accuracy for record in records if record.accuracy is not None]
@@ -49,6 +51,7 @@ def _run_row(label: str, run: ReportedRun, own: Sequence[str]) -> tuple[str, ...
         f"{max(accuracies):.1%}" if accuracies else "–",
         f"{records[-1].loss:.4g}" if records else "–",
         *(f"{metrics[name]:.4g}" if name in metrics else "–" for name in own),
+        *([_epsilon(records)] if private else []),
         _megabytes(sum(record.bytes_up for record in records)),
         _megabytes(sum(record.bytes_down for record in records)),
         f"{sum(record.seconds for record in records):.1f}",
@@ -56,6 +59,10 @@ def _run_row(label: str, run: ReportedRun, own: Sequence[str]) -> tuple[str, ...
         str(len(run.rejections)),
         run.state,
     )
+
+
+def _epsilon(records: Sequence[Record]) -> str:
+    return "–" if not records or records[-1].epsilon is None else f"{records[-1].epsilon:.3g}"
 
 
 def _megabytes(sent: int) -> str:

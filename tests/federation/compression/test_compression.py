@@ -398,11 +398,23 @@ def on_flower(**settings: Any) -> None:
     read_settings(settings)
 
 
+PRIVATE = {"privacy": {"clip": 1.0, "noise_multiplier": 1.0}}
+
+
 PROGRAMS = {
     ("compression", 'layout="packed" on Flower'): packed,
     ("personal parameters", 'buffers="recalibrate"'): partial(run, personal="2.*", buffers="recalibrate"),
     ("Flower", 'sampling="size"'): partial(on_flower, sampling="size"),
     ("Flower", 'buffers="recalibrate"'): partial(on_flower, buffers="recalibrate"),
+    ("privacy", "a slot that is reduced by its maximum"): partial(run, fl.AlignedLALR(), **PRIVATE),
+    ("privacy", 'weighting="samples"'): partial(run, fl.FedAvg(), weighting="samples", **PRIVATE),
+    ("privacy", "reduce"): partial(run, fl.FedAvg(), reduce={"x": "median"}, **PRIVATE),
+    ("privacy", "max_norm_ratio"): partial(run, fl.FedAvg(), max_norm_ratio=3.0, **PRIVATE),
+    ("privacy", 'sampling other than "uniform"'): partial(run, fl.FedAvg(), sampling="round-robin", **PRIVATE),
+    ("privacy", "min_clients above 1"): partial(run, fl.FedAvg(), min_clients=2, **PRIVATE),
+    ("privacy", 'buffers="recalibrate"'): partial(run, fl.FedAvg(), buffers="recalibrate", **PRIVATE),
+    ("privacy on Flower", "evaluation of the clients"): partial(on_flower, holdout=0.2, **PRIVATE),
+    ("privacy on Flower", "checkpoint_every above 1"): partial(on_flower, checkpoint_every=2, **PRIVATE),
 }
 """A program for every row of the table of what cannot be combined."""
 

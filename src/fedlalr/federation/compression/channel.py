@@ -53,8 +53,7 @@ class Channel:
     @property
     def table(self) -> SlotTable:
         """The slots that travel in this round."""
-        every = self.compression.every
-        waiting = {slot for slot, rounds in every.items() if (self.round - 1) % rounds}
+        waiting = self.compression.waiting(self.round)
         if not waiting:
             return self.slots
         up = {slot: how for slot, how in self.slots.up.items() if slot not in waiting}

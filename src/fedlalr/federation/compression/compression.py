@@ -55,6 +55,10 @@ class Compression:
         """The names under which they keep them."""
         return tuple(map(residual, self.with_feedback))
 
+    def waiting(self, round: int) -> set[str]:
+        """The slots that clients do not send in a round."""
+        return {slot for slot, rounds in self.every.items() if (round - 1) % rounds}
+
     def check(self, algorithm: Algorithm) -> None:
         """Reject what does not fit an algorithm's slots."""
         table, method = algorithm.slots, type(algorithm).__name__
@@ -143,7 +147,7 @@ def _short_form(algorithm: Algorithm, change: Codec, model: Codec, every: int) -
     for slot in table.up:
         if slot in table.blocks:
             continue  # one number for each parameter tensor
-        if slot in table.grows and _start(algorithm, slot) >= 0:
+        if slot in table.grows and starting_value(algorithm, slot) >= 0:
             up[slot] = Log(4)
         elif is_relative(algorithm, slot):
             up[slot] = BFloat16()
@@ -173,15 +177,15 @@ def _momenta(table: SlotTable) -> list[str]:
 def is_relative(algorithm: Algorithm, slot: str) -> bool:
     """Whether the small numbers of a slot need the relative precision of the large ones, since methods divide by it."""
     table: SlotTable = algorithm.slots
-    return slot != "x" and (slot in table.grows or slot in table.relative or _start(algorithm, slot) > 0)
+    return slot != "x" and (slot in table.grows or slot in table.relative or starting_value(algorithm, slot) > 0)
 
 
 def _stays_positive(algorithm: Algorithm, slot: str) -> bool:
-    start = _start(algorithm, slot)
+    start = starting_value(algorithm, slot)
     return start > 0 or (slot in algorithm.slots.grows and start >= 0)
 
 
-def _start(algorithm: Algorithm, slot: str) -> float:
+def starting_value(algorithm: Algorithm, slot: str) -> float:
     """The initial value of a slot on the server, 0 if it has none."""
     with torch.no_grad():
         initial = algorithm.init(torch.zeros(1, dtype=torch.float64, device="cpu"))
@@ -206,7 +210,7 @@ def _check_up(slot: str, codec: Codec, algorithm: Algorithm) -> None:
             f"compression: {slot} of {type(algorithm).__name__} can only grow, and the error of an earlier reply could "
             f"lower it; use Log, or feedback=False, for its way up"
         )
-    if isinstance(codec, Log) and not (grows and _start(algorithm, slot) >= 0):
+    if isinstance(codec, Log) and not (grows and starting_value(algorithm, slot) >= 0):
         raise ValueError(
             f"compression: {slot} of {type(algorithm).__name__} can shrink, and Log writes only growth; "
             f"use BFloat16 or Int for its way up"

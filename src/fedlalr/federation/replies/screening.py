@@ -146,7 +146,7 @@ class Measured(NamedTuple):
         spread = replies.spread
         # local buffers stay with their client and harm nobody else
         kept = {f"kept {name}": each for name, each in replies.kept.items() if not name.startswith(LOCAL)}
-        values = dict(replies.slots.items()) | _float_buffers(replies.buffers, buffers) | kept
+        values = dict(replies.slots.items()) | buffer_changes(replies.buffers, buffers) | kept
         rows: dict[Key, Tensor] = {}
         for name, value in values.items():
             if name in table.grows:
@@ -249,7 +249,7 @@ def _finite(norms: Sequence[float], values: Tensor, spread: Spread) -> list[bool
     return finite
 
 
-def _float_buffers(stacked: Buffers, broadcast: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def buffer_changes(stacked: Buffers, broadcast: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The change of every buffer except integers, `[R, …]`.
 
     A buffer may be infinite and stay so, such as a mask, or a running minimum before its first number.

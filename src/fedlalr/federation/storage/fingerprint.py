@@ -55,7 +55,7 @@ def facts_of(training: Training, population: Clients, test: Clients | None, opti
     return flat(facts)
 
 
-def contract(training: Training, compression: object = None) -> str:
+def contract(training: Training, compression: object = None, private: bool = False) -> str:
     """The digest of what client and server must agree on: method, options, codecs, the shape of the module."""
     facts = {
         "algorithm": plain(training.algorithm),
@@ -64,6 +64,7 @@ def contract(training: Training, compression: object = None) -> str:
         },
         "dtype": str(training.layout.dtype),
         "compression": plain(compression),
+        "private": private,
         **{
             each.name: plain(getattr(training, each.name))
             for each in options_in(LocalOptions, "client")

@@ -66,16 +66,20 @@ def client_app(
     The node configuration sets the client: `flower-supernode --node-config 'partition-id=0'`.
     """
 
-    def prepare(context: Context, clients: Callable[[Options, nn.Module], Clients]) -> tuple[Training, Compression]:
+    def prepare(
+        context: Context, clients: Callable[[Options, nn.Module], Clients]
+    ) -> tuple[Training, Compression, bool]:
+        """How this node trains, how it sends slots, and whether its replies are private."""
         options = read_settings(settings(context) if callable(settings) else settings)
         method = algorithm if isinstance(algorithm, Algorithm) else algorithm(context)
         module = model(context)
         options.check(module, method)
         if test is not None and options.holdout is not None:
             raise ValueError("the node has test samples of its own and holdout in its settings; give one of them")
-        return options.training(module, method, clients(options, module)), options.rules(method).compression
+        training = options.training(module, method, clients(options, module))
+        return training, options.rules(method).compression, options.privacy is not None
 
-    def receive(message: Message, context: Context) -> tuple[Instruction, Training, Compression]:
+    def receive(message: Message, context: Context) -> tuple[Instruction, Training, Compression, bool]:
         """What the server requests, and how this node trains; raises an error if they do not fit together."""
         instruction, mine = instruction_in(message.content), client_id(context)
         if instruction.client != mine:
@@ -85,13 +89,13 @@ def client_app(
             target = target_of(module, options.loss, options.target)
             return own_data(data(context), mine, instruction.population, target, options.collate_fn)
 
-        training, compression = prepare(context, clients)
+        training, compression, private = prepare(context, clients)
         training = replace(training, seed=instruction.seed)
-        if contract(training, compression) != instruction.contract:
+        if contract(training, compression, private) != instruction.contract:
             raise ValueError(
                 "this node's method, settings or module differ from the server's; use the same on both sides"
             )
-        return instruction, training, compression
+        return instruction, training, compression, private
 
     def stored(
         instruction: Instruction, context: Context, training: Training, compression: Compression
@@ -121,7 +125,7 @@ def client_app(
 
     @app.train(mods=list(mods))
     def train(message: Message, context: Context) -> Message:
-        instruction, training, compression = receive(message, context)
+        instruction, training, compression, private = receive(message, context)
         channel = Channel.of(compression, training, instruction.round)
         broadcast, buffers = sent(instruction, message, training, training.algorithm.slots.down, channel)
         store, kept = stored(instruction, context, training, compression)
@@ -131,12 +135,13 @@ def client_app(
         if answer.kept:
             store.save(instruction.round, answer.kept)
             store.forget(before=instruction.settled)
-        content = answer_content(answer, instruction, training.division.shared, training.algorithm.slots.blocks)
+        shared, blocks = training.division.shared, training.algorithm.slots.blocks
+        content = answer_content(answer, instruction, shared, blocks, private=private)
         return Message(content, reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        instruction, training, compression = receive(message, context)
+        instruction, training, compression, _ = receive(message, context)
         if training.holdout is not None:
             tests = hold_out(training.clients, training.holdout, training.seed)[1]
         elif test is not None:

@@ -121,6 +121,11 @@ class SpooledInbox:
             reduced[name] = torch.cat(parts)
         return Slots(**reduced)
 
+    def upload(self, row: int) -> Slots:
+        """One accepted upload, as a stack of one."""
+        size, where = self._spool.size, self.expected.broadcast.x.device
+        return Slots(**{name: self._spool.read(name, [row], 0, size).to(where) for name in self.expected.table.up})
+
     def dispose(self) -> None:
         """Free the disk space."""
         self._spool.close()

@@ -62,12 +62,12 @@ class Rounds:
         server, registry = self.server, self._known(grid)
         check_no_probes(self.observers, [server.state.round + 1])  # an observer may change its mind
         opened = server.open(self._included)
-        nodes = registry.wait_for(opened.cohort, server.rules.min_clients, time.monotonic() + self.join_deadline)
+        nodes = registry.wait_for(opened.cohort, server.rules.least, time.monotonic() + self.join_deadline)
         for client in opened.cohort:
             if client not in nodes:
                 opened.inbox.reject(client, registry.reason(client))
         self._opened, self._sent = opened, []
-        if len(nodes) >= server.rules.min_clients:  # otherwise the round cannot succeed, and no client needs to train
+        if len(nodes) >= server.rules.least:  # otherwise the round cannot succeed, and no client needs to train
             work = opened.work
             shared, blocks = server.training.division.shared, server.training.algorithm.slots.blocks
             arrays = array_records(work.broadcast, work.buffers, shared, server.layout, blocks, opened.content)
@@ -153,4 +153,4 @@ class Rounds:
         return self._registry
 
     def _included(self, cohort: Tensor, round: int) -> Tensor:
-        return with_included(cohort, self.observers, round, self.server.population)
+        return with_included(cohort, self.observers, round, self.server.problem)

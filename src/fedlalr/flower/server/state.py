@@ -13,17 +13,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedlalr.algorithms.slots import Slots
 from fedlalr.data.batches import batches_per_pass
 from fedlalr.federation.compression.channel import Channel
+from fedlalr.federation.privacy.mechanism import Mechanism, secure_noise
+from fedlalr.federation.privacy.reducing import PrivateReduction
 from fedlalr.federation.problem import Problem
 from fedlalr.federation.replies.payload import Expected
 from fedlalr.federation.replies.reducing import reduce_buffers, weights
 from fedlalr.federation.round import RoundFailed, RoundOutcome, ServerState, Stopwatch, too_few, update_slots
 from fedlalr.federation.storage.fingerprint import contract
 from fedlalr.flower.server.accepted_rounds import AcceptedRounds
-from fedlalr.flower.server.inbox import SpooledInbox
+from fedlalr.flower.server.inbox import Closed, SpooledInbox
 from fedlalr.flower.wire.instruction import Instruction
-from fedlalr.training.interfaces import Work
+from fedlalr.training.interfaces import Buffers, Work
 from fedlalr.training.intervals import checked
 from fedlalr.training.personal import shared_buffers, shared_slots
 
@@ -65,7 +68,7 @@ class FederatedServer:
         self.run, self.accepted_rounds, self.layout, self.spool_folder = run, accepted_rounds, layout, spool_folder
         self.secret = secret
         """Cohorts are sampled from it. No message contains it: a node that knew it could predict when it is sampled."""
-        self.contract = contract(self.training, self.rules.compression)
+        self.contract = contract(self.training, self.rules.compression, self.rules.mechanism is not None)
 
     @property
     def population(self) -> int:
@@ -73,7 +76,9 @@ class FederatedServer:
 
     def open(self, include: Callable[[Tensor, int], Tensor] | None = None) -> OpenRound:
         """Start the next round: sample its cohort. `include` may replace sampled clients by others."""
-        t, training = self.state.round + 1, self.training
+        t, training, mechanism = self.state.round + 1, self.training, self.rules.mechanism
+        if mechanism is not None:
+            mechanism.spend(t)
         cohort = self.problem.cohort(t, self.secret)
         if include is not None:
             cohort = include(cohort, t)
@@ -87,7 +92,7 @@ class FederatedServer:
             broadcast=channel.decoded_broadcast(slots, content),
             buffers=shared_buffers(training, self.state.buffers),
             kept=self.state.slots.only(),
-            cohort=len(cohort),
+            cohort=len(cohort) if mechanism is None else mechanism.cohort,
             population=self.population,
         )
         expected = Expected(
@@ -96,11 +101,12 @@ class FederatedServer:
             clients=frozenset(cohort.tolist()),
             contract=self.contract,
             layout=training.division.shared,
-            table=channel.table,
+            table=self.rules.screening(channel.table)[0],
             broadcast=work.broadcast,
             buffers=work.buffers,
             channel=channel,
             steps=partial(self._steps, t),
+            counts=mechanism is None,
         )
         return OpenRound(work, SpooledInbox(expected, self.spool_folder), Stopwatch(), channel, content)
 
@@ -123,20 +129,23 @@ class FederatedServer:
     def close(self, opened: OpenRound) -> RoundOutcome:
         """End a round: reduce the accepted replies and update the state, or raise `RoundFailed` and keep it."""
         work, inbox, clock = opened.work, opened.inbox, opened.clock
-        training, rules = self.training, self.rules
+        training, rules, device = self.training, self.rules, self.training.device
         clock.lap("train")
         try:
-            closed = inbox.close(rules.max_norm_ratio)
+            closed = inbox.close(rules.screening(opened.channel.table)[1])
             count = len(closed.clients)
-            if count < rules.min_clients:
-                raise RoundFailed(too_few(work.round, count, rules.min_clients, closed.rejected), closed.rejected)
+            if count < rules.least:
+                raise RoundFailed(too_few(work.round, count, rules.least, closed.rejected), closed.rejected)
             clock.lap("screen")
-            share = weights(closed.samples, rules.weighting, training.layout.dtype, training.device)
             with torch.no_grad():
-                reduced = inbox.reduce(closed, share, rules.reduce)
-                reduced = opened.channel.rebased(reduced, work.broadcast, shared_slots(training, self.state.slots))
-                buffers = reduce_buffers(closed.buffers, share, how=rules.reduce, broadcast=work.buffers)
-            slots = update_slots(self.state, work, reduced, closed.steps, share, training)
+                if rules.mechanism is None:
+                    steps, share = closed.steps, weights(closed.samples, rules.weighting, training.layout.dtype, device)
+                    reduced = inbox.reduce(closed, share, rules.reduce)
+                    reduced = opened.channel.rebased(reduced, work.broadcast, shared_slots(training, self.state.slots))
+                    buffers = reduce_buffers(closed.buffers, share, how=rules.reduce, broadcast=work.buffers)
+                else:
+                    reduced, buffers, steps, share = self._release(opened, closed, rules.mechanism)
+            slots = update_slots(self.state, work, reduced, steps, share, training)
             clock.lap("reduce")
         finally:
             inbox.dispose()
@@ -152,7 +161,19 @@ class FederatedServer:
             train_loss=float(closed.losses.nanmean()),
             traces=(),
             timing=clock.laps,
+            epsilon=None if rules.mechanism is None else rules.mechanism.spend(work.round),
         )
+
+    def _release(
+        self, opened: OpenRound, closed: Closed, mechanism: Mechanism
+    ) -> tuple[Slots, Buffers, Tensor, Tensor]:
+        """The noised slots and buffers, and the public steps and weights, with one upload at a time in memory."""
+        server = shared_slots(self.training, self.state.slots)
+        private = PrivateReduction(mechanism, self.training, opened.channel, opened.work, server, secure_noise)
+        for place, row in enumerate(closed.rows):
+            buffers = {name: values[place : place + 1] for name, values in closed.buffers.items()}
+            private.add(opened.inbox.upload(row), buffers)
+        return (*private.release(), private.steps, private.share)
 
     def _steps(self, round: int, samples: int) -> int:
         """Local steps for a number of samples, computed here: methods that scale by them must not trust a client."""

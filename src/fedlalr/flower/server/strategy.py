@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,11 +22,11 @@ from fedlalr.algorithms.slots import Algorithm
 from fedlalr.common.checks import check_choice, check_count, check_positive
 from fedlalr.data.population import Population, Samples
 from fedlalr.federation.client_evaluation import Score
-from fedlalr.federation.combinations import PACKED, check_combinations
+from fedlalr.federation.combinations import PACKED, SCORES, check_combinations
 from fedlalr.federation.metrics import Metrics
 from fedlalr.federation.observers import Observer, RunInfo
 from fedlalr.federation.problem import Problem
-from fedlalr.federation.record import Record
+from fedlalr.federation.record import Record, spent
 from fedlalr.federation.replies.screening import SEVERAL
 from fedlalr.federation.result import Result
 from fedlalr.federation.round import RoundFailed, RoundOutcome, ServerState
@@ -36,7 +37,7 @@ from fedlalr.flower.server.accepted_rounds import AcceptedRounds
 from fedlalr.flower.server.cohort_secret import load_secret, new_secret, save_secret, seal
 from fedlalr.flower.server.rounds import Rounds, check_no_probes
 from fedlalr.flower.server.state import FederatedServer
-from fedlalr.flower.settings import read_settings
+from fedlalr.flower.settings import flower_features, read_settings
 from fedlalr.flower.wire.arrays import LAYOUTS
 from fedlalr.flower.wire.model_arrays import as_arrays, with_arrays
 from fedlalr.training.ranks import ALONE
@@ -98,7 +99,8 @@ class FederatedStrategy(Strategy):
             raise ValueError(f"retries must be a whole number of at least 0, not {retries!r}")
         given, theirs = (None, test.test) if isinstance(test, Population) else (test, None)
         options = read_settings(settings, test=given, metrics=metrics, observers=observers)
-        check_combinations(options.features | ({PACKED} if layout == "packed" else set()))
+        more = {feature for feature, chosen in ((PACKED, layout == "packed"), (SCORES, client_tests)) if chosen}
+        check_combinations(flower_features(options) | more)
         problem = Problem.of(model, RemoteClients(population, theirs), algorithm, options, remote=True)
         self.problem = replace(problem, transform=test.transform) if isinstance(test, Population) else problem
         self.deadline, self.join_deadline, self.retries, self.poll = deadline, join_deadline, retries, poll
@@ -130,6 +132,8 @@ class FederatedStrategy(Strategy):
             raise ValueError("evaluate_config must be None: nodes evaluate according to holdout and evaluate_every")
         if num_rounds is not None:
             check_count("rounds", num_rounds)
+            if self.problem.rules.mechanism is not None:
+                self.problem.rules.mechanism.check_rounds(num_rounds)
             self.problem = replace(self.problem, options=replace(self.problem.options, rounds=num_rounds))
         self.deadline = timeout or self.deadline
         fresh = initial_state(self.problem.training)
@@ -160,7 +164,7 @@ class FederatedStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Process the replies one by one, close the round, and update the server's state; or raise `RoundFailed`."""
         outcome = self._rounds.close(replies)
-        return self._arrays(), MetricRecord({"train_loss": outcome.train_loss, "clients": outcome.accepted})
+        return self._arrays(), MetricRecord(_known(outcome.train_loss, outcome.epsilon) | {"clients": outcome.accepted})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -299,8 +303,16 @@ def log_round(record: Record, rounds: int) -> None:
     for client in record.repeatedly:
         log.warning("client %d has been rejected in each of its last %d rounds or more", client, SEVERAL)
     replies = "1 reply" if record.clients == 1 else f"{record.clients} replies"
-    log.info(f"round {t}/{rounds}: {accuracy}loss {record.loss:.4f}, {replies}, {record.seconds:.1f} s")
+    loss = "" if math.isnan(record.loss) else f"loss {record.loss:.4f}, "
+    log.info(f"round {t}/{rounds}: {accuracy}{loss}{spent(record)}{replies}, {record.seconds:.1f} s")
 
 
 def _metrics(record: Record) -> MetricRecord:
-    return MetricRecord({"train_loss": record.train_loss, "clients": record.clients, "rejected": len(record.rejected)})
+    known = _known(record.train_loss, record.epsilon)
+    return MetricRecord(known | {"clients": record.clients, "rejected": len(record.rejected)})
+
+
+def _known(train_loss: float, epsilon: float | None) -> dict[str, Any]:
+    """The numbers that a round has: private nodes send no loss, and others have no ε."""
+    known: dict[str, Any] = {} if math.isnan(train_loss) else {"train_loss": train_loss}
+    return known | ({} if epsilon is None else {"epsilon": epsilon})

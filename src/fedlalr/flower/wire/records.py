@@ -1,7 +1,7 @@
 """Converts Flower's messages to instructions, broadcasts and replies, and back. Only here are record names known.
 
 to a client      arrays, `fedlalr`: the instruction and the entries of `train_config`
-from a client    arrays, `fedlalr`: run, round, client, contract, `metrics`: num-examples, steps, loss
+from a client    arrays, `fedlalr`: run, round, client, contract, `metrics`: num-examples, steps, loss (not if private)
 """
 
 from __future__ import annotations
@@ -65,12 +65,14 @@ def broadcast_in(
 
 
 def answer_content(
-    answer: Answer, instruction: Instruction, layout: Layout, blocks: Collection[str] = ()
+    answer: Answer, instruction: Instruction, layout: Layout, blocks: Collection[str] = (), *, private: bool = False
 ) -> RecordDict:
-    """The content of a client's reply."""
+    """The content of a client's reply. A private one has no counts and no loss, to which no noise would be added."""
     arrays = array_records(answer.upload, answer.buffers, layout, instruction.layout, blocks, answer.content)
-    metrics = MetricRecord({"num-examples": answer.samples, "steps": answer.steps, "loss": answer.loss})
-    return RecordDict({**arrays, FACTS: _origin(instruction), METRICS: metrics})
+    metrics: dict[str, Any] = (
+        {} if private else {"num-examples": answer.samples, "steps": answer.steps, "loss": answer.loss}
+    )
+    return RecordDict({**arrays, FACTS: _origin(instruction), METRICS: MetricRecord(metrics)})
 
 
 def score_content(score: Score, instruction: Instruction) -> RecordDict:

@@ -38,6 +38,8 @@ def algorithm(config: Mapping[str, Any]) -> fl.Algorithm:
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Options of `fl.run`."""
+    noise = float(config["noise"])
+    private = {"clip": 0.1, "noise_multiplier": noise, "delta": 1e-3, "units": {"buffers": 1.0}}
     return {
         "rounds": int(config["rounds"]),
         "local": fl.Epochs(2),
@@ -48,4 +50,5 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
         "device": "cpu",
         "min_clients": int(config["min-clients"]),
         "compression": config["compression"] or None,
+        "privacy": private if noise else None,
     }

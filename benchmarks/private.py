@@ -1,0 +1,298 @@
+"""Accuracy of private methods at equal ε, equally tuned: DP-FedAvg, DP-FedAdam and private FedLALR in several forms.
+
+    python benchmarks/private.py solve digits --epsilon 8                   the noise multiplier (needs dp-accounting)
+    python benchmarks/private.py tune digits --noise 1.316 > tuned.jsonl    36 settings of each method, a JSON line each
+    python benchmarks/private.py final digits --noise 1.316 --tuned tuned.jsonl --seeds 5 > final.jsonl
+    python benchmarks/private.py table final.jsonl                          means, intervals, paired differences
+    python benchmarks/private.py cost digits                                time of a round with and without privacy
+    python benchmarks/private.py arrays cifar10 cifar10.safetensors         the data as one file, for `--arrays`
+
+Settings are chosen by the accuracy on a fifth of the training samples, which is held out; final runs train on all
+samples, with other seeds for the weights, cohorts and noise, and are tested on the test set. With `--arrays`, tuning
+and final runs need torch, numpy and safetensors alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import fedlalr as fl
+from fedlalr.data.transforms import STATISTICS, Normalize
+
+TUNING_SEED = 1000
+Point = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A data set, its clients, and how long they train."""
+
+    model: Callable[[], nn.Module]
+    clients: int
+    cohort: int
+    rounds: int
+    steps: int
+    batch: int
+    per_owner: int | None = None
+    """Samples of each owner, such as a role of Shakespeare, that are used; they are divided over several clients."""
+
+
+PROBLEMS = {
+    "digits": Problem(lambda: fl.models.MLP(64, 32, 10), clients=480, cohort=96, rounds=100, steps=5, batch=4),
+    "cifar10": Problem(lambda: fl.models.CNN(10, 3, 32), clients=5000, cohort=250, rounds=200, steps=5, batch=10),
+    "shakespeare": Problem(fl.models.CharLSTM, 3960, cohort=200, rounds=200, steps=5, batch=10, per_owner=400),
+}
+CLIPS = (0.1, 0.3, 1.0)
+GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
+    "fedavg": {"lr": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0), "clip": (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)},
+    "fedadam": {"lr": (0.01, 0.03, 0.1, 0.3), "server_lr": (0.003, 0.01, 0.03), "clip": CLIPS},
+    "fedadam, scaled": {"lr": (0.01, 0.03, 0.1, 0.3), "server_lr": (0.003, 0.01, 0.03), "clip": CLIPS},
+    "fedlalr": {"lr": (3e-4, 1e-3, 3e-3, 1e-2), "eps": (1e-3, 1e-2, 1e-1), "clip": CLIPS},
+    "fedlalr, scaled": {"lr": (3e-4, 1e-3, 3e-3, 1e-2), "eps": (1e-3, 1e-2, 1e-1), "clip": CLIPS},
+    "fedlalr, server": {"lr": (3e-4, 1e-3, 3e-3, 1e-2), "eps": (1e-3, 1e-2, 1e-1), "clip": CLIPS},
+}
+"""36 settings of each method."""
+
+
+def method(name: str, point: Point, noise: float, problem: Problem) -> tuple[fl.Algorithm, fl.Privacy]:
+    """A method with its privacy. Units make the slots of FedLALR about equally long: m is about ε times as large as a
+    change of x in α K, and v̂ about ε²."""
+    base = {"clip": point["clip"], "noise_multiplier": noise}
+    if name == "fedavg":
+        return fl.FedAvg(lr=point["lr"]), fl.Privacy(**base)
+    if name.startswith("fedadam"):
+        algorithm = fl.FedAdam(lr=point["lr"], server_lr=point["server_lr"], eps=1e-3)
+        return algorithm, fl.Privacy(**base, scaled="scaled" in name)
+    lr, eps = point["lr"], point["eps"]
+    if name == "fedlalr, server":
+        restarted = fl.FedLALR(lr=lr, eps=eps, momentum="restart")
+        return restarted, fl.Privacy(**base, second_moment="server")
+    length = lr * problem.steps
+    units = {"m": eps / length, "v_hat": eps**2 / length}
+    return fl.FedLALR(lr=lr, eps=eps), fl.Privacy(**base, units=units, scaled="scaled" in name)
+
+
+def run(
+    name: str, point: Point, seed: int, arrays: dict[str, Tensor], arguments: argparse.Namespace, *, tuning: bool
+) -> dict[str, Any]:
+    """One run as a row: the mean accuracy after its last five rounds."""
+    problem = PROBLEMS[arguments.problem]
+    algorithm, privacy = method(name, point, arguments.noise, problem)
+    torch.manual_seed(seed)
+    row = {"problem": arguments.problem, "method": name, "seed": seed, "noise": arguments.noise, **point}
+    try:
+        result = fl.run(
+            problem.model(),
+            population(arguments.problem, arrays, tuning=tuning),
+            algorithm,
+            rounds=arguments.rounds or problem.rounds,
+            clients_per_round=problem.cohort,
+            local=fl.Steps(problem.steps),
+            batch_size=problem.batch,
+            privacy=privacy,
+            seed=seed,
+            device=arguments.device,
+        )
+    except fl.RoundFailed as failed:  # a rate that is too large, which is a result of tuning
+        return row | {"accuracy": 0.0, "failed": str(failed)}
+    last = [record.accuracy for record in result.history[-5:]]
+    return row | {"accuracy": statistics.mean(last), "seconds": sum(record.seconds for record in result.history)}
+
+
+def population(name: str, arrays: dict[str, Tensor], *, tuning: bool) -> fl.data.Population:
+    """The clients; for tuning, the last fifth of a shuffled training set is held out and replaces the test set."""
+    inputs, tested = arrays["inputs"], arrays["test_inputs"]
+    if name not in STATISTICS:  # characters, which the model looks up
+        inputs, tested = inputs.long(), tested.long()
+    targets, problem = arrays["targets"].long(), PROBLEMS[name]
+    order = np.random.default_rng(0).permutation(len(targets))
+    cut = len(order) * 4 // 5 if tuning else len(order)
+    train, held_out = np.sort(order[:cut]), torch.from_numpy(np.sort(order[cut:]))
+    if "owners" in arrays:
+        parts = problem.clients // int(arrays["owners"].max() + 1)
+        owners = arrays["owners"].numpy()[train] * parts + np.random.default_rng(1).integers(0, parts, len(train))
+        dealt = fl.data.partition(targets.numpy()[train], None, "natural", ids=owners)
+    else:
+        dealt = fl.data.partition(targets.numpy()[train], problem.clients, "dirichlet", 0.3)
+    test = (inputs[held_out], targets[held_out]) if tuning else (tested, arrays["test_targets"].long())
+    transform = Normalize(*STATISTICS[name]) if name in STATISTICS else None
+    chosen = fl.data.Partition(train[dealt.indices], dealt.offsets)
+    return fl.data.Population(inputs, targets, chosen, transform=transform, test=test, name=name)
+
+
+def load(name: str, file: str | None) -> dict[str, Tensor]:
+    """The samples, from a file or from the library's own sources."""
+    if file is not None:
+        return load_file(file)
+    whole = fl.data.load(name, clients=None if name == "shakespeare" else 2, scheme=_scheme(name), augment=False)
+    limit, rows = PROBLEMS[name].per_owner, torch.arange(len(whole.targets))
+    arrays = {}
+    if limit is not None:
+        several = [torch.from_numpy(whole.partition[client][:limit]) for client in range(len(whole))]
+        rows = torch.cat(several)
+        arrays["owners"] = torch.arange(len(several)).repeat_interleave(torch.tensor([len(each) for each in several]))
+    test = torch.arange(len(whole.test[1]))[:: max(1, len(whole.test[1]) // 10_000)]
+    return arrays | {
+        "inputs": whole.inputs[rows].to(torch.uint8),
+        "targets": whole.targets[rows].to(torch.uint8),
+        "test_inputs": whole.test[0][test].to(torch.uint8),
+        "test_targets": whole.test[1][test].to(torch.uint8),
+    }
+
+
+def _scheme(name: str) -> str:
+    return "natural" if name == "shakespeare" else "iid"
+
+
+def points(name: str) -> Iterator[Point]:
+    """Every setting of a method's grid."""
+    grid = GRIDS[name]
+    for values in itertools.product(*grid.values()):
+        yield dict(zip(grid, values, strict=True))
+
+
+def tune(arguments: argparse.Namespace) -> None:
+    arrays = load(arguments.problem, arguments.arrays)
+    for name in arguments.methods:
+        for point in points(name):
+            print(json.dumps(run(name, point, TUNING_SEED, arrays, arguments, tuning=True)), flush=True)
+
+
+def final(arguments: argparse.Namespace) -> None:
+    arrays = load(arguments.problem, arguments.arrays)
+    tuned = [json.loads(line) for line in Path(arguments.tuned).read_text().splitlines()]
+    for name in arguments.methods:
+        rows = [row for row in tuned if row["method"] == name and row["problem"] == arguments.problem]
+        best = max(rows, key=lambda row: row["accuracy"])
+        point = {option: best[option] for option in GRIDS[name]}
+        for seed in range(arguments.seeds):
+            print(json.dumps(run(name, point, seed, arrays, arguments, tuning=False)), flush=True)
+
+
+def table(arguments: argparse.Namespace) -> None:
+    """A row for each method: its setting, mean and interval of the accuracy, paired difference to DP-FedAdam."""
+    from scipy.stats import t as student
+
+    rows = [json.loads(line) for file in arguments.files for line in Path(file).read_text().splitlines()]
+
+    def interval(values: list[float]) -> str:
+        spread = statistics.stdev(values) / math.sqrt(len(values)) * student.ppf(0.975, len(values) - 1)
+        return f"{100 * statistics.mean(values):.1f} ± {100 * spread:.1f}"
+
+    print(
+        "| problem | method | setting | accuracy, % | difference to FedAvg | to FedAdam |\n|---|---|---|---:|---:|---:|"
+    )
+    for problem in dict.fromkeys(row["problem"] for row in rows):
+        found = {name: [row for row in rows if (row["problem"], row["method"]) == (problem, name)] for name in GRIDS}
+        for name, mine in found.items():
+            if not mine:
+                continue
+            setting = ", ".join(f"{option} {mine[0][option]:g}" for option in GRIDS[name])
+            cells = [problem, name, setting, interval([row["accuracy"] for row in mine])]
+            for base in ("fedavg", "fedadam"):
+                pairs = zip(mine, found[base], strict=True)
+                differences = [row["accuracy"] - other["accuracy"] for row, other in pairs]
+                cells.append("–" if name == base else interval(differences))
+            print(f"| {' | '.join(cells)} |")
+
+
+def solve(arguments: argparse.Namespace) -> None:
+    from fedlalr.federation.privacy.accounting import solve_noise_multiplier
+
+    problem = PROBLEMS[arguments.problem]
+    rate, rounds = problem.cohort / problem.clients, arguments.rounds or problem.rounds
+    noise = solve_noise_multiplier(arguments.epsilon, rate, rounds, arguments.delta)
+    print(json.dumps({"epsilon": arguments.epsilon, "delta": arguments.delta, "noise": noise, "rate": rate}))
+
+
+class Clock(fl.Observer):
+    """Wall and processor time after every round."""
+
+    def __init__(self) -> None:
+        self.times: list[tuple[float, float]] = []
+
+    def on_round(self, record: fl.Record) -> None:
+        self.times.append((time.perf_counter(), time.process_time()))
+
+    def rounds(self) -> list[tuple[float, float]]:
+        """Of every round after the first few."""
+        return [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(self.times[3:])]
+
+
+def cost(arguments: argparse.Namespace) -> None:
+    """The median round of plain and private runs in turn. As many clients as in a cohort take part in every round."""
+    problem = PROBLEMS[arguments.problem]
+    whole = population(arguments.problem, load(arguments.problem, arguments.arrays), tuning=False)
+    some = whole.partition.offsets[: problem.cohort + 1]
+    chosen = fl.data.Partition(whole.partition.indices[: some[-1]], some)
+    clients = fl.data.Population(whole.inputs, whole.targets, chosen, transform=whole.transform, name=arguments.problem)
+    private = fl.Privacy(clip=1.0, noise_multiplier=1.0, units={"m": 0.1, "v_hat": 1e-2})
+    clocks: dict[str, list[tuple[float, float]]] = {"plain": [], "private": []}
+    for _ in range(3):
+        for name, privacy in (("plain", None), ("private", private)):
+            torch.manual_seed(0)
+            clock = Clock()
+            fl.run(
+                problem.model(),
+                clients,
+                fl.FedLALR(lr=1e-3, eps=1e-2),
+                rounds=arguments.rounds or 20,
+                local=fl.Steps(problem.steps),
+                batch_size=problem.batch,
+                privacy=privacy,
+                device=arguments.device,
+                observers=[clock],
+            )
+            clocks[name] += clock.rounds()
+    for place, kind in enumerate(("wall", "processor")):
+        plain, noised = (statistics.median(each[place] for each in times) for times in clocks.values())
+        print(json.dumps({"time": kind, "plain_s": plain, "private_s": noised, "more": noised / plain - 1}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    for command in (solve, tune, final, cost):
+        one = commands.add_parser(command.__name__)
+        one.set_defaults(command=command)
+        one.add_argument("problem", choices=PROBLEMS)
+        one.add_argument("--rounds", type=int)
+        one.add_argument("--device", default="auto")
+        one.add_argument("--arrays", help="a file written by the command arrays")
+        if command in (tune, final):
+            one.add_argument("--noise", type=float, required=True)
+            one.add_argument("--methods", nargs="+", choices=GRIDS, default=list(GRIDS))
+        if command is final:
+            one.add_argument("--tuned", required=True)
+            one.add_argument("--seeds", type=int, default=5)
+        if command is solve:
+            one.add_argument("--epsilon", type=float, default=8.0)
+            one.add_argument("--delta", type=float, default=1e-4)
+    shown = commands.add_parser("table")
+    shown.add_argument("files", nargs="+")
+    shown.set_defaults(command=table)
+    written = commands.add_parser("arrays")
+    written.add_argument("problem", choices=PROBLEMS)
+    written.add_argument("file")
+    written.set_defaults(command=lambda given: save_file(load(given.problem, None), given.file))
+    arguments = parser.parse_args()
+    arguments.command(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

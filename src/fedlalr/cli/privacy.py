@@ -1,0 +1,117 @@
+"""`fedlalr privacy`: the privacy that runs on the same clients have spent, each and all together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedlalr.cli.options import Json
+
+if TYPE_CHECKING:
+    from fedlalr.federation.privacy.accounting import Spent
+    from fedlalr.report.runs import ReportedRun
+
+
+def privacy(
+    places: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="Run directories, or a directory that contains several.", show_default=False
+        ),
+    ],
+    delta: Annotated[
+        float | None, typer.Option(help="The δ at which ε is computed.", show_default="the smallest one of the runs")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the privacy that runs have spent, each and all together, as ε at a common δ.
+
+    Runs on the same clients add up: give all of them, including those for tuning, which are part of a comparison's
+    directory. A run without privacy is rejected, because there is no ε for what it reveals.
+
+    [bold]Examples[/]
+
+    fedlalr privacy runs/private
+
+    fedlalr privacy runs/first runs/second --delta 1e-6
+    """
+    from fedlalr.config import ConfigError
+    from fedlalr.federation.privacy.accounting import composed_epsilon
+    from fedlalr.report.runs import find_runs, read_run
+
+    runs = [read_run(path) for path in find_runs(places, tuning=True)]
+    deltas = [_stored(run)["privacy.delta"] for run in runs]
+    if delta is None:
+        delta = min((each for each in deltas if each is not None), default=None)
+    if delta is None:
+        raise ConfigError("the runs have no delta; choose one with --delta, such as 1e-5")
+    try:
+        spent = [_spent(run) for run in runs]
+        each = [composed_epsilon([one], delta) for one in spent]
+        together = composed_epsilon(spent, delta)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(str(error)) from error
+    names = [str(run.path) for run in runs]
+    if as_json:
+        rows = [
+            {"run": name, **one._asdict(), "epsilon": found}
+            for name, one, found in zip(names, spent, each, strict=True)
+        ]
+        print(json.dumps({"delta": delta, "epsilon": together, "runs": rows}, ensure_ascii=False))
+        return
+    _show(list(zip(names, spent, each, strict=True)), together, delta, same_clients=_same_clients(runs))
+
+
+def _stored(run: ReportedRun) -> dict[str, Any]:
+    """The settings of a run with privacy, from its checkpoint."""
+    from fedlalr.config import ConfigError
+
+    if not run.facts:
+        raise ConfigError(f"{run.path} has no checkpoint that can be read, so its settings are not known")
+    if run.facts.get("privacy") is None:
+        raise ConfigError(
+            f"{run.path} was trained without privacy, so there is no ε for its clients; give only runs with privacy=…"
+        )
+    return dict(run.facts)
+
+
+def _spent(run: ReportedRun) -> Spent:
+    """The rounds of a run, including one with a checkpoint whose record was not written."""
+    from fedlalr.federation.privacy.accounting import Spent, solve_noise_multiplier
+    from fedlalr.federation.storage.journal import CHECKPOINTS
+
+    stored = _stored(run)
+    rate = stored["clients_per_round"] / stored["data.clients"]
+    noise = stored["privacy.noise_multiplier"]
+    if noise is None:
+        noise = solve_noise_multiplier(stored["privacy.epsilon"], rate, stored["rounds"], stored["privacy.delta"])
+    saved = [int(place.name.removeprefix("round-")) for place in (run.path / CHECKPOINTS).glob("round-*")]
+    return Spent(noise, rate, max(len(run.records), *saved))
+
+
+def _same_clients(runs: list[ReportedRun]) -> bool:
+    """Whether all runs have the same data."""
+    data = [{name: value for name, value in run.facts.items() if name.startswith("data.")} for run in runs]
+    return all(each == data[0] for each in data)
+
+
+def _show(rows: list[tuple[str, Spent, float]], together: float, delta: float, same_clients: bool) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from fedlalr.cli.progress import standard_output
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("run", "rounds", "rate", "noise multiplier", f"ε at δ = {delta:g}"):
+        table.add_column(heading, justify="left" if heading == "run" else "right")
+    for name, one, epsilon in rows:
+        table.add_row(name, str(one.rounds), f"{one.rate:.4g}", f"{one.noise_multiplier:g}", f"{epsilon:.3f}")
+    if len(rows) > 1:
+        table.add_row("together", str(sum(one.rounds for _, one, _ in rows)), "", "", f"{together:.3f}")
+    console = standard_output()
+    console.print(table)
+    if not same_clients:
+        console.print("The runs have different data: the last line holds for a client that is in all of them.")

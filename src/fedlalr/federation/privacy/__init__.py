@@ -1,0 +1,1 @@
+"""Client-level differential privacy: clipping, noise and accounting."""
