@@ -1,11 +1,11 @@
-"""How the scale of gradients differs across layers, clients and tokens: a GPT on Shakespeare against ConvMixer on CIFAR-10.
+"""The scale of gradients across layers, clients and entries: a GPT on Shakespeare against ConvMixer on CIFAR-10.
 
     python benchmarks/gradient_scales.py
 
-Each network is trained by FedAvg with the rate of its preset for some rounds. Then, for each of ten clients, the root mean
-square of the gradient of every parameter tensor is taken over five batches. Printed are standard deviations of its decimal
-logarithm: across tensors (mean over clients), across clients (mean over tensors), and within a tensor, across its entries.
-A deviation of 1 is a factor of ten.
+FedAvg trains each network for some rounds, with the rate of its preset. Then the root mean square of the gradient of
+every parameter tensor is taken for each of ten clients, over five batches. Printed are standard deviations of its decimal
+logarithm: across tensors (mean over clients), across clients (mean over tensors), and within a tensor, across its
+entries. A deviation of 1 is a factor of ten.
 """
 
 from __future__ import annotations
