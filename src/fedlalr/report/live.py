@@ -123,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
             content = self.server.report.page()
         except Exception as error:  # the reader sees it, and the page is tried again
             self._send(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
-            raise
+            return
         digest = f'"{hashlib.sha256(content.encode()).hexdigest()}"'
         if self.headers.get("If-None-Match") == digest:
             self._send(HTTPStatus.NOT_MODIFIED)
