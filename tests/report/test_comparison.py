@@ -7,7 +7,7 @@ import pytest
 
 from fedlalr.report import compare
 from fedlalr.report.comparison import Comparison, Curve
-from fedlalr.report.figures import accuracy_figure
+from fedlalr.report.figures import _stacked, accuracy_figure
 from fedlalr.report.tables import comparison_table
 from report.curves import curve
 
@@ -164,3 +164,12 @@ def test_megabytes_of_small_models_have_digits_enough() -> None:
     }
     table = comparison_table(compare(small, {name: {} for name in small}))
     assert {row[table.heading.index("MB sent")] for row in table.rows} == {"0.0014"}
+
+
+def test_rounds_without_an_accuracy_are_left_out() -> None:
+    runs = {"fedlalr": [curve([None, 0.4, None, 0.8, None])], "fedavg": [curve([None, 0.5, None, 0.6, None])]}
+    found = compare(runs, {name: {} for name in runs}, target=0.7)
+    assert [outcome.finals for outcome in found.outcomes] == [(0.8,), (0.6,)]
+    assert found.best.rounds_to_target == (4,)
+    rounds, megabytes, accuracies = _stacked(runs["fedlalr"])
+    assert (rounds.tolist(), megabytes.tolist(), accuracies.tolist()) == ([2, 4], [5.0, 10.0], [[0.4, 0.8]])

@@ -70,10 +70,12 @@ def save(figure: Any, path: Path) -> list[Path]:
 
 
 def _stacked(curves: Sequence[Curve]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Rounds `[T]`, mean megabytes `[T]` and accuracies `[S, T]`, over the rounds that every run reached."""
+    """Rounds `[T]`, mean megabytes `[T]` and accuracies `[S, T]`, over the rounds in which every run has one."""
     length = min((len(curve.records) for curve in curves), default=0)
     if not length:
         return np.empty(0), np.empty(0), np.empty((0, 0))
     rounds = np.array([record.round for record in curves[0].records[:length]])
     megabytes = np.array([curve.megabytes()[:length] for curve in curves]).mean(axis=0)
-    return rounds, megabytes, np.array([curve.accuracies[:length] for curve in curves])
+    accuracies = np.array([curve.accuracies[:length] for curve in curves])
+    measured = ~np.isnan(accuracies).any(axis=0)
+    return rounds[measured], megabytes[measured], accuracies[:, measured]

@@ -42,7 +42,12 @@ function curves() {
   const several = data.curves.some((c) => c.seeds > 1);
   const draw = lineChart(find("curves-chart"), () => ({
     dashes: data.dashes,
-    series: data.curves.filter((c) => c.y[y]).map((c) => ({ label: c.label, look: c.look, x: c.x[x], y: c.y[y].mean, low: c.y[y].low, high: c.y[y].high })),
+    series: data.curves.filter((c) => c.y[y]).map((c) => {
+      // without a test set some rounds have no accuracy; lines connect the others
+      const has = (_, k) => y !== "accuracy" || c.y[y].mean[k] !== null;
+      const { mean, low, high } = c.y[y];
+      return { label: c.label, look: c.look, x: c.x[x].filter(has), y: mean.filter(has), low: low && low.filter(has), high: high && high.filter(has) };
+    }),
     xLabel: AXIS_LABELS[x],
     yLabel: label(y) + (several ? ", mean and range over seeds" : ""),
     whole: x === "round",
