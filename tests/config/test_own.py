@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -162,6 +163,19 @@ def test_without_an_accuracy_methods_are_compared_by_their_losses() -> None:
     assert "fedavg: lr 0.1, loss " in result.stdout
     assert "final loss" in Path("lines/table.md").read_text()
     assert not Path("lines/accuracy.png").exists()
+
+
+def test_methods_with_personal_parameters_are_tuned_and_compared_by_the_accuracy_of_the_clients() -> None:
+    own = ("model=mine:make", "data=mine:clients", "personal=['2.*']", "holdout=0.3", "evaluate_every=2")
+    grid = ("grid={fedlalr: {lr: [0.01, 0.1]}, fedavg: {lr: [0.01, 0.1]}}", "--grid", "--grid-seeds", "1")
+    result = cli(
+        "compare", *own, *grid, *SMALL, "--methods", "fedlalr,fedavg", "--seeds", "1", "--jobs", "1",
+        "--run-dir", "own",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert re.search(r"fedavg: lr [\d.]+, accuracy ", result.stdout)
+    assert "final accuracy" in Path("own/table.md").read_text()
+    assert "Methods compared" in Path("own/report.html").read_text()
 
 
 def test_a_report_does_not_import_your_module() -> None:

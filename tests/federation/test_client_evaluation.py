@@ -189,3 +189,22 @@ def test_a_client_that_cannot_be_evaluated_is_named():
     tests[0] = Shifted(*make_clients((5,))[0])
     with pytest.raises(ValueError, match="client 4 cannot be evaluated on its test samples: OSError: the disk is gone"):
         fl.run(make_model(), make_clients(SIZES), fl.FedAvg(), client_tests=tests, **OPTIONS)
+
+
+def test_without_a_test_set_the_accuracy_is_the_mean_over_the_clients():
+    options = OPTIONS | {"rounds": 5, "holdout": 0.3, "evaluate_every": 2, "personal": ("3.*",)}
+    result = fl.run(norm_model(), make_clients(SIZES), fl.FedLALR(), **options)
+    means = [record.per_client["accuracy"].mean if record.per_client else None for record in result.history]
+    assert [record.accuracy for record in result.history] == means
+    assert [mean is None for mean in means] == [True, False, True, False, False]
+    axes = result.plot()
+    (line,) = axes.figure.axes[1].lines
+    assert list(line.get_xdata()) == [2, 4, 5]
+
+
+def test_a_test_set_gives_the_accuracy_even_if_clients_are_evaluated():
+    clients = make_clients(SIZES)
+    options = OPTIONS | {"client_tests": clients, "evaluate_every": 1}
+    record = fl.run(make_model(), clients, fl.FedLALR(), test=clients[0], **options).history[-1]
+    assert (9 * record.accuracy) == pytest.approx(round(9 * record.accuracy))  # a share of nine samples
+    assert record.accuracy != record.per_client["accuracy"].mean

@@ -94,3 +94,16 @@ def test_wrong_arguments_are_rejected(options, message):
 def test_a_metric_that_is_not_measured_is_an_error(metric, mode):
     with pytest.raises(ValueError, match=f"watches '{metric}', but round 1 has no such value; it has loss, train_loss"):
         fl.run(make_model(), make_clients(), fl.FedAvg(), rounds=2, observers=[fl.EarlyStopping(2, metric, mode=mode)])
+
+
+def test_without_a_test_set_it_counts_the_rounds_in_which_clients_are_evaluated(tmp_path):
+    def run(rounds, **options):
+        stopping = fl.EarlyStopping(patience=2, metric="accuracy", min_delta=1.0)
+        return fl.run(
+            make_model(), make_clients((9, 14, 8)), fl.FedAvg(0.1), rounds=rounds, observers=[stopping], holdout=0.3,
+            evaluate_every=3, personal=("2.*",), engine="reference", **options,
+        )  # fmt: skip
+
+    assert len(run(50).history) == 9  # the best is round 3; rounds 6 and 9 are no better
+    run(7, run_dir=tmp_path)
+    assert len(run(50, run_dir=tmp_path, resume=True).history) == 9

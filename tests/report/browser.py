@@ -37,8 +37,9 @@ class Browser:
     def __init__(self, address: str, session: str) -> None:
         self._base = f"{address}/session/{session}"
 
-    def open(self, page: Path) -> None:
-        _call(f"{self._base}/url", {"url": page.resolve().as_uri()})
+    def open(self, page: Path | str) -> None:
+        """A file, or an address."""
+        _call(f"{self._base}/url", {"url": page if isinstance(page, str) else page.resolve().as_uri()})
 
     def run(self, script: str) -> Any:
         """The value that a script returns."""
@@ -84,7 +85,7 @@ class Browser:
 
 
 @contextmanager
-def chromium(folder: Path) -> Iterator[Browser]:
+def chromium(folder: Path, *flags: str) -> Iterator[Browser]:
     """A browser with an empty profile in a folder; it ends with the block."""
     driver, browser = shutil.which("chromedriver"), shutil.which("chromium")
     assert driver, "the browser tests need chromedriver (Debian: apt-get install chromium chromium-driver)"
@@ -96,7 +97,7 @@ def chromium(folder: Path) -> Iterator[Browser]:
     address = f"http://127.0.0.1:{port}"
     try:
         _wait_for(address)
-        options = {"binary": browser, "args": [*FLAGS, f"--user-data-dir={folder / 'profile'}"]}
+        options = {"binary": browser, "args": [*FLAGS, *flags, f"--user-data-dir={folder / 'profile'}"]}
         wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
         session = _call(f"{address}/session", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
         try:

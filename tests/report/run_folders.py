@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +22,23 @@ def make_run(folder: Path, *overrides: str) -> Path:
     """A run of the quickstart, shortened, in a folder."""
     config.execute(config.load("quickstart", replaced(SMALL, overrides)), folder)
     return folder
+
+
+def copy_run(run: Path, folder: Path) -> Path:
+    """A copy of a run that a test may change."""
+    return Path(shutil.copytree(run, folder))
+
+
+@contextmanager
+def watching(*arguments: Path | str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The command `fedlalr watch` in a process of its own, and the address that it printed."""
+    command = [sys.executable, "-m", "fedlalr", "watch", *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, process.stdout.readline().split()[0]
+        finally:
+            process.terminate()
 
 
 def refuse(metrics: Path) -> None:

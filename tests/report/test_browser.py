@@ -142,7 +142,7 @@ def test_a_page_of_several_runs_says_whose_the_only_trajectory_is(
     opened.open(write_report([followed], tmp_path / "one.html"))
     assert opened.run(told) is None
     opened.open(write_report([plain, followed], tmp_path / "two.html"))
-    assert opened.run(told) == "Of FedLALR, seed 1; the other runs recorded none."
+    assert opened.run(told) == "Recorded by FedLALR, seed 1; the other runs have none."
 
 
 def test_another_run_and_another_partition_can_be_chosen(opened: Browser) -> None:

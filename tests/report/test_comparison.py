@@ -7,7 +7,7 @@ import pytest
 
 from fedlalr.report import compare
 from fedlalr.report.comparison import Comparison, Curve
-from fedlalr.report.figures import accuracy_figure
+from fedlalr.report.figures import _measured, accuracy_figure
 from fedlalr.report.tables import comparison_table
 from report.curves import curve
 
@@ -172,3 +172,12 @@ def test_bytes_are_counted_by_direction() -> None:
     assert both.megabytes(down=False) == [2, 4]
     assert both.megabytes(up=False) == [3, 6]
     assert both.megabytes() == [5, 10]
+
+
+def test_rounds_without_an_accuracy_are_left_out() -> None:
+    runs = {"fedlalr": [curve([None, 0.4, None, 0.8, None])], "fedavg": [curve([None, 0.5, None, 0.6, None])]}
+    found = compare(runs, {name: {} for name in runs}, target=0.7)
+    assert [outcome.finals for outcome in found.outcomes] == [(0.8,), (0.6,)]
+    assert found.best.rounds_to_target == (4,)
+    rounds, accuracies = _measured(runs["fedlalr"])
+    assert (rounds.tolist(), accuracies.tolist()) == ([1, 3], [[0.4, 0.8]])

@@ -12,7 +12,21 @@ from typing import Annotated
 
 import typer
 
-from fedlalr.cli import bench, compare, data, doctor, flower, presets, privacy, report, reproduce, resume, run, theory
+from fedlalr.cli import (
+    bench,
+    compare,
+    data,
+    doctor,
+    flower,
+    presets,
+    privacy,
+    report,
+    reproduce,
+    resume,
+    run,
+    theory,
+    watch,
+)
 from fedlalr.cli.command import Command
 from fedlalr.cli.errors import Commands
 
@@ -22,6 +36,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "compare": compare.compare,
     "reproduce": reproduce.reproduce,
     "report": report.report,
+    "watch": watch.watch,
     "privacy": privacy.privacy,
     "theory": theory.theory,
     "presets": presets.presets,

@@ -53,7 +53,9 @@ def build_clients(config: Config) -> tuple[Clients, object]:
     """The clients' data, and a test set that is not part of it."""
     if not is_own(config.data.name):
         return build_population(config), None
-    return own_data(config.data.name, config.data.options, config.seed, config.data.validation)
+    clients, test = own_data(config.data.name, config.data.options, config.seed, config.data.validation)
+    incomplete = config.personal or config.buffers == "local"  # then a population's own test set is not used either
+    return clients, None if incomplete else test
 
 
 def build_model(config: ModelConfig, clients: Clients, seed: int) -> nn.Module:

@@ -16,7 +16,8 @@ _MODES = {"loss": "min", "train_loss": "min", "accuracy": "max"}
 class EarlyStopping(Observer):
     """Ends a run when a metric has not improved for some rounds.
 
-    patience: Rounds without an improvement after which the run ends.
+    patience: Rounds without an improvement after which the run ends. With `metric="accuracy"` and no test set, only
+        every `evaluate_every`-th round counts.
     metric: `"loss"`, `"accuracy"`, `"train_loss"`, or the name of one of your own `metrics`.
     min_delta: Smaller changes are no improvement.
     mode: Whether smaller (`"min"`) or larger (`"max"`) values are better; needed for your own metrics.
@@ -42,6 +43,7 @@ class EarlyStopping(Observer):
         check_choice("mode", chosen, ("min", "max"))
         self.patience, self.metric, self.min_delta = patience, metric, min_delta
         self._sign = 1.0 if chosen == "min" else -1.0
+        self._accuracy_every = 1
         self._reset()
 
     def _reset(self) -> None:
@@ -53,6 +55,7 @@ class EarlyStopping(Observer):
 
     def on_start(self, info: RunInfo) -> None:
         self._reset()
+        self._accuracy_every = info.accuracy_every
         for record in info.history:
             self._see(record)
         self._stop_if_due()
@@ -62,6 +65,8 @@ class EarlyStopping(Observer):
         self._stop_if_due()
 
     def _see(self, record: Record) -> None:
+        if self.metric == "accuracy" and record.round % self._accuracy_every:  # also in the last round of a resumed run
+            return
         value = self._value(record)
         best = math.inf if self.best is None else self._sign * self.best
         if self._sign * value < best - self.min_delta:  # never true of NaN
@@ -75,7 +80,8 @@ class EarlyStopping(Observer):
             measured = [name for name in _MODES if getattr(record, name) is not None]
             raise ValueError(
                 f"EarlyStopping watches {self.metric!r}, but round {record.round} has no such value; it has "
-                f"{', '.join([*measured, *record.metrics])}. Accuracy and your own metrics need a test set: test=(…)"
+                f"{', '.join([*measured, *record.metrics])}. Accuracy needs a test set, test=(…), or held-out samples "
+                f"of the clients, holdout=0.2; your own metrics need a test set"
             )
         return float(value)
 

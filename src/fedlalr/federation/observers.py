@@ -37,6 +37,8 @@ class RunInfo:
     """The records of the rounds before the first one, if the run resumes."""
     seconds: float | None = None
     """Estimated duration of all rounds, from one local step; only for large networks on a CPU with `engine="auto"`."""
+    accuracy_every: int = 1
+    """Rounds between two values of `record.accuracy`: more than 1 if only the clients are evaluated."""
 
 
 class Stop(Exception):

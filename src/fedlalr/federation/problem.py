@@ -94,6 +94,12 @@ class Problem:
         return draw_cohort(self.options.sampling, self.training.clients.sizes, self.cohort_size, seed, round)
 
     @property
+    def accuracy_every(self) -> int:
+        """Rounds between two values of the accuracy."""
+        own = self.options.holdout is not None or self.options.client_tests is not None
+        return self.options.evaluate_every if own and self.test is None else 1
+
+    @property
     def clients_keep(self) -> bool:
         """Whether clients keep anything between their rounds."""
         training = self.training

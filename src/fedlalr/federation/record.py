@@ -32,7 +32,8 @@ class Record:
     loss: float
     """Loss of the server's model on the test set after the round; the training loss without a test set."""
     accuracy: float | None
-    """Accuracy on the test set; None without one, or if targets are not classes."""
+    """Accuracy on the test set or, without one, the mean over the clients after rounds in which they are evaluated;
+    None otherwise, and if targets are not classes."""
     train_loss: float
     """Mean over the accepted clients of the loss over their local steps."""
     lr: float

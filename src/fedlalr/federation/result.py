@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -89,12 +89,11 @@ class Result:
         from matplotlib.ticker import MaxNLocator
 
         axes = plt.subplots(layout="constrained")[1] if ax is None else ax
-        rounds = [record.round for record in self.history]
-        _draw(axes, rounds, [record.loss for record in self.history], "loss", COLOURS[1])
+        _draw(axes, self.history, "loss", COLOURS[1])
         axes.set_xlabel("round")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if any(record.accuracy is not None for record in self.history):
-            _draw(axes.twinx(), rounds, [record.accuracy for record in self.history], "accuracy", COLOURS[0])
+            _draw(axes.twinx(), self.history, "accuracy", COLOURS[0])
         return axes
 
     def save(self, path: str | Path) -> None:
@@ -118,9 +117,10 @@ class Result:
         )
 
 
-def _draw(axes: Axes, rounds: list[int], values: list[Any], name: str, colour: str) -> None:
-    """A line, and its name in its colour at its own scale."""
-    axes.plot(rounds, [float("nan") if value is None else value for value in values], color=colour, label=name)
+def _draw(axes: Axes, history: list[Record], name: str, colour: str) -> None:
+    """A line over the rounds that have a value, and its name in its colour at its own scale."""
+    points = [(record.round, value) for record in history if (value := getattr(record, name)) is not None]
+    axes.plot(*zip(*points, strict=True), color=colour, label=name)
     axes.set_ylabel(name, color=colour)
     axes.tick_params(axis="y", labelcolor=colour)
 

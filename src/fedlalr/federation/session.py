@@ -32,10 +32,7 @@ from fedlalr.federation.result import Result, named_state, personal_states, trai
 from fedlalr.federation.round import RoundOutcome, ServerState
 from fedlalr.federation.storage.fingerprint import plain
 from fedlalr.federation.storage.journal import Journal
-from fedlalr.federation.validation import (
-    check_rounds,
-    check_slots,
-)
+from fedlalr.federation.validation import check_rounds, check_slots
 from fedlalr.training import Training
 from fedlalr.training.memory import check_kept
 from fedlalr.training.options import options_in
@@ -261,10 +258,11 @@ def make_record(
     sent = shared_buffers(training, state.buffers)
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in sent.values())
     again = outcome.measured + len(scores)
+    over = distributions(scores)
     return Record(
         round=state.round,
         loss=evaluation.loss if evaluation else outcome.train_loss,
-        accuracy=evaluation.accuracy if evaluation else None,
+        accuracy=evaluation.accuracy if evaluation else over["accuracy"].mean if "accuracy" in over else None,
         train_loss=outcome.train_loss,
         lr=lr,
         seconds=seconds,
@@ -277,7 +275,7 @@ def make_record(
         repeatedly=repeatedly,
         timing=outcome.timing,
         metrics=evaluation.metrics if evaluation else {},
-        per_client=distributions(scores),
+        per_client=over,
     )
 
 
@@ -303,6 +301,7 @@ def run_info(
         parameters=training.layout.size,
         slots=slots,
         seconds=seconds,
+        accuracy_every=problem.accuracy_every,
     )
 
 

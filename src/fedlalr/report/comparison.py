@@ -100,9 +100,9 @@ class Curve:
 
     @property
     def final(self) -> float | None:
-        if self.failure is not None or not self.records:
-            return None
-        return self.records[-1].accuracy
+        """The last accuracy; None after a failure. Without a test set not every round has one."""
+        measured = [record.accuracy for record in self.records if record.accuracy is not None]
+        return measured[-1] if measured and self.failure is None else None
 
     def first_at(self, target: float) -> int | None:
         """The index of the first round with at least that accuracy."""

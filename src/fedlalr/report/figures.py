@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedlalr.report.comparison import Curve
 from fedlalr.report.groups import group_runs, method_of
@@ -51,12 +52,11 @@ def _figure(
     figure = Figure(figsize=(5 * len(panels), 4.2), layout="constrained")
     row = list(figure.subplots(1, len(panels), sharey=True))
     for (label, curves), kind in zip(runs.items(), looks_of(methods), strict=True):
-        length = min((len(curve.records) for curve in curves), default=0)
-        if not length:
+        measured, accuracy = _measured(curves)
+        if not len(measured):
             continue
-        accuracy = np.array([curve.accuracies[:length] for curve in curves])
         for axes, across in zip(row, panels.values(), strict=True):
-            x = np.array([across(curve)[:length] for curve in curves]).mean(axis=0)
+            x = np.mean([[across(curve)[i] for i in measured] for curve in curves], axis=0)
             shown = label if axes is row[0] else None
             axes.plot(x, accuracy.mean(axis=0), label=shown, zorder=3, linewidth=1.8, **kind.matplotlib)
             if len(accuracy) > 1:
@@ -78,6 +78,14 @@ def _figure(
     if row[0].get_legend_handles_labels()[0]:
         figure.legend(loc="outside lower center", ncols=min(6, len(runs)), frameon=False, handlelength=3.2)
     return figure
+
+
+def _measured(curves: Sequence[Curve]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The rounds, counted from 0, in which every run has an accuracy, and those accuracies `[S, T]`."""
+    length = min((len(curve.records) for curve in curves), default=0)
+    accuracies = np.array([curve.accuracies[:length] for curve in curves]).reshape(len(curves), length)
+    measured = np.flatnonzero(~np.isnan(accuracies).any(axis=0))
+    return measured, accuracies[:, measured]
 
 
 def _logarithmic(axes: Any) -> None:

@@ -54,11 +54,17 @@ def write_report(places: Iterable[str | Path], output: str | Path) -> Path:
     return output
 
 
-def page(runs: Sequence[ReportedRun]) -> str:
-    """The page as text."""
+def page(
+    runs: Sequence[ReportedRun],
+    *,
+    partitions: Sequence[PartitionView] | None = None,
+    live: bool = False,
+    notes: Sequence[str] = (),
+) -> str:
+    """The page as text. A live one requests itself again and shows what has changed."""
     groups = group_runs(runs)
-    partitions = view_partitions(runs)
-    script = _asset("chart.js") + _asset("page.js")
+    partitions = view_partitions(runs) if partitions is None else partitions
+    script = "".join(map(_asset, ("chart.js", "page.js", *(["live.js"] if live else []))))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return Template(_asset("page.html")).substitute(
         title=escape(_title(groups)),
@@ -66,6 +72,9 @@ def page(runs: Sequence[ReportedRun]) -> str:
         style=_asset("page.css"),
         script=script,
         script_hash=digest,
+        connect="; connect-src 'self'" if live else "",
+        notes=("<p class='note' id='live'></p>" if live else "")
+        + "".join(f"<p class='note'>{escape(note)}</p>" for note in notes),
         data=_json(_drawn(groups, partitions)),
         runs=_table(runs_table(groups)),
         comparison=_comparison(groups),

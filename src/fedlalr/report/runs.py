@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,7 +45,8 @@ class ReportedRun:
 
     @property
     def failure(self) -> str | None:
-        return self.summary.get("failure")
+        failure = self.summary.get("failure")
+        return None if failure is None else str(failure)
 
     @property
     def state(self) -> str:
@@ -70,11 +72,7 @@ def find_runs(places: Iterable[str | Path], *, tuning: bool = False) -> list[Pat
     """
     found: dict[Path, None] = {}
     for place in map(Path, places):
-        if (place / METRICS_FILE).is_file():
-            found[place] = None
-            continue
-        below = sorted((file.parent for file in place.rglob(METRICS_FILE)), key=_by_numbers)
-        runs = [run for run in below if tuning or TUNING not in run.relative_to(place).parts]
+        runs = runs_below(place, tuning)
         if not runs:
             raise ConfigError(
                 f"{place} contains no run: there is no {METRICS_FILE} in or below it. Give the directory of a run "
@@ -82,6 +80,18 @@ def find_runs(places: Iterable[str | Path], *, tuning: bool = False) -> list[Pat
             )
         found |= dict.fromkeys(runs)
     return list(found)
+
+
+def runs_below(place: Path, tuning: bool = False) -> list[Path]:
+    """The run directories at and below a path, which may have none, or not exist yet."""
+    if (place / METRICS_FILE).is_file():
+        return [place]
+    found = []
+    for folder, inner, files in os.walk(place):  # ignores folders that are removed meanwhile
+        inner[:] = [name for name in inner if name != CHECKPOINTS and (tuning or name != TUNING)]
+        if METRICS_FILE in files:
+            found.append(Path(folder))
+    return sorted(found, key=_by_numbers)
 
 
 def _by_numbers(path: Path) -> list[list[str | float]]:

@@ -85,7 +85,7 @@ def comparison_section(groups: Sequence[Group]) -> Table | None:
         return None
     if set(accuracies) == {None}:
         return None if len(set(map(_loss_of, groups))) > 1 else losses_table(groups)
-    if None in accuracies:
+    if any(run.records and Curve(run.records).final is None for group in groups for run in group.runs):
         return None
     targets = {run.config.target if run.config else None for group in groups for run in group.runs}
     curves = {group.label: [Curve(run.records, run.failure) for run in group.runs] for group in groups}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -180,3 +181,57 @@ def test_neither_a_pipe_nor_an_endless_file_is_read(saved: Path, tmp_path: Path)
     os.truncate(saved, 1 << 36)  # sparse
     with pytest.raises(fl.CheckpointError, match=r"it has 68,719,476,736 bytes, but such a file has at most"):
         fl.load(saved, Net())
+
+
+@pytest.fixture
+def personal() -> fl.Result:
+    pairs = [(inputs.float(), targets) for inputs, targets in make_clients()]
+    return fl.run(
+        Net(), pairs, fl.FedLALR(lr=0.05), rounds=2, clients_per_round=2, personal=("last.*",), buffers="local",
+        batch_size=4, drop_last=True, engine="reference",
+    )  # fmt: skip
+
+
+def test_the_models_of_the_clients_come_back(personal: fl.Result, tmp_path: Path) -> None:
+    personal.save(tmp_path / "own")
+    loaded = fl.load(tmp_path / "own", Net())
+    assert loaded.personal is not None
+    assert list(loaded.personal) == list(personal.personal or ())
+    assert len(loaded.personal) > 1
+    for client in range(personal.info.population):
+        before, after = personal.client_model(client).state_dict(), loaded.client_model(client).state_dict()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+    own = [loaded.client_model(client).last.weight for client in loaded.personal]
+    assert not torch.equal(own[0], own[1])
+
+
+def test_models_on_other_machines_stay_there(personal: fl.Result, tmp_path: Path) -> None:
+    dataclasses.replace(personal, personal=None).save(tmp_path / "own")
+    loaded = fl.load(tmp_path / "own", Net())
+    with pytest.raises(RuntimeError, match="on their own machines"):
+        loaded.client_model(0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content.update(personal=[True]), "its personal is invalid"),
+        (lambda content: content["personal"].pop(), r"its personal/last\.weight is"),
+        (lambda content: content.update(personal=None), r"its personal/last\.weight is"),
+    ],
+)
+def test_forged_clients_are_rejected(personal: fl.Result, tmp_path: Path, change: Any, message: str) -> None:
+    personal.save(tmp_path / "own")
+    forge(tmp_path / "own", change)
+    with pytest.raises(fl.CheckpointError, match=message):
+        fl.load(tmp_path / "own", Net())
+
+
+def test_a_file_of_an_older_version_is_read(saved: Path) -> None:
+    def older(content: dict[str, Any]) -> None:
+        del content["personal"]
+        del content["info"]["accuracy_every"]
+
+    forge(saved, older)
+    loaded = fl.load(saved, Net())
+    assert (loaded.personal, loaded.info.accuracy_every) == ({}, 1)

@@ -1,7 +1,8 @@
 """A result in one file: `result.save(path)` and `fl.load(path, model)`.
 
-It is a safetensors file: the model's parameters and buffers and the server's slots by name, and in its metadata a JSON
-description with the history, `info` and a hash of every tensor. Reading executes nothing.
+It is a safetensors file: by name the model's parameters and buffers, the server's slots, and what is personal, stacked
+over the clients that have it. Its metadata is a JSON description with the history, `info`, those clients and a hash of
+every tensor. Reading executes nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -48,6 +49,7 @@ def save_result(result: Result, path: str | Path) -> None:
         "dtype": _dtype_of(result.model),
         "info": {each.name: getattr(result.info, each.name) for each in _info_fields()},
         "history": [record.as_dict() for record in result.history],
+        "personal": None if result.personal is None else list(result.personal),
         "tensors": {name: hash_tensor(tensor) for name, tensor in tensors.items()},
     }
     text = json.dumps({"content": content, "sha256": hashlib.sha256(canonical(content)).hexdigest()})
@@ -73,7 +75,9 @@ def load(path: str | Path, model: nn.Module) -> Result:
         info = _info(content["info"])
         with undisturbed(torch.device("cpu")):
             trained = _converted(model, content["dtype"])
-            like = _expected({name: header[name] for name in content["tensors"]}, trained)  # in the order of the run
+            clients = content["personal"] or []
+            stated = {name: header[name] for name in content["tensors"]}  # in the order of the run
+            like = _expected(stated, trained, len(clients))
             tensors = load_tensors(read_file(place, length + sum(tensor.nbytes for tensor in like.values())))
             if {name: hash_tensor(tensor) for name, tensor in tensors.items()} != content["tensors"]:
                 raise ValueError("it is damaged: its tensors do not match the hashes taken when they were written")
@@ -81,7 +85,8 @@ def load(path: str | Path, model: nn.Module) -> Result:
             with torch.no_grad():
                 for name, tensor in _weights(trained).items():
                     tensor.copy_(found[f"model/{name}"])
-        return Result(history, _state(found), trained, info)
+        own = _personal(found, clients) if content["personal"] is not None else None
+        return Result(history, _state(found), trained, info, own)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -92,7 +97,9 @@ def load(path: str | Path, model: nn.Module) -> Result:
 
 def _tensors(result: Result) -> dict[str, Tensor]:
     slots = {f"slot/{slot}/{name}": part for slot, parts in result.state.items() for name, part in parts.items()}
-    return {f"model/{name}": tensor for name, tensor in _weights(result.model).items()} | slots
+    each = list((result.personal or {}).values())
+    own = {f"personal/{name}": torch.stack([one[name] for one in each]) for name in (each[0] if each else ())}
+    return {f"model/{name}": tensor for name, tensor in _weights(result.model).items()} | slots | own
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
@@ -123,6 +130,7 @@ def _read_header(place: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
         raise ValueError("it is damaged: its description does not match its own hash")
     if content["format"] != FORMAT:
         raise ValueError(f"it has format {content['format']!r}, and this version of fedlalr reads format {FORMAT}")
+    content.setdefault("personal", [])  # a file of an older version
     for name, fits in _FITS.items():
         if not fits(content[name]):
             raise ValueError(f"its {name} is invalid")
@@ -134,6 +142,9 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "info": lambda value: isinstance(value, dict),
     "history": lambda value: isinstance(value, list) and all(isinstance(record, dict) for record in value),
     "tensors": lambda value: isinstance(value, dict),
+    "personal": lambda value: (
+        value is None or (isinstance(value, list) and all(type(client) is int for client in value))
+    ),
 }
 """Checks of each part of a description: a manipulated file may have a correct hash."""
 
@@ -146,7 +157,7 @@ def _info(given: Mapping[str, Any]) -> RunInfo:
     """A `RunInfo` whose values have the types of its fields."""
     kinds, values = get_type_hints(RunInfo, {"Record": Record}), dict(given)
     values["slots"] = tuple(values["slots"])
-    for each in _info_fields():
+    for each in (each for each in _info_fields() if each.name in values):  # an older version has fewer
         kind = tuple if each.name == "slots" else kinds[each.name]
         whole = values[each.name]
         if not isinstance(whole, kind) or isinstance(whole, bool):
@@ -160,8 +171,8 @@ def _converted(model: nn.Module, dtype: str | None) -> nn.Module:
     return trained if dtype is None or _dtype_of(trained) in (None, dtype) else _CONVERSIONS[dtype](trained)
 
 
-def _expected(header: Mapping[str, Any], model: nn.Module) -> dict[str, Tensor]:
-    """A tensor of the model for each one in a file, of the shape and type that it must have."""
+def _expected(header: Mapping[str, Any], model: nn.Module, clients: int) -> dict[str, Tensor]:
+    """For each tensor in a file one of the shape and type that it must have; personal ones are stacks over clients."""
     weights, parameters = _weights(model), dict(model.named_parameters())
     missing = [name for name in weights if f"model/{name}" not in header]
     if missing:
@@ -169,10 +180,10 @@ def _expected(header: Mapping[str, Any], model: nn.Module) -> dict[str, Tensor]:
     like = {}
     for key, stated in header.items():
         kind, _, rest = key.partition("/")
-        owner, name = (weights, rest) if kind == "model" else (parameters, rest.partition("/")[2])
-        if kind not in ("model", "slot") or name not in owner:
+        owner, name = (parameters, rest.partition("/")[2]) if kind == "slot" else (weights, rest)
+        if kind not in ("model", "slot", "personal") or name not in owner:
             raise ValueError(f"it holds {key}, which this model does not have")
-        like[key] = owner[name]
+        like[key] = owner[name].expand(clients, *owner[name].shape) if kind == "personal" else owner[name]
         shape = tuple(stated["shape"])
         if shape not in (like[key].shape, (*like[key].shape, 2)):  # the latter for complex numbers
             raise ValueError(f"its {key} is {shape}, but this model's is {tuple(like[key].shape)}")
@@ -188,3 +199,9 @@ def _state(tensors: Mapping[str, Tensor]) -> State:
         if kind == "slot":
             state.setdefault(slot, {})[name] = tensor
     return state
+
+
+def _personal(tensors: Mapping[str, Tensor], clients: Sequence[int]) -> dict[int, dict[str, Tensor]]:
+    """What is personal among the tensors of a file, by client."""
+    own = {key.removeprefix("personal/"): each for key, each in tensors.items() if key.startswith("personal/")}
+    return {client: {name: each[row] for name, each in own.items()} for row, client in enumerate(clients)}

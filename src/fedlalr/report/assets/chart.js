@@ -90,26 +90,29 @@ function parts(series) {
   return found.filter((part) => part.length);
 }
 
-// Draws now and whenever the width changes.
+// Draws now and whenever the width changes. A container that is given again is drawn by the new function.
 function drawnToWidth(container, draw) {
-  let width = container.clientWidth;
+  const first = !container.draw;
+  container.draw = draw;
   draw();
+  if (!first) return draw;
+  let width = container.clientWidth;
   new ResizeObserver(() => {
     if (container.clientWidth === width) return;
     width = container.clientWidth;
-    draw();
+    container.draw();
   }).observe(container);
   return draw;
 }
 
-// A chart that keeps its own state: which lines are hidden, where the cursor is.
+// A chart whose container keeps its state: which lines are hidden, where the cursor is.
 // series: [{label, x, y, low?, high?, breaks?, look?}]; dashes: SVG's stroke-dasharray for each kind of dashes.
 function lineChart(container, describe) {
-  const hidden = new Set();
-  let cursor = null;
+  const state = (container.state = container.state || { hidden: new Set(), cursor: null, axis: "" }), hidden = state.hidden;
 
   function draw() {
     const view = describe();
+    if (state.axis !== view.xLabel) [state.axis, state.cursor] = [view.xLabel, null];
     const width = Math.max(280, container.clientWidth), height = Math.round(Math.min(380, Math.max(240, width * 0.5)));
     const all = view.series.map((s, i) => ({ ...s, ...lookOf(s, i, view.dashes) }));
     const shown = all.filter((s) => !hidden.has(s.label));
@@ -136,7 +139,7 @@ function lineChart(container, describe) {
     container.replaceChildren(svg, where, list.element);
     const xs = [...new Set(shown.flatMap((s) => s.x))].sort((a, b) => a - b);
     function point(value) {
-      cursor = value;
+      state.cursor = value;
       const at = value === null ? null : xs.reduce((best, v) => (Math.abs(v - value) < Math.abs(best - value) ? v : best), xs[0]);
       line.setAttribute("visibility", at === null ? "hidden" : "visible");
       if (at !== null) for (const end of ["x1", "x2"]) line.setAttribute(end, x.place(at));
@@ -154,10 +157,10 @@ function lineChart(container, describe) {
       if (event.key === "Escape") point(null);
       if (!step || !xs.length) return;
       event.preventDefault();
-      const now = cursor === null ? (step > 0 ? -1 : xs.length) : xs.findIndex((v) => v >= cursor);
+      const now = state.cursor === null ? (step > 0 ? -1 : xs.length) : xs.findIndex((v) => v >= state.cursor);
       point(xs[Math.min(xs.length - 1, Math.max(0, now + step))]);
     });
-    point(null);
+    point(state.cursor);
   }
 
   function legend(view, all, redraw) {

@@ -1,23 +1,30 @@
 // The controls of the page, and the charts that they control.
 
-const data = JSON.parse(document.getElementById("data").textContent);
+let data;
 const find = (id) => document.getElementById(id);
 
+// Radio buttons. Returns the value that is chosen: the same as before, if there is one.
 function radios(fieldset, choices, change) {
-  const rest = fieldset.querySelector("legend");
-  fieldset.replaceChildren(rest, ...choices.map(([value, text], i) => {
+  const before = fieldset.querySelector(":checked");
+  const chosen = (choices.find(([value]) => before && value === before.value) || choices[0])[0];
+  fieldset.replaceChildren(fieldset.querySelector("legend"), ...choices.map(([value, text]) => {
     const input = make("input", { type: "radio", name: fieldset.id, value });
-    input.checked = i === 0;
+    input.checked = value === chosen;
     input.addEventListener("change", () => change(value));
     return make("label", {}, input, make("span", {}, text));
   }));
+  return chosen;
 }
 
+// A list, shown if there is a choice. Returns the item that is chosen: the same as before, if there is one.
 function options(id, items, change) {
-  if (items.length < 2) return;
-  find(id).append(...items.map((item, i) => make("option", { value: i }, item.label)));
-  find(id).addEventListener("change", (event) => change(items[Number(event.target.value)]));
-  find(id).parentElement.hidden = false;
+  const list = find(id), before = list.selectedOptions[0];
+  const chosen = Math.max(0, items.findIndex((item) => before && item.label === before.textContent));
+  list.replaceChildren(...items.map((item, i) => make("option", { value: i }, item.label)));
+  list.value = chosen;
+  list.onchange = () => change(items[Number(list.value)]);
+  list.parentElement.hidden = items.length < 2;
+  return items[chosen];
 }
 
 const QUANTITIES = [["accuracy", "accuracy"], ["loss", "test loss"], ["train_loss", "training loss"], ["lr", "client rate"]];
@@ -29,12 +36,18 @@ function curves() {
   const all = [...QUANTITIES, ...own.map((name) => [name, name.slice("metrics/".length)])];
   const there = all.filter(([name]) => data.curves.some((c) => c.y[name]));
   if (!there.length) { find("curves-chart").textContent = "No run has finished a round yet."; return; }
-  let y = there[0][0], x = AXES[0][0];
+  let y = radios(find("curves-y"), there, (value) => { y = value; draw(); });
+  let x = radios(find("curves-x"), AXES, (value) => { x = value; draw(); });
   const label = (name) => there.find(([n]) => n === name)[1];
   const several = data.curves.some((c) => c.seeds > 1);
   const draw = lineChart(find("curves-chart"), () => ({
     dashes: data.dashes,
-    series: data.curves.filter((c) => c.y[y]).map((c) => ({ label: c.label, look: c.look, x: c.x[x], y: c.y[y].mean, low: c.y[y].low, high: c.y[y].high })),
+    series: data.curves.filter((c) => c.y[y]).map((c) => {
+      // without a test set some rounds have no accuracy; lines connect the others
+      const has = (_, k) => y !== "accuracy" || c.y[y].mean[k] !== null;
+      const { mean, low, high } = c.y[y];
+      return { label: c.label, look: c.look, x: c.x[x].filter(has), y: mean.filter(has), low: low && low.filter(has), high: high && high.filter(has) };
+    }),
     xLabel: AXIS_LABELS[x],
     yLabel: label(y) + (several ? ", mean and range over seeds" : ""),
     whole: x === "round",
@@ -43,14 +56,13 @@ function curves() {
     hint: "Values after the last round. Point at the chart to read others; click a name to hide its line.",
     where: (at) => (x === "round" ? `At round ${at}:` : x === "seconds" ? `After ${number(at)} seconds:` : `After ${number(at)} megabytes:`),
   }));
-  radios(find("curves-y"), there, (value) => { y = value; draw(); });
-  radios(find("curves-x"), AXES, (value) => { x = value; draw(); });
 }
 
 function clients() {
   const there = QUANTITIES.filter(([name]) => data.clients.some((c) => c.y[name]));
   if (!there.length) return;
-  let y = there[0][0];
+  let y = radios(find("clients-y"), there.map(([name]) => [name, name]), (value) => { y = value; draw(); });
+  find("clients-y").hidden = false;
   const draw = lineChart(find("clients-chart"), () => ({
     dashes: data.dashes,
     series: data.clients.filter((c) => c.y[y]).flatMap(({ label, look, y: found }) => [
@@ -63,17 +75,17 @@ function clients() {
     hint: "Values after the last evaluation. Point at the chart to read others; click a name to hide its line.",
     where: (at) => `At round ${at}:`,
   }));
-  radios(find("clients-y"), there.map(([name]) => [name, name]), (value) => { y = value; draw(); });
-  find("clients-y").hidden = false;
 }
 
 function trajectories() {
+  find("trajectories-y").hidden = !data.trajectories.length;
   if (!data.trajectories.length) {
     find("trajectories-chart").textContent = "No trajectory was recorded in these runs. To record one for FedLALR, set trajectory={clients: [0, 1]}.";
-    find("trajectories-y").hidden = true;
     return;
   }
-  let run = data.trajectories[0], name = run.quantities[0].name;
+  let run = options("trajectories-run", data.trajectories, (chosen) => { run = chosen; name = quantities(); draw(); });
+  const quantities = () => radios(find("trajectories-y"), run.quantities.map((q) => [q.name, q.name]), (value) => { name = value; draw(); });
+  let name = quantities();
   const draw = lineChart(find("trajectories-chart"), () => ({
     dashes: data.dashes,
     series: run.clients.map((c) => ({
@@ -91,23 +103,20 @@ function trajectories() {
       return "";
     },
   }));
-  const quantities = () => radios(find("trajectories-y"), run.quantities.map((q) => [q.name, q.name]), (value) => { name = value; draw(); });
-  quantities();
-  if (data.runs > 1 && data.trajectories.length === 1) { // with several trajectories the list names the run
-    find("trajectories-of").textContent = `Recorded by ${run.label}; the other runs have none.`;
-    find("trajectories-of").hidden = false;
-  }
-  options("trajectories-run", data.trajectories, (chosen) => { run = chosen; name = run.quantities[0].name; quantities(); draw(); });
+  find("trajectories-of").hidden = data.runs === 1 || data.trajectories.length > 1; // with several the list names the run
+  find("trajectories-of").textContent = `Recorded by ${run.label}; the other runs have none.`;
 }
 
 function partition() {
   if (!data.partitions.length) return;
-  let chosen = data.partitions[0];
+  let chosen = options("partition-choice", data.partitions, (view) => { chosen = view; draw(); });
   const draw = map(find("partition-chart"), () => chosen);
-  options("partition-choice", data.partitions, (view) => { chosen = view; draw(); });
 }
 
-curves();
-clients();
-trajectories();
-partition();
+// Draws everything; again if the data has changed.
+function show() {
+  data = JSON.parse(find("data").textContent);
+  for (const section of [curves, clients, trajectories, partition]) section();
+}
+
+show();
