@@ -64,18 +64,6 @@ def next_tokens(labels: Any, ignored: int = IGNORED) -> Tensor:
     return torch.cat([tokens[..., 1:], torch.full_like(tokens[..., :1], ignored)], dim=-1)
 
 
-def checkpointed_layers(model: nn.Module) -> list[Any]:
-    """The layers for which gradient checkpointing is turned on."""
-    layers: Any = sys.modules.get("transformers.modeling_layers")
-    if layers is None:
-        return []
-    return [
-        layer
-        for layer in model.modules()
-        if isinstance(layer, layers.GradientCheckpointingLayer) and layer.gradient_checkpointing
-    ]
-
-
 @contextmanager
 def full_masks() -> Iterator[None]:
     """Make models build every attention mask in full.

@@ -1,14 +1,19 @@
-"""GPT and ViT: sizes, causality, and values against the equations written out."""
+"""GPT and ViT: sizes, causality, values against the equations written out, and gradient checkpointing."""
 
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import fedlalr as fl
 from fedlalr.models import GPT, ViT
+from fedlalr.training.layout import Layout
+from fedlalr.training.memory import peak_memory
+from fedlalr.training.stacked.vmap import VmapForward
 
 
 def shaken(model: nn.Module) -> nn.Module:
@@ -151,3 +156,44 @@ def test_dropout_is_off_by_default_and_only_acts_in_training():
 def test_sizes_that_do_not_fit_are_rejected(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("engine", ["reference", "stacked"])
+@pytest.mark.parametrize(
+    ("make", "inputs", "targets"),
+    [
+        (partial(GPT, 11, 6, 8, 2, 2), torch.arange(48).view(8, 6) % 11, torch.arange(48).view(8, 6) % 7),
+        (partial(ViT, 3, 1, 4, 2, 8, 2, 2), torch.rand(8, 1, 4, 4, dtype=torch.float64), torch.arange(8) % 3),
+    ],
+    ids=["gpt", "vit"],
+)
+def test_gradient_checkpointing_computes_layers_twice_and_gets_the_same(make, inputs, targets, engine):
+    """Also with dropout, which is drawn the same in the second run."""
+    clients = [(inputs, targets), (inputs[:5], targets[:5])]
+    results, calls = [], []
+    for checkpointed in (False, True):
+        torch.manual_seed(0)
+        model = shaken(make(dropout=0.3, gradient_checkpointing=checkpointed))
+        model.blocks[0].mlp_norm.register_forward_hook(lambda *_: calls.append(1))
+        result = fl.run(model, clients, fl.FedAvg(), rounds=2, batch_size=4, engine=engine, device="cpu")
+        results += [result.model.state_dict(), len(calls)]
+    right, once, mine, both = results
+    for name, value in right.items():
+        torch.testing.assert_close(mine[name], value, rtol=0, atol=1e-12)
+    assert both - once >= once + 4  # two rounds of two steps
+
+
+def test_gradient_checkpointing_takes_less_memory_in_a_stack():
+    tokens = torch.zeros(2, 4, 16, dtype=torch.int64)
+    peaks = []
+    for checkpointed in (False, True):
+        model = GPT(7, 16, 16, 8, 2, gradient_checkpointing=checkpointed)
+        forward, layout = VmapForward(model, nn.functional.cross_entropy), Layout.of(model)
+        x = layout.flatten(dict(model.named_parameters())).expand(2, -1).clone().requires_grad_()
+
+        def gradient(forward=forward, layout=layout, x=x):
+            outputs, _ = forward(layout.views(x), {}, tokens)
+            return torch.autograd.grad(outputs.sum(), x)
+
+        peaks.append(peak_memory(gradient, torch.device("cpu")))
+    assert peaks[1] < peaks[0] / 2

@@ -73,7 +73,7 @@ class Problem:
         transform = clients.transform if isinstance(clients, Population) else None
         check_metrics(options.metrics, given)
         target = target_of(model, options.loss, options.target)
-        test = None if given is None else as_test(given, target, options.collate_fn)
+        test = None if given is None else as_test(given, target, options.collate_fn).to(training.device)
         client_tests = None
         if options.holdout is not None and not remote:
             own, client_tests = hold_out(training.clients, options.holdout, training.seed)

@@ -12,11 +12,13 @@ Worth 16x16 Words", ICLR 2021 (ViT). Su et al. "RoFormer", 2021 (rotary position
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from fedlalr.common.checks import check_sizes
 
@@ -49,7 +51,14 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention, then two linear layers with GELU between them, each added to its input."""
+    """One layer: attention, then two linear layers with GELU between them, each added to its input.
+
+    With `gradient_checkpointing`, the backward pass computes the layer again instead of keeping what is inside it.
+    """
+
+    gradient_checkpointing = False
+    _gradient_checkpointing_func = staticmethod(partial(checkpoint, use_reentrant=False))
+    """Both names are those of Hugging Face's layers, so that a stack of clients treats them alike."""
 
     def __init__(self, dim: int, heads: int, *, causal: bool, rotary: bool = False, dropout: float = 0.0) -> None:
         super().__init__()
@@ -60,6 +69,12 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.gradient_checkpointing and self.training:
+            again: Tensor = self._gradient_checkpointing_func(partial(self._mix), x)
+            return again
+        return self._mix(x)
+
+    def _mix(self, x: Tensor) -> Tensor:
         x = x + self.dropout(self.attention(self.attention_norm(x)))
         mixed: Tensor = x + self.dropout(self.mlp(self.mlp_norm(x)))
         return mixed
@@ -68,7 +83,8 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A decoder that predicts the next token at every position. Sizes: `tiny`, `small`, `medium`, or your own.
 
-    `tied` uses the token embedding as the head. Rotary positions have no parameters.
+    `tied` uses the token embedding as the head. Rotary positions have no parameters. `gradient_checkpointing` saves
+    memory, and costs a third more time: the backward pass computes each layer again.
 
     >>> sum(p.numel() for p in GPT(vocabulary=65, length=256, dim=384, layers=6, heads=6).parameters())
     10770816
@@ -85,6 +101,7 @@ class GPT(nn.Module):
         positions: Positions = "learned",
         tied: bool = True,
         dropout: float = 0.0,
+        gradient_checkpointing: bool = False,
     ) -> None:
         super().__init__()
         check_sizes("GPT", vocabulary=vocabulary, length=length, dim=dim, layers=layers, heads=heads)
@@ -106,6 +123,7 @@ class GPT(nn.Module):
         initialise(self)
         if tied:
             self.head.weight = self.embedding.weight
+        recompute(self, gradient_checkpointing)
 
     @classmethod
     def tiny(cls, vocabulary: int = 80, length: int = 128, **options: Any) -> Self:
@@ -140,6 +158,8 @@ class GPT(nn.Module):
 class ViT(nn.Module):
     """A transformer over square patches of an image; the head sees the mean over all patches.
 
+    `gradient_checkpointing` as in `GPT`.
+
     >>> ViT.tiny()(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
     """
@@ -155,6 +175,7 @@ class ViT(nn.Module):
         heads: int = 3,
         *,
         dropout: float = 0.0,
+        gradient_checkpointing: bool = False,
     ) -> None:
         super().__init__()
         check_sizes(
@@ -171,6 +192,7 @@ class ViT(nn.Module):
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, classes)
         initialise(self)
+        recompute(self, gradient_checkpointing)
 
     @classmethod
     def tiny(cls, classes: int = 10, channels: int = 3, size: int = 32, patch: int = 4, **options: Any) -> Self:
@@ -219,6 +241,13 @@ def initialise(model: GPT | ViT) -> None:
     for name, parameter in model.blocks.named_parameters():
         if name.endswith(("attention.outputs.weight", "mlp.2.weight")):
             nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * len(model.blocks)))
+
+
+def recompute(model: GPT | ViT, wanted: bool) -> None:
+    """Let the backward pass compute each block again, which takes a third more time and far less memory."""
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        block.gradient_checkpointing = wanted
 
 
 def check_transformer(name: str, dim: int, heads: int, dropout: float) -> None:

@@ -1,6 +1,7 @@
 """The reference engine: one client after another, with plain autograd. It defines the correct result.
 
-Every other engine is tested against it. It runs any module, loss and data set on any device.
+Every other engine is tested against it. It runs any module, loss and data set on any device. On a CPU, steps that have
+a fused form use it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fedlalr.data.random import MODULES, key
 from fedlalr.data.trees import Tree, length, map_tree, rows
 from fedlalr.training.accumulation import terms_of, weighted_mean
 from fedlalr.training.calling import batch_loss, call
+from fedlalr.training.fused_steps import fused_step
 from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work
 from fedlalr.training.local_step import finish, local_step, other_gradients, without_drawing
 from fedlalr.training.torch_internals import BatchNorm
@@ -33,6 +35,8 @@ class ReferenceEngine:
         self.training = training
         self.parameters = [p for p in training.model.parameters() if p.requires_grad]
         self._others = training.algorithm.slots.gradients
+        on_cpu = training.device.type == "cpu"
+        self._fused = fused_step(training.algorithm, "cpu", training.layout.dtype) if on_cpu else None
 
     def train(self, work: Work) -> Replies:
         collected = Collector(work, self.training)
@@ -55,6 +59,8 @@ class ReferenceEngine:
         batches = self._batches(work, client)
         seed_generators(training.device, key(training.seed, MODULES, work.round, client))  # for dropout
         state = algorithm.start(broadcast, work.kept.map(lambda tensor: tensor[row]))
+        if self._fused is not None:
+            state = state.map(Tensor.clone)  # it is written in place
         total = torch.zeros((), device=training.device, dtype=training.layout.dtype)
         for k, positions in enumerate(batches, start=1):
             inputs, targets = training.clients.training_batch(client, positions, training.seed, work.round, k)
@@ -64,7 +70,10 @@ class ReferenceEngine:
             loss, gradient = self._gradient(inputs, targets)
             context = work.context(steps=len(batches), step=k)
             with torch.no_grad():
-                state = local_step(training, state, gradient, broadcast, context)
+                if self._fused is None:
+                    state = local_step(training, state, gradient, broadcast, context)
+                else:
+                    self._fused(state, gradient, broadcast, context, training.regularisation)
                 total += loss
                 if work.probe is not None and client in work.probe.clients:
                     traces.append(Trace(client, k, work.probe.measure(state, context)))

@@ -32,8 +32,14 @@ from fedlalr.training.engines.worker_process import Channel, Orders, Rest, Setup
 from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work
 from fedlalr.training.machine import usable_cores
 
-ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_TOP_PAD_": str(1 << 25)}
-"""glibc keeps the memory that a step freed, instead of returning it and requesting zeroed pages in the next step."""
+ALLOCATOR = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    "MALLOC_TOP_PAD_": str(1 << 25),
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
+"""glibc keeps the memory that a step freed, instead of returning it and requesting zeroed pages in the next step, and
+asks for huge pages. What the environment already sets has priority."""
 
 _AHEAD = 2
 """Clients that are assigned to a worker ahead of time, so that it never waits for the next."""
@@ -258,7 +264,7 @@ def _launch() -> Process:
             return process
         process.end()
     ours, theirs = socket.socketpair()
-    environment = os.environ | ALLOCATOR | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment = ALLOCATOR | os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     with theirs, blocked():
         popen = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Gradient checkpointing of Hugging Face layers over a stack of clients.
+"""Gradient checkpointing of transformer layers over a stack of clients: of Hugging Face and of `fedlalr.models`.
 
 torch's checkpointing cannot run inside vmap. Here a layer leaves vmap, and its computation for all clients together is
 checkpointed: the backward pass computes it again, with the same dropout.
@@ -6,6 +6,7 @@ checkpointed: the backward pass computes it again, with the same dropout.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils.checkpoint import checkpoint
 
-from fedlalr.hf import checkpointed_layers
+from fedlalr.models.transformer import Block
 from fedlalr.training.stacked.functions import batched_functions
 from fedlalr.training.stacked.grouped_layers import Batched
 from fedlalr.training.stacked.no_dropout import NoDropout
@@ -38,8 +39,15 @@ class Recomputed(Batched):
         return outputs, (0,) * len(outputs)
 
 
+def checkpointed_layers(model: nn.Module) -> list[Any]:
+    """The layers for which gradient checkpointing is turned on."""
+    theirs: Any = sys.modules.get("transformers.modeling_layers")
+    kinds = (Block,) if theirs is None else (Block, theirs.GradientCheckpointingLayer)
+    return [layer for layer in model.modules() if isinstance(layer, kinds) and layer.gradient_checkpointing]
+
+
 def stack_checkpoints(model: nn.Module, fast: bool) -> None:
-    """Let the checkpointed Hugging Face layers of a model run over a stack."""
+    """Let the checkpointed layers of a model run over a stack."""
     for layer in checkpointed_layers(model):
         plain = object.__new__(type(layer))
         plain.__dict__.update(layer.__dict__, gradient_checkpointing=False)
@@ -47,7 +55,7 @@ def stack_checkpoints(model: nn.Module, fast: bool) -> None:
 
 
 def _checkpointed(layer: nn.Module, fast: bool, call: partial[Any], *args: Any) -> Any:
-    """What Hugging Face calls to checkpoint a layer; `call` has the layer's keyword arguments."""
+    """What a layer calls to be checkpointed; `call` has its keyword arguments."""
     named = dict(layer.named_parameters()) | dict(layer.named_buffers())
     values, structure = tree_flatten((named, args, call.keywords))
     places = [place for place, value in enumerate(values) if isinstance(value, Tensor)]

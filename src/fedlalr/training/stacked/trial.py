@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from fedlalr.data.population import DatasetClients, Population
 from fedlalr.data.trees import Tree, device_of, leaves, map_tree, rows
-from fedlalr.hf import checkpointed_layers
 from fedlalr.training.calling import MODEL_LOSS, batch_loss, call, prediction
 from fedlalr.training.interfaces import Buffers, Training, real_numbers
+from fedlalr.training.stacked.checkpointing import checkpointed_layers
 from fedlalr.training.stacked.forms import stacked_form
 from fedlalr.training.stacked.gradient import Batch, ForwardGradient, StackedGradient
 from fedlalr.training.stacked.linear import LinearGradient, linear_chain
