@@ -53,9 +53,11 @@ from fedlalr.federation import (
     run,
     schedules,
 )
+from fedlalr.federation.asynchronous.settings import Async
 from fedlalr.federation.compression import codecs
 from fedlalr.federation.compression.compression import Compression
 from fedlalr.federation.replies import reductions
+from fedlalr.federation.stragglers import Stragglers
 from fedlalr.training import Engine, Epochs, Interval, LogInterval, Probe, Replies, Steps, Trace, Training, Work
 
 __version__ = "0.2.0"
@@ -64,6 +66,7 @@ __all__ = [
     "SCAFFOLD",
     "Algorithm",
     "AlignedLALR",
+    "Async",
     "CheckpointError",
     "Compression",
     "Context",
@@ -108,6 +111,7 @@ __all__ = [
     "SlowMo",
     "Steps",
     "Stop",
+    "Stragglers",
     "Trace",
     "Training",
     "Trajectory",

@@ -26,6 +26,10 @@ HOLDOUT: Final = 5
 """Stream of the samples that are held out for evaluation."""
 ROUNDING: Final = 6
 """Stream of the stochastic rounding of compressed slots."""
+SPEEDS: Final = 7
+"""Stream of the clients' speeds on the virtual clock."""
+STARTS: Final = 8
+"""Stream of the order in which sampled clients start in an asynchronous run."""
 
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _FIRST: Final = 0xBF58476D1CE4E5B9

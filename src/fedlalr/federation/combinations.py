@@ -21,6 +21,9 @@ RECALIBRATE = 'buffers="recalibrate"'
 PERSONAL = "personal parameters"
 SIZES = 'sampling="size"'
 FLOWER = "Flower"
+ASYNCHRONOUS = "asynchronous rounds"
+STRAGGLERS = "stragglers"
+REDUCE = "reduce"
 
 COMBINATIONS = (
     Combination(
@@ -43,6 +46,28 @@ COMBINATIONS = (
         FLOWER,
         RECALIBRATE,
         "it needs a second pass over the clients' data in every round; use buffers='average'",
+    ),
+    Combination(
+        ASYNCHRONOUS,
+        RECALIBRATE,
+        "clients measure the new model after an update, when they already train again; use buffers='average' or "
+        "'local'",
+    ),
+    Combination(
+        ASYNCHRONOUS,
+        REDUCE,
+        "stale replies weigh less, which only a mean can express; max_norm_ratio still bounds every reply",
+    ),
+    Combination(
+        ASYNCHRONOUS,
+        STRAGGLERS,
+        "the server never waits for slow clients there; use one of the two",
+    ),
+    Combination(FLOWER, ASYNCHRONOUS, "its rounds are synchronous; use asynchronous rounds in the simulator"),
+    Combination(
+        FLOWER,
+        STRAGGLERS,
+        "their clock is the simulator's; on Flower a round ends at the strategy's `deadline`, with the replies it has",
     ),
 )
 

@@ -78,6 +78,10 @@ class RoundOutcome:
     """Clients that recalibrated their statistics with the new x."""
     clipped: tuple[int, ...] = ()
     """Clients whose change was too long and was shortened."""
+    virtual_seconds: float | None = None
+    """Time on the virtual clock, if the run has one."""
+    staleness: float | None = None
+    """In an asynchronous run: how many updates old the replies' versions were, on average."""
 
 
 def run_round(
@@ -94,20 +98,9 @@ def run_round(
 
     `on_rejected` is called with the rejected replies before the round continues or fails.
     """
-    algorithm, clock = training.algorithm, Stopwatch()
+    clock = Stopwatch()
     channel = Channel.of(rules.compression, training, state.round + 1)
-    work = Work(
-        round=state.round + 1,
-        lr=lr,
-        clients=cohort,
-        broadcast=channel.broadcast(shared_slots(training, state.slots.only(*algorithm.slots.down))),
-        buffers=shared_buffers(training, state.buffers),
-        kept=_kept(state, cohort, training),
-        cohort=len(cohort),
-        population=len(training.clients),
-        probe=probe,
-        shapes=training.shapes,
-    )
+    work = work_of(state, cohort, lr, training, channel, probe)
     given = to_clients(work, training)
     with module_randomness(training, work.round):
         replies = from_clients(engine.train(given), work, training)
@@ -150,6 +143,24 @@ def run_round(
         traces=replies.traces,
         timing=clock.laps,
         measured=len(accepted.clients) if measures else 0,
+    )
+
+
+def work_of(
+    state: ServerState, cohort: Tensor, lr: float, training: Training, channel: Channel, probe: Probe | None = None
+) -> Work:
+    """The server's view of a round."""
+    return Work(
+        round=state.round + 1,
+        lr=lr,
+        clients=cohort,
+        broadcast=channel.broadcast(shared_slots(training, state.slots.only(*training.algorithm.slots.down))),
+        buffers=shared_buffers(training, state.buffers),
+        kept=_kept(state, cohort, training),
+        cohort=len(cohort),
+        population=len(training.clients),
+        probe=probe,
+        shapes=training.shapes,
     )
 
 
@@ -209,7 +220,7 @@ def _kept(state: ServerState, cohort: Tensor, training: Training) -> Slots:
     """Everything that the cohort's clients keep, stacked."""
     first = first_kept(training, state.slots, state.buffers)
     rows = [state.kept.get(client, first) for client in cohort.tolist()]
-    return Slots(**{name: torch.stack([row[name] for row in rows]) for name in first})
+    return Slots(**{name: torch.stack([row[name] for row in rows]) for name in first if rows})
 
 
 def too_few(round: int, accepted: int, wanted: int, rejected: Sequence[Rejection]) -> str:

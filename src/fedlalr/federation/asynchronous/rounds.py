@@ -1,0 +1,244 @@
+"""An asynchronous update: train the clients that start, and reduce the replies that arrive.
+
+Reply i with upload u_i started from the server's value b_i, which is s_i updates old; the server's is now c. The
+replies of a buffer have the weights w_i (as in a synchronous round, summing to one), and count with w_i (1 + s_i)^-½:
+
+    the model:                  x ← x + Σ w_i (1 + s_i)^-½ (u_i − b_i)
+    a slot that only grows:     c ← c + Σ w_i (1 + s_i)^-½ max(u_i − c, 0)
+    another broadcast slot:     c ← c + Σ w_i (1 + s_i)^-½ (u_i − c)
+    a slot that is only sent:   Σ w_i (1 + s_i)^-½ u_i
+
+then the algorithm's `update`. If no reply is stale, this is the synchronous round.
+
+Changes of the model are progress: those of two clients that started from the same version both count. The momentum m
+and v̂ are estimates: two clients that report the same rise have seen one rise. If changes of m were added like those of
+x, each update would remove the m of s updates ago once more: for s ≥ 3 that oscillates and grows without bound. v̂,
+which never shrinks, would end up several times too large, and the rates too small. So m is moved towards the replies,
+and v̂ raised to them, never lowered by a stale one: no client can start from a v̂ below one that was broadcast before.
+
+A client is trained when it starts, together with all others that start from the same version. Until its reply arrives
+it is stored with what the client keeps, as changes from its version, so no old versions are needed:
+
+    reply.x, reply.m, …         its upload; of x the change
+    reply.buffer.running_mean   its buffers; of integers the change
+    reply.steps, reply.loss     its K, 0 if it has nothing to send, and its training loss
+
+A reply that cannot be used is rejected when its client starts, and recorded there; the buffer does without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedlalr.algorithms.slots import Slots
+from fedlalr.federation.asynchronous.clock import Flight, Period
+from fedlalr.federation.asynchronous.settings import Async
+from fedlalr.federation.compression.channel import Channel
+from fedlalr.federation.replies.reducing import reduce_replies, weights
+from fedlalr.federation.replies.screening import Rejection, screen
+from fedlalr.federation.round import (
+    RoundFailed,
+    RoundOutcome,
+    Rules,
+    ServerState,
+    Stopwatch,
+    too_few,
+    update_slots,
+    work_of,
+)
+from fedlalr.training.interfaces import Buffers, Engine, Replies, Training, Work
+from fedlalr.training.personal import from_clients, named, shared_buffers, shared_slots, to_clients
+from fedlalr.training.ranks import WHOLE
+from fedlalr.training.torch_state import module_randomness
+
+REPLY = "reply."
+"""Prefix of the names under which a reply is stored until it arrives."""
+_BUFFER, _STEPS, _LOSS = "buffer.", "steps", "loss"
+
+OnRejected = Callable[[Work, Sequence[Rejection]], None]
+
+
+def no_reply(training: Training, slots: Slots, buffers: Buffers) -> Slots:
+    """What is stored of the reply of a client that has nothing to send."""
+    x = shared_slots(training, slots.only("x")).x
+    row = {REPLY + name: torch.zeros_like(x) for name in training.algorithm.slots.up}
+    for name, buffer in shared_buffers(training, buffers).items():
+        row[REPLY + _BUFFER + name] = torch.zeros_like(buffer)
+    row[REPLY + _STEPS] = torch.zeros((), dtype=torch.int64, device="cpu")
+    row[REPLY + _LOSS] = torch.zeros((), dtype=torch.float64, device="cpu")
+    return Slots(**row)
+
+
+def run_update(
+    state: ServerState,
+    period: Period,
+    lr: float,
+    engine: Engine,
+    training: Training,
+    rules: Rules,
+    asynchronous: Async,
+    on_rejected: OnRejected | None = None,
+) -> RoundOutcome:
+    """One update of the server. The state passed in is never changed, so it is still valid on `RoundFailed`."""
+    clock, table = Stopwatch(), training.algorithm.slots
+    channel = Channel.of(rules.compression, training, state.round + 1)
+    work = replace(work_of(state, period.started, lr, training, channel), cohort=asynchronous.buffer)
+    fresh, rejected = _train(state, work, engine, training, channel, on_rejected)
+    clock.lap("train")
+
+    found = _arrived(period, state, fresh)
+    _check_enough(len(found), work, rules, rejected)
+    ids = [flight.client for flight, _ in found]
+    current = shared_slots(training, state.slots.only(*table.down))
+    arrived = _rebased([row for _, row in found], training.clients.sizes[ids], current, work.buffers, training)
+    accepted, unusable, clipped = screen(
+        arrived, current, table, buffers=work.buffers, max_norm_ratio=rules.max_norm_ratio
+    )
+    rejected = tuple(sorted([*rejected, *(Rejection(ids[place], reason) for place, reason in unusable)]))
+    _check_enough(len(accepted.clients), work, rules, rejected)
+    clock.lap("screen")
+
+    ages = torch.tensor([state.round - found[place][0].version for place in accepted.clients.tolist()], device="cpu")
+    new = _updated(state, work, current, accepted, ages, training, rules, asynchronous)
+    clock.lap("reduce")
+    return RoundOutcome(
+        state=replace(new, kept=_kept(state, period, fresh, training)),
+        cohort=period.started.tolist(),
+        replied=len(found),
+        accepted=len(accepted.clients),
+        rejected=rejected,
+        clipped=tuple(sorted({ids[place] for place in clipped})),
+        train_loss=float(accepted.losses.nanmean()),
+        traces=(),
+        timing=clock.laps,
+        virtual_seconds=period.seconds,
+        staleness=float(ages.double().mean()),
+    )
+
+
+def _check_enough(count: int, work: Work, rules: Rules, rejected: tuple[Rejection, ...]) -> None:
+    if count < rules.min_clients:
+        raise RoundFailed(too_few(work.round, count, rules.min_clients, rejected), rejected)
+
+
+def _train(
+    state: ServerState,
+    work: Work,
+    engine: Engine,
+    training: Training,
+    channel: Channel,
+    on_rejected: OnRejected | None,
+) -> tuple[dict[int, Slots], tuple[Rejection, ...]]:
+    """What each client that starts will keep, with its reply; and those whose replies cannot be used."""
+    if not len(work.clients):
+        return {}, ()
+    given = to_clients(work, training)
+    with module_randomness(training, work.round):
+        replies = from_clients(engine.train(given), work, training)
+    replies = _whole(channel.replies(replies, work.broadcast, state.kept))
+    usable, rejected, _ = screen(replies, work.broadcast, channel.table, buffers=work.buffers, max_norm_ratio=None)
+    if rejected and on_rejected is not None:
+        on_rejected(given, rejected)
+    slots = channel.rebased(usable.slots, work.broadcast, shared_slots(training, state.slots))
+    if "x" in slots:
+        slots = slots.replace(x=usable.slots.x - work.broadcast.x)
+    stacks = {REPLY + name: stack for name, stack in slots.items()}
+    for name, buffer in usable.buffers.items():
+        stacks[REPLY + _BUFFER + name] = buffer - work.buffers[name] if _is_count(buffer) else buffer
+    stacks |= {REPLY + _STEPS: usable.steps, REPLY + _LOSS: usable.losses.double().cpu()}
+    rows = usable.kept.replace(**stacks)
+    fresh = {}
+    for place, client in enumerate(usable.clients.tolist()):
+        fresh[client] = rows.map(lambda stack, place=place: stack[place].clone())  # type: ignore[misc]
+    return fresh, rejected
+
+
+def _whole(replies: Replies) -> Replies:
+    """The replies with all rows in this process: they will arrive in other groups than they started in."""
+    if replies.spread.is_whole:
+        return replies
+    gather = replies.spread.gather
+    buffers = {name: gather(buffer) for name, buffer in replies.buffers.items()}
+    slots, kept = replies.slots.map(gather), replies.kept.map(gather)
+    return replace(replies, slots=slots, buffers=buffers, kept=kept, spread=WHOLE)
+
+
+def _arrived(period: Period, state: ServerState, fresh: Mapping[int, Slots]) -> list[tuple[Flight, Slots]]:
+    """The replies that arrived, in the order of clients and versions, except those that were rejected."""
+    found = []
+    for flight in sorted(period.arrived, key=lambda flight: (flight.client, flight.version)):
+        row = (fresh if flight.version == state.round else state.kept).get(flight.client)
+        if row is not None and int(row[REPLY + _STEPS]):
+            found.append((flight, row))
+    return found
+
+
+def _rebased(rows: Sequence[Slots], samples: Tensor, current: Slots, buffers: Buffers, training: Training) -> Replies:
+    """Stored replies as changes of the current version. Their places take the place of ids, since a client may be
+    among them twice."""
+    replies = {name: torch.stack([row[REPLY + name] for row in rows]) for name in named(rows[0], REPLY)}
+    table = training.algorithm.slots
+    slots = {name: replies[name] for name in table.up}
+    if "x" in slots:
+        slots["x"] = current.x + slots["x"]
+    for name in table.grows:
+        slots[name] = torch.maximum(slots[name], current[name])
+    theirs = named(replies, _BUFFER)
+    return Replies(
+        clients=torch.arange(len(rows), device="cpu"),
+        samples=samples,
+        steps=replies[_STEPS],
+        losses=replies[_LOSS],
+        slots=Slots(**slots),
+        buffers={name: buffers[name] + each if _is_count(each) else each for name, each in theirs.items()},
+        kept=Slots(),
+    )
+
+
+def _is_count(buffer: Tensor) -> bool:
+    """Whether a buffer holds integers, such as a number of batches."""
+    return not (buffer.is_floating_point() or buffer.is_complex() or buffer.dtype == torch.bool)
+
+
+def _updated(
+    state: ServerState,
+    work: Work,
+    current: Slots,
+    accepted: Replies,
+    ages: Tensor,
+    training: Training,
+    rules: Rules,
+    asynchronous: Async,
+) -> ServerState:
+    """The server after the update, without what clients keep."""
+    dtype, device = training.layout.dtype, training.device
+    share = weights(accepted.samples, rules.weighting, torch.float64, torch.device("cpu"))
+    fresher = (share * (1.0 + ages.double()) ** -asynchronous.staleness).to(dtype).to(device)
+    with torch.no_grad():
+        reduced, buffers = reduce_replies(accepted, current, work.buffers, fresher, training.algorithm.slots)
+    slots = update_slots(state, work, reduced, accepted.steps, share, training)
+    threshold, oldest = asynchronous.delay_threshold, int(ages.max())
+    if threshold is not None and oldest > threshold:
+        rate = getattr(training.algorithm, "server_lr", 1.0)
+        part = min(rate, 1 / oldest) / rate  # x moves in proportion to the server's rate
+        slots = slots.replace(x=state.slots.x + part * (slots.x - state.slots.x))
+    return ServerState(round=work.round, slots=slots, buffers=buffers or state.buffers)
+
+
+def _kept(state: ServerState, period: Period, fresh: Mapping[int, Slots], training: Training) -> dict[int, Slots]:
+    """What clients keep after the update, with the replies of those that still train."""
+    nothing = no_reply(training, state.slots, state.buffers)
+    kept = dict(state.kept)
+    for client in {*period.started.tolist(), *(flight.client for flight in period.arrived)}:
+        row = fresh.get(client, kept.get(client))
+        if client in fresh and client in period.training:
+            kept[client] = fresh[client]
+        elif row is not None and len(row) > len(nothing):
+            kept[client] = row.replace(**nothing)
+        else:
+            kept.pop(client, None)
+    return kept
