@@ -5,7 +5,8 @@
 
 The clients' speeds are log-normal (sigma 1). Synchronous rounds sample 20 % more clients than they wait for;
 asynchronous ones train as many clients at the same time. Both use the rates of the preset, which were tuned for
-synchronous rounds, and end when they reach the target. The default staleness of 1 was chosen with other seeds. Prints a JSON line for every run, then the ratio of the means.
+synchronous rounds, and end when they reach the target. The buffer and the staleness of digits were chosen with seeds 0
+to 9. Prints a JSON line for every run, then the ratio of the means.
 Needs torch, numpy and safetensors alone; `digits` also scikit-learn's files.
 """
 
@@ -108,12 +109,13 @@ def main() -> None:
     parser.add_argument("problem", choices=PROBLEMS)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--buffer", type=int, help="replies in an asynchronous update")
     parser.add_argument("--staleness", type=float, default=1.0, help="exponent of the weight of stale replies")
     given = parser.parse_args()
     buffer = given.buffer or PROBLEMS[given.problem].buffer
     times: dict[str, list[float | None]] = {"synchronous": [], "asynchronous": []}
-    for seed in range(given.seeds):
+    for seed in range(given.first_seed, given.first_seed + given.seeds):
         for mode, found in times.items():
             measured = measure(given.problem, mode, seed, given.device, buffer, given.staleness)
             found.append(measured["virtual_seconds"])
@@ -121,8 +123,7 @@ def main() -> None:
     means = {mode: None if None in found else statistics.mean(found) for mode, found in times.items()}  # type: ignore[type-var]
     both = means["synchronous"] is not None and means["asynchronous"] is not None
     ratio = means["asynchronous"] / means["synchronous"] if both else None  # type: ignore[operator]
-    setting = {"problem": given.problem, "buffer": buffer, "staleness": given.staleness, "seeds": given.seeds}
-    print(json.dumps({**setting, **means, "ratio": ratio}))
+    print(json.dumps({**vars(given), "buffer": buffer, **means, "ratio": ratio}))
 
 
 if __name__ == "__main__":

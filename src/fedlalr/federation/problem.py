@@ -140,7 +140,7 @@ def _cohort_size(options: Options, algorithm: Algorithm, rules: Rules, populatio
     count = check_cohort(options.clients_per_round, population, options.min_clients)
     if isinstance(options.stragglers, Stragglers) and (sampled := options.stragglers.sampled(count)) > population:
         raise ValueError(
-            f"oversample is {options.stragglers.oversample}, so {sampled} clients would be sampled for {count} replies, "
-            f"but there are only {population}; lower clients_per_round or oversample"
+            f"oversample is {options.stragglers.oversample}, so {sampled} clients would be sampled for {count} "
+            f"replies, but there are only {population}; lower clients_per_round or oversample"
         )
     return count

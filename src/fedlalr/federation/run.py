@@ -22,8 +22,8 @@ from fedlalr.federation.debug import Debugger
 from fedlalr.federation.observers import Observer, RunInfo
 from fedlalr.federation.options import Options, documented
 from fedlalr.federation.problem import Problem
-from fedlalr.federation.result import Result
 from fedlalr.federation.replies.screening import Rejection
+from fedlalr.federation.result import Result
 from fedlalr.federation.round import RoundFailed, RoundOutcome, ServerState, run_round, too_few
 from fedlalr.federation.session import Session, run_info
 from fedlalr.federation.stragglers import TOO_SLOW, Stragglers, first_arrivals
@@ -140,7 +140,7 @@ class Simulation:
         return each * (problem.options.rounds - state.round) / (processes or 1)
 
     def run_round(self, state: ServerState, lr: float) -> RoundOutcome:
-        """Sample the cohort by (seed, round) and train it with the engine; or run until the next asynchronous update."""
+        """Sample the cohort by (seed, round) and train it with the engine; asynchronously, run until the next update."""
         assert self._chosen is not None
         problem, training, t = self.problem, self.problem.training, state.round + 1
         if self._clock is not None:
@@ -201,9 +201,7 @@ def _taken(problem: Problem, sampled: Tensor, round: int) -> tuple[Tensor, float
     given = problem.options.stragglers
     stragglers = given if isinstance(given, Stragglers) else Stragglers()
     steps = replace(problem.training, most_steps=None).steps(round, sampled)
-    taken, seconds, slow = first_arrivals(
-        sampled, problem.cohort_size, steps, problem.speeds[sampled], stragglers
-    )
+    taken, seconds, slow = first_arrivals(sampled, problem.cohort_size, steps, problem.speeds[sampled], stragglers)
     rejected = [Rejection(client, TOO_SLOW) for client in slow]
     if len(taken) < problem.rules.min_clients:
         raise RoundFailed(too_few(round, len(taken), problem.rules.min_clients, rejected), rejected)

@@ -153,7 +153,9 @@ def test_what_clients_keep_and_codecs_work_as_in_synchronous_rounds(options):
         assert_close(dict(apart.model.named_buffers())[name], value)
 
 
-@pytest.mark.parametrize("options", [{"personal": "2.*"}, {"buffers": "local"}, {"compression": "balanced"}, {}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"personal": "2.*"}, {"buffers": "local"}, {"compression": "balanced"}, {}], ids=str
+)
 @pytest.mark.parametrize("engine", ["reference", "stacked"])
 def test_a_resumed_run_gives_the_same_bits(options, engine, tmp_path):
     """With clients in flight, some of them for many updates."""

@@ -21,8 +21,8 @@ function options(id, items, change) {
 }
 
 const QUANTITIES = [["accuracy", "accuracy"], ["loss", "test loss"], ["train_loss", "training loss"], ["lr", "client rate"]];
-const AXES = [["round", "rounds"], ["megabytes", "megabytes"], ["seconds", "time"]];
-const AXIS_LABELS = { round: "round", megabytes: "megabytes sent, up and down", seconds: "seconds" };
+const AXES = [["round", "rounds"], ["megabytes", "megabytes"], ["seconds", "time"], ["virtual", "virtual time"]];
+const AXIS_LABELS = { round: "round", megabytes: "megabytes sent, up and down", seconds: "seconds", virtual: "virtual seconds" };
 
 function curves() {
   const own = [...new Set(data.curves.flatMap((c) => Object.keys(c.y)))].filter((name) => name.startsWith("metrics/"));
@@ -34,17 +34,17 @@ function curves() {
   const several = data.curves.some((c) => c.seeds > 1);
   const draw = lineChart(find("curves-chart"), () => ({
     dashes: data.dashes,
-    series: data.curves.filter((c) => c.y[y]).map((c) => ({ label: c.label, look: c.look, x: c.x[x], y: c.y[y].mean, low: c.y[y].low, high: c.y[y].high })),
+    series: data.curves.filter((c) => c.y[y] && c.x[x]).map((c) => ({ label: c.label, look: c.look, x: c.x[x], y: c.y[y].mean, low: c.y[y].low, high: c.y[y].high })),
     xLabel: AXIS_LABELS[x],
     yLabel: label(y) + (several ? ", mean and range over seeds" : ""),
     whole: x === "round",
     format: y === "accuracy" ? percent : number,
     tick: y === "accuracy" ? (v) => `${Math.round(100 * v)} %` : number,
     hint: "Values after the last round. Point at the chart to read others; click a name to hide its line.",
-    where: (at) => (x === "round" ? `At round ${at}:` : x === "seconds" ? `After ${number(at)} seconds:` : `After ${number(at)} megabytes:`),
+    where: (at) => (x === "round" ? `At round ${at}:` : `After ${number(at)} ${x === "virtual" ? "virtual seconds" : x}:`),
   }));
   radios(find("curves-y"), there, (value) => { y = value; draw(); });
-  radios(find("curves-x"), AXES, (value) => { x = value; draw(); });
+  radios(find("curves-x"), AXES.filter(([name]) => data.curves.some((c) => c.x[name])), (value) => { x = value; draw(); });
 }
 
 function clients() {
