@@ -97,7 +97,8 @@ def test_a_curve_is_the_mean_with_the_range_over_the_seeds() -> None:
 def test_virtual_time_is_an_axis_if_all_runs_of_a_group_have_it() -> None:
     runs = [reported(), reported("seed=1")]
     timed = [
-        replace(run, records=[replace(r, virtual_seconds=k) for r in run.records]) for k, run in enumerate(runs, 3)
+        replace(run, records=[replace(record, virtual_seconds=each) for record in run.records])
+        for run, each in zip(runs, (3.0, 4.0), strict=True)
     ]
     assert curves_of(group_runs(timed)[0])["x"]["virtual"] == [3.5, 7.0]
     assert curves_of(group_runs([timed[0], runs[1]])[0])["x"]["virtual"] is None

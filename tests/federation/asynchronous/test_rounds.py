@@ -129,16 +129,10 @@ def with_norm():
     return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 3)).double()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"personal": "2.*"},
-        {"buffers": "local"},
-        {"compression": "balanced"},
-        {},
-    ],
-    ids=str,
-)
+KEPT = [{"personal": "2.*"}, {"buffers": "local"}, {"compression": "balanced"}, {}]
+
+
+@pytest.mark.parametrize("options", KEPT, ids=str)
 def test_what_clients_keep_and_codecs_work_as_in_synchronous_rounds(options):
     settings = {"rounds": 5, "local": fl.Steps(2), "batch_size": 4, **options}
     clients = make_clients((8, 8, 8, 8))
@@ -153,9 +147,7 @@ def test_what_clients_keep_and_codecs_work_as_in_synchronous_rounds(options):
         assert_close(dict(apart.model.named_buffers())[name], value)
 
 
-@pytest.mark.parametrize(
-    "options", [{"personal": "2.*"}, {"buffers": "local"}, {"compression": "balanced"}, {}], ids=str
-)
+@pytest.mark.parametrize("options", KEPT, ids=str)
 @pytest.mark.parametrize("engine", ["reference", "stacked"])
 def test_a_resumed_run_gives_the_same_bits(options, engine, tmp_path):
     """With clients in flight, some of them for many updates."""
