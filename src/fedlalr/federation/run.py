@@ -140,7 +140,8 @@ class Simulation:
         return each * (problem.options.rounds - state.round) / (processes or 1)
 
     def run_round(self, state: ServerState, lr: float) -> RoundOutcome:
-        """Sample the cohort by (seed, round) and train it with the engine; asynchronously, run until the next update."""
+        """Sample the cohort by (seed, round) and train it with the engine; or run until the next asynchronous
+        update."""
         assert self._chosen is not None
         problem, training, t = self.problem, self.problem.training, state.round + 1
         if self._clock is not None:
