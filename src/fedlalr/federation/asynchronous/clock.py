@@ -13,6 +13,7 @@ Nothing here depends on what clients learn, so a resumed run replays the clock f
 
 from __future__ import annotations
 
+from collections.abc import Container
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -20,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlalr.data.random import STARTS, key
+from fedlalr.data.random import STARTS
 from fedlalr.federation.asynchronous.settings import Async
-from fedlalr.federation.sampling import Kind, Sampler, draw_cohort
+from fedlalr.federation.sampling import Kind, Sampler, draw_cohort, generator
 from fedlalr.training.interfaces import Training
 
 
@@ -59,40 +60,49 @@ class Clock:
 
     def advance(self) -> Period:
         """Move on to the next update."""
-        began, waiting = self.now, self._sampled()
+        local, began = self._local, self.now
+        line = Line(self._sampling, local.clients.sizes, self._concurrency, local.seed, self.version + 1)
         started: list[int] = []
         arrived: list[Flight] = []
         while len(arrived) < self._buffer:
             if not (self._flights and self._flights[0].arrives <= self.now):
-                started += self._start(waiting, {*started})
+                started += self._start(line)
                 self.now = self._flights[0].arrives
             arrived.append(heappop(self._flights))
             self._training.remove(arrived[-1].client)
         self.version += 1
         return Period(_ids(sorted(started)), tuple(arrived), frozenset(self._training), self.now - began)
 
-    def _sampled(self) -> list[int]:
-        """The clients sampled for the current version, in a random order."""
-        seed, t = self._local.seed, self.version + 1
-        self._random = np.random.Generator(np.random.Philox(key=key(seed, STARTS, t) % (1 << 64)))
-        chosen = draw_cohort(self._sampling, self._local.clients.sizes, self._concurrency, seed, t)
-        return self._random.permutation(chosen.numpy()).tolist()
-
-    def _start(self, waiting: list[int], before: set[int]) -> list[int]:
-        """Let free clients start until enough train; removes them from `waiting`. Returns them."""
-        room = self._concurrency - len(self._training)
-        if sum(client not in self._training for client in waiting) < room:
-            others = np.setdiff1d(np.arange(len(self._speeds)), [*waiting, *before])
-            waiting += self._random.permutation(others).tolist()
-        chosen = [client for client in waiting if client not in self._training][:room]
+    def _start(self, line: Line) -> list[int]:
+        """Let clients start until enough train; returns them."""
+        chosen = line.take(self._concurrency - len(self._training), self._training)
         if chosen:
-            waiting[:] = [client for client in waiting if client not in set(chosen)]
             ids = _ids(chosen)
             seconds = self._local.steps(self.version + 1, ids).double() / self._speeds[ids]
             for client, needed in zip(chosen, seconds.tolist(), strict=True):
                 heappush(self._flights, Flight(self.now + needed, self.version, client))
             self._training.update(chosen)
         return chosen
+
+
+class Line:
+    """The clients that may start from one version, in a random order: those sampled for it, then all others."""
+
+    def __init__(self, sampling: Kind | Sampler, sizes: Tensor, concurrency: int, seed: int | bytes, t: int) -> None:
+        self._random, self._population = generator(seed, t, STARTS), len(sizes)
+        self._sampled = draw_cohort(sampling, sizes, concurrency, seed, t).numpy()
+        self._waiting: list[int] = self._random.permutation(self._sampled).tolist()
+        self._has_all = False
+
+    def take(self, count: int, busy: Container[int]) -> list[int]:
+        """The next clients that are not busy, at most `count`. None is taken twice."""
+        if not self._has_all and sum(client not in busy for client in self._waiting) < count:
+            others = np.setdiff1d(np.arange(self._population), self._sampled)
+            self._waiting += self._random.permutation(others).tolist()
+            self._has_all = True
+        taken = [client for client in self._waiting if client not in busy][:count]
+        self._waiting = [client for client in self._waiting if client not in {*taken}]
+        return taken
 
 
 def _ids(clients: list[int]) -> Tensor:

@@ -21,7 +21,8 @@ it is stored with what the client keeps, as changes from its version, so no old 
 
     reply.x, reply.m, …         its upload; of x the change
     reply.buffer.running_mean   its buffers; of integers the change
-    reply.steps, reply.loss     its K, 0 if it has nothing to send, and its training loss
+    reply.steps                 its K; 0 if it has nothing to send
+    reply.samples, reply.loss   its number of samples and its training loss
 
 A reply that cannot be used is rejected when its client starts, and recorded there; the buffer does without it.
 """
@@ -35,7 +36,7 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots
-from fedlalr.federation.asynchronous.clock import Flight, Period
+from fedlalr.federation.asynchronous.clock import Period
 from fedlalr.federation.asynchronous.settings import Async
 from fedlalr.federation.compression.channel import Channel
 from fedlalr.federation.replies.reducing import reduce_replies, weights
@@ -57,7 +58,7 @@ from fedlalr.training.torch_state import module_randomness
 
 REPLY = "reply."
 """Prefix of the names under which a reply is stored until it arrives."""
-_BUFFER, _STEPS, _LOSS = "buffer.", "steps", "loss"
+_BUFFER, _SAMPLES, _STEPS, _LOSS = "buffer.", "samples", "steps", "loss"
 
 OnRejected = Callable[[Work, Sequence[Rejection]], None]
 
@@ -68,7 +69,7 @@ def no_reply(training: Training, slots: Slots, buffers: Buffers) -> Slots:
     row = {REPLY + name: torch.zeros_like(x) for name in training.algorithm.slots.up}
     for name, buffer in shared_buffers(training, buffers).items():
         row[REPLY + _BUFFER + name] = torch.zeros_like(buffer)
-    row[REPLY + _STEPS] = torch.zeros((), dtype=torch.int64, device="cpu")
+    row[REPLY + _SAMPLES] = row[REPLY + _STEPS] = torch.zeros((), dtype=torch.int64, device="cpu")
     row[REPLY + _LOSS] = torch.zeros((), dtype=torch.float64, device="cpu")
     return Slots(**row)
 
@@ -84,43 +85,58 @@ def run_update(
     on_rejected: OnRejected | None = None,
 ) -> RoundOutcome:
     """One update of the server. The state passed in is never changed, so it is still valid on `RoundFailed`."""
-    clock, table = Stopwatch(), training.algorithm.slots
+    clock = Stopwatch()
     channel = Channel.of(rules.compression, training, state.round + 1)
     work = replace(work_of(state, period.started, lr, training, channel), cohort=asynchronous.buffer)
     fresh, rejected = _train(state, work, engine, training, channel, on_rejected)
     clock.lap("train")
+    arrived = _arrived(period, state, fresh)
+    outcome = reduce_arrived(state, work, arrived, rejected, training, rules, asynchronous, clock)
+    new = replace(outcome.state, kept=_kept(state, period, fresh, training))
+    return replace(outcome, state=new, virtual_seconds=period.seconds)
 
-    found = _arrived(period, state, fresh)
-    _check_enough(len(found), work, rules, rejected)
-    ids = [flight.client for flight, _ in found]
+
+def reduce_arrived(
+    state: ServerState,
+    work: Work,
+    arrived: Sequence[tuple[int, int, Slots]],
+    rejected: Sequence[Rejection],
+    training: Training,
+    rules: Rules,
+    asynchronous: Async,
+    clock: Stopwatch,
+) -> RoundOutcome:
+    """Update the server with replies: client, version and what is stored of each. `work` is that of the clients that
+    started; `rejected` are those whose replies cannot be used."""
+    _check_enough(len(arrived), work, rules, rejected)
+    table, ids = training.algorithm.slots, [client for client, _, _ in arrived]
     current = shared_slots(training, state.slots.only(*table.down))
-    arrived = _rebased([row for _, row in found], training.clients.sizes[ids], current, work.buffers, training)
+    replies = _rebased([row for _, _, row in arrived], current, work.buffers, training)
     accepted, unusable, clipped = screen(
-        arrived, current, table, buffers=work.buffers, max_norm_ratio=rules.max_norm_ratio
+        replies, current, table, buffers=work.buffers, max_norm_ratio=rules.max_norm_ratio
     )
     rejected = tuple(sorted([*rejected, *(Rejection(ids[place], reason) for place, reason in unusable)]))
     _check_enough(len(accepted.clients), work, rules, rejected)
     clock.lap("screen")
 
-    ages = torch.tensor([state.round - found[place][0].version for place in accepted.clients.tolist()], device="cpu")
+    ages = torch.tensor([state.round - arrived[place][1] for place in accepted.clients.tolist()], device="cpu")
     new = _updated(state, work, current, accepted, ages, training, rules, asynchronous)
     clock.lap("reduce")
     return RoundOutcome(
-        state=replace(new, kept=_kept(state, period, fresh, training)),
-        cohort=period.started.tolist(),
-        replied=len(found),
+        state=new,
+        cohort=work.clients.tolist(),
+        replied=len(arrived),
         accepted=len(accepted.clients),
         rejected=rejected,
         clipped=tuple(sorted({ids[place] for place in clipped})),
         train_loss=float(accepted.losses.nanmean()),
         traces=(),
         timing=clock.laps,
-        virtual_seconds=period.seconds,
         staleness=float(ages.double().mean()),
     )
 
 
-def _check_enough(count: int, work: Work, rules: Rules, rejected: tuple[Rejection, ...]) -> None:
+def _check_enough(count: int, work: Work, rules: Rules, rejected: Sequence[Rejection]) -> None:
     if count < rules.min_clients:
         raise RoundFailed(too_few(work.round, count, rules.min_clients, rejected), rejected)
 
@@ -143,18 +159,23 @@ def _train(
     usable, rejected, _ = screen(replies, work.broadcast, channel.table, buffers=work.buffers, max_norm_ratio=None)
     if rejected and on_rejected is not None:
         on_rejected(given, rejected)
-    slots = channel.rebased(usable.slots, work.broadcast, shared_slots(training, state.slots))
+    return stored(usable, work, channel, shared_slots(training, state.slots)), rejected
+
+
+def stored(usable: Replies, work: Work, channel: Channel, server: Slots) -> dict[int, Slots]:
+    """What is stored of each reply, with what its client will keep. `server` are the slots that it started from."""
+    slots = channel.rebased(usable.slots, work.broadcast, server)
     if "x" in slots:
         slots = slots.replace(x=usable.slots.x - work.broadcast.x)
     stacks = {REPLY + name: stack for name, stack in slots.items()}
     for name, buffer in usable.buffers.items():
         stacks[REPLY + _BUFFER + name] = buffer - work.buffers[name] if _is_count(buffer) else buffer
-    stacks |= {REPLY + _STEPS: usable.steps, REPLY + _LOSS: usable.losses.double().cpu()}
-    rows = usable.kept.replace(**stacks)
-    fresh = {}
+    stacks |= {REPLY + _SAMPLES: usable.samples, REPLY + _STEPS: usable.steps}
+    rows = usable.kept.replace(**stacks, **{REPLY + _LOSS: usable.losses.double().cpu()})
+    found = {}
     for place, client in enumerate(usable.clients.tolist()):
-        fresh[client] = rows.map(lambda stack, place=place: stack[place].clone())  # type: ignore[misc]
-    return fresh, rejected
+        found[client] = rows.map(lambda stack, place=place: stack[place].clone())  # type: ignore[misc]
+    return found
 
 
 def _whole(replies: Replies) -> Replies:
@@ -167,17 +188,17 @@ def _whole(replies: Replies) -> Replies:
     return replace(replies, slots=slots, buffers=buffers, kept=kept, spread=WHOLE)
 
 
-def _arrived(period: Period, state: ServerState, fresh: Mapping[int, Slots]) -> list[tuple[Flight, Slots]]:
+def _arrived(period: Period, state: ServerState, fresh: Mapping[int, Slots]) -> list[tuple[int, int, Slots]]:
     """The replies that arrived, in the order of clients and versions, except those that were rejected."""
     found = []
-    for flight in sorted(period.arrived, key=lambda flight: (flight.client, flight.version)):
-        row = (fresh if flight.version == state.round else state.kept).get(flight.client)
+    for client, version in sorted((flight.client, flight.version) for flight in period.arrived):
+        row = (fresh if version == state.round else state.kept).get(client)
         if row is not None and int(row[REPLY + _STEPS]):
-            found.append((flight, row))
+            found.append((client, version, row))
     return found
 
 
-def _rebased(rows: Sequence[Slots], samples: Tensor, current: Slots, buffers: Buffers, training: Training) -> Replies:
+def _rebased(rows: Sequence[Slots], current: Slots, buffers: Buffers, training: Training) -> Replies:
     """Stored replies as changes of the current version. Their places take the place of ids, since a client may be
     among them twice."""
     replies = {name: torch.stack([row[REPLY + name] for row in rows]) for name in named(rows[0], REPLY)}
@@ -190,7 +211,7 @@ def _rebased(rows: Sequence[Slots], samples: Tensor, current: Slots, buffers: Bu
     theirs = named(replies, _BUFFER)
     return Replies(
         clients=torch.arange(len(rows), device="cpu"),
-        samples=samples,
+        samples=replies[_SAMPLES],
         steps=replies[_STEPS],
         losses=replies[_LOSS],
         slots=Slots(**slots),
