@@ -23,6 +23,7 @@ SIZES = 'sampling="size"'
 FLOWER = "Flower"
 ASYNCHRONOUS = "asynchronous rounds"
 STRAGGLERS = "stragglers"
+DEADLINE = "a deadline of stragglers"
 REDUCE = "reduce"
 
 COMBINATIONS = (
@@ -63,11 +64,10 @@ COMBINATIONS = (
         STRAGGLERS,
         "the server never waits for slow clients there; use one of the two",
     ),
-    Combination(FLOWER, ASYNCHRONOUS, "its rounds are synchronous; use asynchronous rounds in the simulator"),
     Combination(
         FLOWER,
-        STRAGGLERS,
-        "their clock is the simulator's; on Flower a round ends at the strategy's `deadline`, with the replies it has",
+        DEADLINE,
+        "nodes always finish their local steps; the `deadline` of the strategy ends a round with the replies it has",
     ),
 )
 

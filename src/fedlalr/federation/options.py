@@ -25,6 +25,7 @@ from fedlalr.federation.asynchronous.settings import Async
 from fedlalr.federation.combinations import (
     ASYNCHRONOUS,
     COMPRESSION,
+    DEADLINE,
     PERSONAL,
     RECALIBRATE,
     REDUCE,
@@ -288,6 +289,7 @@ class Options(LocalOptions):
             SIZES: self.sampling == "size",
             ASYNCHRONOUS: self.asynchronous is not None,
             STRAGGLERS: self.stragglers is not None,
+            DEADLINE: isinstance(self.stragglers, Stragglers) and self.stragglers.deadline is not None,
             REDUCE: bool(self.reduce),
         }
         return {feature for feature, is_chosen in chosen.items() if is_chosen}

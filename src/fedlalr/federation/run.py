@@ -146,7 +146,7 @@ class Simulation:
         problem, training, t = self.problem, self.problem.training, state.round + 1
         if self._clock is not None:
             assert isinstance(problem.options.asynchronous, Async)
-            _reject_chosen_clients(self.observers, t)
+            reject_chosen_clients(self.observers, t)
             period, how = self._clock.advance(), problem.options.asynchronous
             return run_update(state, period, lr, self._chosen, training, problem.rules, how, self._debugger)
         sampled = with_included(problem.cohort(t, training.seed), self.observers, t, len(training.clients))
@@ -186,7 +186,8 @@ def _clock_after(problem: Problem, updates: int) -> Clock | None:
     return clock
 
 
-def _reject_chosen_clients(observers: Sequence[Observer], update: int) -> None:
+def reject_chosen_clients(observers: Sequence[Observer], update: int) -> None:
+    """Reject observers that choose or probe clients of an asynchronous run."""
     for observer in observers:
         if observer.include(update) or observer.probe(update) is not None:
             raise ValueError(

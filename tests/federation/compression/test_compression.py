@@ -406,8 +406,7 @@ PROGRAMS = {
     ("asynchronous rounds", 'buffers="recalibrate"'): partial(run, asynchronous=fl.Async(2, 2), buffers="recalibrate"),
     ("asynchronous rounds", "reduce"): partial(run, asynchronous=fl.Async(2, 2), reduce={"x": "median"}),
     ("asynchronous rounds", "stragglers"): partial(run, asynchronous=fl.Async(2, 2), stragglers=fl.Stragglers(0.2)),
-    ("Flower", "asynchronous rounds"): partial(on_flower, asynchronous={"buffer": 2, "concurrency": 2}),
-    ("Flower", "stragglers"): partial(on_flower, stragglers={"oversample": 0.2}),
+    ("Flower", "a deadline of stragglers"): partial(on_flower, stragglers={"deadline": 2.0}),
 }
 """A program for every row of the table of what cannot be combined."""
 

@@ -101,7 +101,8 @@ class Line:
             self._waiting += self._random.permutation(others).tolist()
             self._has_all = True
         taken = [client for client in self._waiting if client not in busy][:count]
-        self._waiting = [client for client in self._waiting if client not in {*taken}]
+        gone = set(taken)
+        self._waiting = [client for client in self._waiting if client not in gone]
         return taken
 
 
