@@ -1,6 +1,7 @@
 """Asynchronous updates: their arithmetic against NumPy, synchronous rounds as a special case, what they reject."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from algorithms.numpy_federation import Network
 from closeness import assert_close
 from conftest import make_clients, make_model
 from fedlalr.federation.storage.checkpoint import read_description
+from fedlalr.training.engines.reference import ReferenceEngine
 
 SIZES = (7, 12, 5, 9, 10)
 SPEEDS = [1.0, 2.3, 0.4, 1.7, 0.9]
@@ -176,14 +178,14 @@ def test_a_checkpoint_holds_the_replies_of_the_clients_that_train_and_no_others(
     assert len(list((tmp_path / "checkpoint").glob("kept-*"))) <= 10
 
 
-def test_v_hat_never_shrinks_and_x_stays_finite_with_many_stale_replies():
+def test_v_hat_never_shrinks_and_m_stays_bounded_with_many_stale_replies():
     clients = make_clients((8,) * 24)
-    options = {"asynchronous": fl.Async(1, 24), "speeds": None, "batch_size": 4, "max_norm_ratio": 10.0}
+    options = {"asynchronous": fl.Async(1, 24), "batch_size": 4, "max_norm_ratio": 10.0, "local": fl.Steps(20)}
     before = run(fl.FedLALR(lr=0.01), 1, clients, **options)
-    for rounds in (20, 60, 120):
+    for rounds in (20, 60):
         after = run(fl.FedLALR(lr=0.01), rounds, clients, **options)
         assert bool((flat(after, "v_hat") >= flat(before, "v_hat")).all())
-        assert float(flat(after, "m").abs().max()) < 1.0  # gradients are: added changes of m would pass 100
+        assert float(flat(after, "m").abs().max()) < 1.0  # were changes of m added, it would be 33 after 60 updates
         before = after
 
 
@@ -237,3 +239,30 @@ def test_an_update_without_enough_usable_replies_fails():
 def test_what_asynchronous_rounds_do_not_support_is_rejected_with_the_reason(algorithm, options, said):
     with pytest.raises((ValueError, TypeError), match=said):
         run(algorithm, 2, **({"asynchronous": fl.Async(2, 4)} | options))
+
+
+def test_steps_are_not_weighted_by_staleness():
+    """With the same K everywhere, FedNova is FedAvg."""
+    options = {"asynchronous": fl.Async(2, 5), "speeds": SPEEDS, "batch_size": 4}
+    nova, plain = (run(algorithm, 8, **options) for algorithm in (fl.FedNova(0.1), fl.FedAvg(0.1)))
+    assert max(record.staleness for record in plain.history) > 1
+    assert_close(flat(nova, "x"), flat(plain, "x"))
+
+
+@pytest.mark.filterwarnings("ignore::fedlalr.RepliesRejected")
+def test_a_reply_that_has_arrived_is_not_used_again_if_its_client_fails_later():
+    """Its personal parameters stay, beside which the reply was stored."""
+
+    class Failing(ReferenceEngine):
+        def train(self, work):
+            replies = super().train(work)
+            if work.round < 4:
+                return replies
+            others = replies.rows((replies.clients != 1).nonzero()[:, 0])
+            return replace(others, failures={1: "its battery is empty"} if 1 in work.clients else {})
+
+    options = {"asynchronous": fl.Async(2, 5), "speeds": [1.0, 0.8, 1.2, 0.9, 1.1], "personal": "2.*"}
+    result = run(fl.FedAvg(0.1), 12, engine=Failing, batch_size=4, **options)
+    failed = [record.round for record in result.history if record.rejected]
+    assert len(failed) >= 2
+    assert [record.clients for record in result.history].count(1) in (len(failed), len(failed) - 1)

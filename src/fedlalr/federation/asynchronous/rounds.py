@@ -11,10 +11,11 @@ replies of a buffer have the weights w_i (as in a synchronous round, summing to 
 then the algorithm's `update`. If no reply is stale, this is the synchronous round.
 
 Changes of the model are progress: those of two clients that started from the same version both count. The momentum m
-and v̂ are estimates: two clients that report the same rise have seen one rise. If changes of m were added like those of
-x, each update would remove the m of s updates ago once more: for s ≥ 3 that oscillates and grows without bound. v̂,
-which never shrinks, would end up several times too large, and the rates too small. So m is moved towards the replies,
-and v̂ raised to them, never lowered by a stale one: no client can start from a v̂ below one that was broadcast before.
+and v̂ are estimates: two clients that report the same rise have seen one rise. After many local steps m_i no longer
+depends on the m it started from, so if changes of m were added like those of x, every update would subtract the m of s
+updates ago: m ← m + (1 + s)^-½ (fresh − m_before), which for s ≥ 3 oscillates and grows without bound. v̂, which never
+shrinks, would count the rise after the first version once in every update. So m is moved towards the replies, and v̂
+raised to them. A stale reply never lowers v̂: no client starts from a v̂ below one that was broadcast before.
 
 A client is trained when it starts, together with all others that start from the same version. Until its reply arrives
 it is stored with what the client keeps, as changes from its version, so no old versions are needed:
