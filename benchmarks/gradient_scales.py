@@ -4,8 +4,8 @@
 
 FedAvg trains each network for some rounds, with the rate of its preset. Then the root mean square of the gradient of
 every parameter tensor is taken for each of ten clients, over five batches. Printed are standard deviations of its
-decimal logarithm: across tensors (mean over clients), across clients (mean over tensors), and within a tensor, across its
-entries. A deviation of 1 is a factor of ten.
+decimal logarithm: across tensors (mean over clients), across clients (mean over tensors), and within a tensor,
+across its entries. A deviation of 1 is a factor of ten.
 """
 
 from __future__ import annotations

@@ -53,10 +53,12 @@ from fedlalr.federation import (
     run,
     schedules,
 )
+from fedlalr.federation.asynchronous.settings import Async
 from fedlalr.federation.compression import codecs
 from fedlalr.federation.compression.compression import Compression
 from fedlalr.federation.privacy.privacy import Privacy
 from fedlalr.federation.replies import reductions
+from fedlalr.federation.stragglers import Stragglers
 from fedlalr.training import Engine, Epochs, Interval, LogInterval, Probe, Replies, Steps, Trace, Training, Work
 
 __version__ = "0.2.0"
@@ -65,6 +67,7 @@ __all__ = [
     "SCAFFOLD",
     "Algorithm",
     "AlignedLALR",
+    "Async",
     "CheckpointError",
     "Compression",
     "Context",
@@ -110,6 +113,7 @@ __all__ = [
     "SlowMo",
     "Steps",
     "Stop",
+    "Stragglers",
     "Trace",
     "Training",
     "Trajectory",

@@ -43,10 +43,13 @@ def problem(width: int) -> tuple[nn.Module, list[tuple[torch.Tensor, torch.Tenso
 def train(options: dict, run_dir: Path | None, end: Path) -> None:
     kept_files.FILES = options["kept_files"]
     model, clients = problem(options["width"])
+    how = {"clients_per_round": options["cohort"]}
+    if options["asynchronous"] is not None:
+        how = {"asynchronous": options["asynchronous"], "speeds": 1.0}
     result = fl.run(
         model, clients, create(options["algorithm"], **options["hyperparameters"]), rounds=options["rounds"],
-        local=fl.Steps(2), batch_size=4, clients_per_round=options["cohort"], engine=options["engine"], run_dir=run_dir,
-        resume=run_dir is not None, checkpoint_every=options["every"], test=clients[0],
+        local=fl.Steps(2), batch_size=4, engine=options["engine"], run_dir=run_dir,
+        resume=run_dir is not None, checkpoint_every=options["every"], test=clients[0], **how,
     )  # fmt: skip
     tensors = {f"{slot}/{n}": value for slot, values in result.state.items() for n, value in values.items()}
     tensors |= {f"buffer/{n}": value for n, value in result.model.named_buffers()}
@@ -217,6 +220,7 @@ def times(options: dict, root: Path, undisturbed: Path) -> dict[str, int]:
 DEFAULTS = {
     "algorithm": "fedlalr", "hyperparameters": {}, "width": 16, "rounds": 3, "engine": "reference", "every": 1,
     "seed": 0, "first": 1, "stride": 1, "deaths": 10, "cohort": 3, "kept_files": 64,
+    "asynchronous": None,
 }  # fmt: skip
 
 

@@ -85,6 +85,26 @@ def test_a_run_killed_at_random_instants_resumes_to_the_same_bits(memory):
     assert tally["kills"] + tally["interrupts"] >= 4
 
 
+ASYNCHRONOUS = {"asynchronous": {"buffer": 2, "concurrency": 4}, "rounds": 8}
+"""With clients in flight at every checkpoint, some of them for several updates."""
+
+
+@posix
+def test_an_asynchronous_run_killed_at_some_operations_resumes_to_the_same_bits(memory):
+    tally = crash("operations", memory, stride=29, **ASYNCHRONOUS)
+    assert tally["kills"] >= 6
+
+
+@posix
+@pytest.mark.faults
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("width", "every"), [(16, 1), (30_000, 2)])
+def test_an_asynchronous_run_killed_at_many_random_instants_resumes_to_the_same_bits(width, every, memory):
+    tally = crash("times", memory, deaths=100, width=width, every=every, **ASYNCHRONOUS)
+    assert tally["kills"] >= 50
+    assert tally["interrupts"] >= 10
+
+
 @posix
 @pytest.mark.faults
 @pytest.mark.timeout(1800)

@@ -12,7 +12,7 @@ from fedlalr.flower.settings import read_settings, settings_names
 
 def test_only_options_without_meaning_on_flower_are_missing():
     options = {name for name, p in inspect.signature(fl.run).parameters.items() if p.kind is p.KEYWORD_ONLY}
-    absent = {"observers", "test", "metrics", "client_tests", "engine", "debug", "progress"}
+    absent = {"observers", "test", "metrics", "client_tests", "engine", "debug", "progress", "speeds"}
     assert options - set(settings_names()) == absent
 
 

@@ -90,7 +90,18 @@ def test_a_curve_is_the_mean_with_the_range_over_the_seeds() -> None:
     assert curves["x"]["round"] == [1, 2]
     assert curves["x"]["megabytes"] == [2.5, 5.0]
     assert curves["x"]["seconds"] == [2.0, 4.0]
+    assert curves["x"]["virtual"] is None
     assert curves["y"]["accuracy"] == {"mean": [0.2, 0.6], "low": [0.1, 0.5], "high": [0.3, 0.7]}
+
+
+def test_virtual_time_is_an_axis_if_all_runs_of_a_group_have_it() -> None:
+    runs = [reported(), reported("seed=1")]
+    timed = [
+        replace(run, records=[replace(record, virtual_seconds=each) for record in run.records])
+        for run, each in zip(runs, (3.0, 4.0), strict=True)
+    ]
+    assert curves_of(group_runs(timed)[0])["x"]["virtual"] == [3.5, 7.0]
+    assert curves_of(group_runs([timed[0], runs[1]])[0])["x"]["virtual"] is None
 
 
 def test_measures_of_the_caller_are_curves_and_columns() -> None:

@@ -28,6 +28,10 @@ ROUNDING: Final = 6
 """Stream of the stochastic rounding of compressed slots."""
 NOISE: Final = 7
 """Stream of the noise of simulated privacy."""
+SPEEDS: Final = 8
+"""Stream of the clients' speeds on the virtual clock."""
+STARTS: Final = 9
+"""Stream of the order in which sampled clients start in an asynchronous run."""
 
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _FIRST: Final = 0xBF58476D1CE4E5B9

@@ -31,6 +31,9 @@ SAMPLING = 'sampling other than "uniform"'
 MIN_CLIENTS = "min_clients above 1"
 SCORES = "evaluation of the clients"
 RARE_CHECKPOINTS = "checkpoint_every above 1"
+ASYNCHRONOUS = "asynchronous rounds"
+STRAGGLERS = "stragglers"
+DEADLINE = "a deadline of stragglers"
 
 COMBINATIONS = (
     Combination(
@@ -84,6 +87,33 @@ COMBINATIONS = (
         PRIVATE_FLOWER,
         RARE_CHECKPOINTS,
         "rounds that a resumed run repeats would spend privacy that is not accounted for; use checkpoint_every=1",
+    ),
+    Combination(
+        PRIVACY,
+        ASYNCHRONOUS,
+        "the noise is calculated for clients that are sampled at random in every round; use synchronous rounds",
+    ),
+    Combination(PRIVACY, STRAGGLERS, "who is fast enough is not random; leave stragglers out"),
+    Combination(
+        ASYNCHRONOUS,
+        RECALIBRATE,
+        "clients measure the new model after an update, when they already train again; use buffers='average' or "
+        "'local'",
+    ),
+    Combination(
+        ASYNCHRONOUS,
+        REDUCE,
+        "stale replies weigh less, which only a mean can express; max_norm_ratio still bounds every reply",
+    ),
+    Combination(
+        ASYNCHRONOUS,
+        STRAGGLERS,
+        "the server never waits for slow clients there; use one of the two",
+    ),
+    Combination(
+        FLOWER,
+        DEADLINE,
+        "nodes always finish their local steps; the `deadline` of the strategy ends a round with the replies it has",
     ),
 )
 

@@ -6,6 +6,7 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -15,12 +16,16 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fedlalr.algorithms.slots import Algorithm
+from fedlalr.common.named import built
 from fedlalr.common.option_types import Count, Positive
 from fedlalr.common.reading import at_home
 from fedlalr.common.suggestions import hint
 from fedlalr.data.population import Clients
+from fedlalr.federation.asynchronous.settings import Async
 from fedlalr.federation.combinations import (
+    ASYNCHRONOUS,
     COMPRESSION,
+    DEADLINE,
     MIN_CLIENTS,
     NORM_RATIO,
     PERSONAL,
@@ -32,6 +37,7 @@ from fedlalr.federation.combinations import (
     SAMPLING,
     SCORES,
     SIZES,
+    STRAGGLERS,
 )
 from fedlalr.federation.compression.compression import Compression, compression_for
 from fedlalr.federation.metrics import Metrics
@@ -42,6 +48,8 @@ from fedlalr.federation.replies.screening import MAX_NORM_RATIO
 from fedlalr.federation.round import Rules
 from fedlalr.federation.sampling import Kind, Sampler, check_sampling
 from fedlalr.federation.schedules import Constant, Schedule, check_rates, check_schedule, rates
+from fedlalr.federation.speeds import Speeds, check_speeds
+from fedlalr.federation.stragglers import Stragglers
 from fedlalr.training import Engine, Training
 from fedlalr.training.engines.registry import check_engine
 from fedlalr.training.layout import Layout
@@ -67,6 +75,11 @@ def _check_run_dir(run_dir: object) -> None:
 def _check_dtype(dtype: object) -> None:
     if dtype is not None and dtype not in _DTYPES.values():
         raise ValueError(f"dtype must be one of {', '.join(map(repr, _DTYPES))} or None, not {dtype!r}")
+
+
+def _check_kind(name: str, kind: type, value: object) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"{name} must be fl.{kind.__name__}(...), a dict of its arguments, or None, not {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +125,26 @@ class Options(LocalOptions):
         scope="server",
     )
     min_clients: Count = option(1, "A round with fewer usable replies fails.", scope="server")
+    asynchronous: Async | Mapping[str, Any] | None = option(
+        None,
+        "`fl.Async(buffer, concurrency)`: update the model whenever `buffer` replies have arrived; `rounds` counts the "
+        "updates; None: synchronous rounds.",
+        scope="server",
+        check=partial(_check_kind, "asynchronous", Async),
+    )
+    stragglers: Stragglers | Mapping[str, Any] | None = option(
+        None,
+        "`fl.Stragglers(oversample, deadline)`: rounds that do not wait for the slowest clients; None: wait for all.",
+        scope="server",
+        check=partial(_check_kind, "stragglers", Stragglers),
+    )
+    speeds: Speeds | None = option(
+        None,
+        "Local steps per virtual second of the clients: the sigma of a log-normal distribution with median 1, a list "
+        "with a number for each, or a text file with one per line; None: all 1.",
+        scope="server",
+        check=check_speeds,
+    )
     test: object = option(
         None,
         "Test set, in the form of a client's data such as `(inputs, targets)`, evaluated after every round.",
@@ -176,8 +209,8 @@ class Options(LocalOptions):
     )
 
     def __post_init__(self) -> None:
-        """Convert NumPy integers, such as those of `np.arange`, names of dtypes, single patterns, the mapping of
-        `privacy`, and ~ in the run directory."""
+        """Convert NumPy integers, such as those of `np.arange`, names of dtypes, single patterns, dicts of arguments,
+        and ~ in the run directory."""
         for each in fields(self):
             if isinstance(value := getattr(self, each.name), np.integer):
                 object.__setattr__(self, each.name, int(value))
@@ -187,6 +220,9 @@ class Options(LocalOptions):
             if isinstance(value := getattr(self, name), str):
                 object.__setattr__(self, name, (value,))
         object.__setattr__(self, "privacy", as_privacy(self.privacy))
+        for name, kind in (("asynchronous", Async), ("stragglers", Stragglers)):
+            if isinstance(value := getattr(self, name), Mapping):
+                object.__setattr__(self, name, built({**value, "name": name}, {name: kind}, "", name))
         if str(self.run_dir).startswith("~"):  # otherwise a folder named ~ would be created
             object.__setattr__(self, "run_dir", str(at_home(str(self.run_dir))))
 
@@ -276,6 +312,9 @@ class Options(LocalOptions):
             MIN_CLIENTS: self.min_clients > 1,
             SCORES: self.holdout is not None or self.client_tests is not None,
             RARE_CHECKPOINTS: self.checkpoint_every > 1,
+            ASYNCHRONOUS: self.asynchronous is not None,
+            STRAGGLERS: self.stragglers is not None,
+            DEADLINE: isinstance(self.stragglers, Stragglers) and self.stragglers.deadline is not None,
         }
         return {feature for feature, is_chosen in chosen.items() if is_chosen}
 

@@ -7,20 +7,24 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedlalr.algorithms.slots import Algorithm
+from fedlalr.algorithms.slots import Algorithm, Slots
 from fedlalr.data.holdout import hold_out
 from fedlalr.data.population import Clients, Population
 from fedlalr.data.test_set import as_test
 from fedlalr.data.transforms import Transform
+from fedlalr.federation.asynchronous.rounds import no_reply
+from fedlalr.federation.asynchronous.settings import Async
 from fedlalr.federation.combinations import MAX, check_combinations
 from fedlalr.federation.metrics import check_metrics
 from fedlalr.federation.options import Options
 from fedlalr.federation.privacy.mechanism import Mechanism
 from fedlalr.federation.privacy.privacy import Privacy
-from fedlalr.federation.round import Rules
+from fedlalr.federation.round import Rules, ServerState
 from fedlalr.federation.sampling import draw_cohort, poisson
 from fedlalr.federation.schedules import depends_on_rounds
+from fedlalr.federation.speeds import client_speeds
 from fedlalr.federation.storage.fingerprint import data_facts, facts_of
+from fedlalr.federation.stragglers import Stragglers
 from fedlalr.federation.validation import (
     as_client_tests,
     check_client_tests,
@@ -32,6 +36,7 @@ from fedlalr.federation.validation import (
 from fedlalr.training import Training
 from fedlalr.training.calling import target_of
 from fedlalr.training.options import options_in
+from fedlalr.training.personal import first_kept
 from fedlalr.training.torch_state import forked_generators, get_buffers, undisturbed
 
 
@@ -50,6 +55,8 @@ class Problem:
     transform: Transform | None
     client_tests: Clients | None = None
     """What each client is evaluated on, if it is here."""
+    speeds: Tensor | None = None
+    """Local steps per virtual second of every client; None: the run has no virtual clock."""
 
     @classmethod
     def of(
@@ -60,12 +67,17 @@ class Problem:
         options.check(model, algorithm)
         check_combinations(options.features | ({MAX} if "max" in algorithm.slots.up.values() else set()))
         check_observers(options.observers)
-        cohort_size = check_cohort(options.clients_per_round, len(clients), options.min_clients)
         rules = options.rules(algorithm)
+        cohort_size = _cohort_size(options, algorithm, rules, len(clients))
         training = options.training(model, algorithm, clients)
         if isinstance(options.privacy, Privacy):
             options.privacy.check(algorithm, training, get_buffers(training.model))
             rules = replace(rules, mechanism=Mechanism.of(options.privacy, cohort_size, len(clients), options.rounds))
+        speeds = None
+        if any(each is not None for each in (options.asynchronous, options.stragglers, options.speeds)):
+            speeds = client_speeds(options.speeds, len(clients), options.seed)
+        if isinstance(options.stragglers, Stragglers) and speeds is not None:
+            training = replace(training, most_steps=options.stragglers.most_steps(speeds))
         given = options.test if options.test is not None else getattr(clients, "test", None)
         if training.is_personal:
             check_no_test(options.test)
@@ -85,13 +97,29 @@ class Problem:
                 check_problem(training, test)
             if options.client_tests is not None and client_tests is not None:
                 check_client_tests(training, client_tests)
-        return cls(model, training, options, rules, cohort_size, test, transform, client_tests)
+        return cls(model, training, options, rules, cohort_size, test, transform, client_tests, speeds)
 
     def cohort(self, round: int, seed: int | bytes) -> Tensor:
         """The clients sampled for a round."""
         if self.rules.mechanism is not None:
             return poisson(len(self.training.clients), self.cohort_size, seed, round)
-        return draw_cohort(self.options.sampling, self.training.clients.sizes, self.cohort_size, seed, round)
+        stragglers, count = self.options.stragglers, self.cohort_size
+        count = stragglers.sampled(count) if isinstance(stragglers, Stragglers) else count
+        return draw_cohort(self.options.sampling, self.training.clients.sizes, count, seed, round)
+
+    def first_kept(self, fresh: ServerState) -> Slots:
+        """What a client keeps that has not taken part yet."""
+        kept = first_kept(self.training, fresh.slots, fresh.buffers, self.rules.compression.residuals)
+        if self.options.asynchronous is None:
+            return kept
+        return kept.replace(**no_reply(self.training, fresh.slots, fresh.buffers))
+
+    @property
+    def most_kept(self) -> int:
+        """The most clients that keep something at the same time."""
+        if self.options.asynchronous is not None and not self.clients_keep:
+            return self.cohort_size  # replies that have not arrived
+        return min(self.options.rounds * self.cohort_size, len(self.training.clients))
 
     @property
     def accuracy_every(self) -> int:
@@ -109,7 +137,7 @@ class Problem:
         """Everything the result depends on; a run can only be resumed with the same facts."""
         chosen = {each.name: getattr(self.options, each.name) for each in options_in(Options, "server")}
         chosen |= {"clients_per_round": self.cohort_size, "reduce": self.rules.reduce}
-        chosen |= {"compression": self.rules.compression}
+        chosen |= {"compression": self.rules.compression, "speeds": self.speeds}
         mechanism = self.rules.mechanism
         if depends_on_rounds(self.options.schedule):
             chosen["rounds"] = self.options.rounds
@@ -118,3 +146,17 @@ class Problem:
         if self.options.client_tests is not None and self.client_tests is not None:
             chosen["client_tests"] = data_facts(self.client_tests)
         return facts_of(self.training, self.training.clients, self.test, chosen)
+
+
+def _cohort_size(options: Options, algorithm: Algorithm, rules: Rules, population: int) -> int:
+    """The number of clients whose replies a round waits for, or that train at the same time."""
+    if isinstance(options.asynchronous, Async):
+        options.asynchronous.check_method(algorithm, rules)
+        return options.asynchronous.check_cohort(options.clients_per_round, population, options.min_clients)
+    count = check_cohort(options.clients_per_round, population, options.min_clients)
+    if isinstance(options.stragglers, Stragglers) and (sampled := options.stragglers.sampled(count)) > population:
+        raise ValueError(
+            f"oversample is {options.stragglers.oversample}, so {sampled} clients would be sampled for {count} "
+            f"replies, but there are only {population}; lower clients_per_round or oversample"
+        )
+    return count

@@ -57,6 +57,10 @@ class Record:
     """The caller's metrics, on the test set."""
     per_client: Mapping[str, Distribution] = field(default_factory=dict)
     """`loss` and `accuracy` over the clients; empty in a round after which they are not evaluated."""
+    virtual_seconds: float | None = None
+    """Time on the virtual clock; None in a run without one."""
+    staleness: float | None = None
+    """How many updates old the replies' versions were, on average; None in a synchronous run."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values; non-finite numbers become None, as JSON cannot represent them."""
@@ -102,7 +106,7 @@ class Record:
         numbers = {name: value for name, value in vars(self).items() if name not in others}
         over = {f"{part} of {name}": v for name, each in self.per_client.items() for part, v in each._asdict().items()}
         for name, value in {**numbers, **self.timing, **self.metrics, **over}.items():
-            missing = name in ("accuracy", "epsilon") and value is None
+            missing = name in ("accuracy", "epsilon", "virtual_seconds", "staleness") and value is None
             if not missing and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise ValueError(f"{name} is {value!r}, not a number")
 

@@ -94,6 +94,10 @@ class RoundOutcome:
     """Clients whose change was too long and was shortened."""
     epsilon: float | None = None
     """The privacy spent up to this round."""
+    virtual_seconds: float | None = None
+    """Time on the virtual clock, if the run has one."""
+    staleness: float | None = None
+    """In an asynchronous run: how many updates old the replies' versions were, on average."""
 
 
 def run_round(
@@ -110,21 +114,12 @@ def run_round(
 
     `on_rejected` is called with the rejected replies before the round continues or fails.
     """
-    algorithm, clock, mechanism = training.algorithm, Stopwatch(), rules.mechanism
+    clock, mechanism = Stopwatch(), rules.mechanism
     epsilon = None if mechanism is None else mechanism.spend(state.round + 1)
     channel = Channel.of(rules.compression, training, state.round + 1)
-    work = Work(
-        round=state.round + 1,
-        lr=lr,
-        clients=cohort,
-        broadcast=channel.broadcast(shared_slots(training, state.slots.only(*algorithm.slots.down))),
-        buffers=shared_buffers(training, state.buffers),
-        kept=_kept(state, cohort, training),
-        cohort=len(cohort) if mechanism is None else mechanism.cohort,
-        population=len(training.clients),
-        probe=probe,
-        shapes=training.shapes,
-    )
+    work = work_of(state, cohort, lr, training, channel, probe)
+    if mechanism is not None:
+        work = replace(work, cohort=mechanism.cohort)
     given = to_clients(work, training)
     with module_randomness(training, work.round):
         trained = engine.train(given) if len(cohort) else Replies.empty(given, training)
@@ -170,6 +165,24 @@ def run_round(
         timing=clock.laps,
         measured=len(accepted.clients) if measures else 0,
         epsilon=epsilon,
+    )
+
+
+def work_of(
+    state: ServerState, cohort: Tensor, lr: float, training: Training, channel: Channel, probe: Probe | None = None
+) -> Work:
+    """The server's view of a round."""
+    return Work(
+        round=state.round + 1,
+        lr=lr,
+        clients=cohort,
+        broadcast=channel.broadcast(shared_slots(training, state.slots.only(*training.algorithm.slots.down))),
+        buffers=shared_buffers(training, state.buffers),
+        kept=_kept(state, cohort, training),
+        cohort=len(cohort),
+        population=len(training.clients),
+        probe=probe,
+        shapes=training.shapes,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, ParamSpec, Protocol
 
 import torch
@@ -13,14 +14,19 @@ from torch import Tensor, nn
 from fedlalr.algorithms.slots import Algorithm
 from fedlalr.common.printable import has_terminal
 from fedlalr.data.population import Clients, as_clients
+from fedlalr.federation.asynchronous.clock import Clock
+from fedlalr.federation.asynchronous.rounds import run_update
+from fedlalr.federation.asynchronous.settings import Async
 from fedlalr.federation.client_evaluation import Score, evaluate_clients
 from fedlalr.federation.debug import Debugger
 from fedlalr.federation.observers import Observer, RunInfo
 from fedlalr.federation.options import Options, documented
 from fedlalr.federation.problem import Problem
+from fedlalr.federation.replies.screening import Rejection
 from fedlalr.federation.result import Result
-from fedlalr.federation.round import RoundOutcome, ServerState, run_round
+from fedlalr.federation.round import RoundFailed, RoundOutcome, ServerState, run_round, too_few
 from fedlalr.federation.session import Session, run_info
+from fedlalr.federation.stragglers import TOO_SLOW, Stragglers, first_arrivals
 from fedlalr.training import Engine, create_engine
 from fedlalr.training.calling import target_of
 from fedlalr.training.engines.auto import estimated_seconds, is_heavy
@@ -98,6 +104,7 @@ class Simulation:
         self.engine = self._requested if isinstance(self._requested, str) else "auto"
         self._debugger = Debugger(problem.training) if problem.options.debug and self.ranks.is_first else None
         self._chosen: Engine | None = None
+        self._clock: Clock | None = None
 
     def start(self, state: ServerState, choices: dict[str, Any]) -> RunInfo:
         """Create the engine: as requested, or as the run was started with."""
@@ -107,6 +114,7 @@ class Simulation:
         else:
             chosen, reason = create_engine(choices.get("engine", self._requested), training, self.problem.cohort_size)
         self._chosen = chosen
+        self._clock = _clock_after(self.problem, state.round)
         seconds = self._estimate(chosen, state)
         if choices:
             reason = "the run was started with it"
@@ -132,12 +140,21 @@ class Simulation:
         return each * (problem.options.rounds - state.round) / (processes or 1)
 
     def run_round(self, state: ServerState, lr: float) -> RoundOutcome:
-        """Sample the cohort by (seed, round) and train it with the engine."""
+        """Sample the cohort by (seed, round) and train it with the engine; or run until the next asynchronous
+        update."""
         assert self._chosen is not None
-        training, t = self.problem.training, state.round + 1
-        cohort = with_included(self.problem.cohort(t, training.seed), self.observers, t, self.problem)
+        problem, training, t = self.problem, self.problem.training, state.round + 1
+        if self._clock is not None:
+            assert isinstance(problem.options.asynchronous, Async)
+            reject_chosen_clients(self.observers, t)
+            period, how = self._clock.advance(), problem.options.asynchronous
+            return run_update(state, period, lr, self._chosen, training, problem.rules, how, self._debugger)
+        sampled = with_included(problem.cohort(t, training.seed), self.observers, t, problem)
+        cohort, seconds, too_slow = _taken(problem, sampled, t)
         probe = _probe(self.observers, t)
-        return run_round(state, cohort, lr, self._chosen, training, self.problem.rules, probe, self._debugger)
+        outcome = run_round(state, cohort, lr, self._chosen, training, problem.rules, probe, self._debugger)
+        rejected = tuple(sorted([*outcome.rejected, *too_slow]))
+        return replace(outcome, cohort=sampled.tolist(), rejected=rejected, virtual_seconds=seconds)
 
     def evaluate_clients(self, state: ServerState) -> dict[int, Score]:
         """Evaluate every client on this machine, or on its ranks."""
@@ -155,6 +172,42 @@ class Simulation:
         """End the engine's processes."""
         if self._chosen is not None:
             self._chosen.close()
+
+
+def _clock_after(problem: Problem, updates: int) -> Clock | None:
+    """The virtual clock of an asynchronous run after some updates."""
+    options = problem.options
+    if not isinstance(options.asynchronous, Async):
+        return None
+    assert problem.speeds is not None
+    clock = Clock(problem.training, options.sampling, options.asynchronous, problem.speeds)
+    for _ in range(updates):
+        clock.advance()
+    return clock
+
+
+def reject_chosen_clients(observers: Sequence[Observer], update: int) -> None:
+    """Reject observers that choose or probe clients of an asynchronous run."""
+    for observer in observers:
+        if observer.include(update) or observer.probe(update) is not None:
+            raise ValueError(
+                f"{type(observer).__name__} chooses or probes clients, but in an asynchronous run they start when "
+                f"others reply; leave it out, or use synchronous rounds"
+            )
+
+
+def _taken(problem: Problem, sampled: Tensor, round: int) -> tuple[Tensor, float | None, list[Rejection]]:
+    """The clients whose replies count, the virtual seconds until then, and those that had nothing to send in time."""
+    if problem.speeds is None:
+        return sampled, None, []
+    given = problem.options.stragglers
+    stragglers = given if isinstance(given, Stragglers) else Stragglers()
+    steps = replace(problem.training, most_steps=None).steps(round, sampled)
+    taken, seconds, slow = first_arrivals(sampled, problem.cohort_size, steps, problem.speeds[sampled], stragglers)
+    rejected = [Rejection(client, TOO_SLOW) for client in slow]
+    if len(taken) < problem.rules.min_clients:
+        raise RoundFailed(too_few(round, len(taken), problem.rules.min_clients, rejected), rejected)
+    return taken, seconds, rejected
 
 
 def with_included(cohort: Tensor, observers: Sequence[Observer], round: int, problem: Problem) -> Tensor:

@@ -68,12 +68,13 @@ def poisson(population: int, count: int, seed: int | bytes, round: int) -> Tenso
     return torch.from_numpy(np.flatnonzero(generator(seed, round).random(population) < count / population))
 
 
-def generator(seed: int | bytes, round: int) -> np.random.Generator:
-    """The generator of a round's cohort."""
+def generator(seed: int | bytes, round: int, stream: int = COHORT) -> np.random.Generator:
+    """The generator of a round's cohort, or of the order in which its clients start."""
     if isinstance(seed, bytes):
-        start = int.from_bytes(hmac.digest(seed, b"cohort of round %d" % round, "sha256")[:16])  # Philox takes 128 bits
+        what = b"cohort of round %d" if stream == COHORT else b"starts of round %d"
+        start = int.from_bytes(hmac.digest(seed, what % round, "sha256")[:16])  # Philox takes 128 bits
     else:
-        start = key(seed, COHORT, round) % (1 << 64)
+        start = key(seed, stream, round) % (1 << 64)
     return np.random.Generator(np.random.Philox(key=start))
 
 

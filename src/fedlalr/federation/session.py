@@ -36,7 +36,7 @@ from fedlalr.federation.validation import check_rounds, check_slots
 from fedlalr.training import Training
 from fedlalr.training.memory import check_kept
 from fedlalr.training.options import options_in
-from fedlalr.training.personal import first_kept, shared_buffers
+from fedlalr.training.personal import shared_buffers
 from fedlalr.training.ranks import Ranks
 from fedlalr.training.torch_state import (
     get_buffers,
@@ -125,10 +125,8 @@ class Session:
             stack.enter_context(journal)
             ranks.prepare(training.model, self._shared())
             fresh = self._fresh or initial_state(training)
-            residuals = self.problem.rules.compression.residuals
-            holds = self.transport.holds_kept
-            kept = first_kept(training, fresh.slots, fresh.buffers, residuals) if holds else Slots()
-            self._check_memory(kept)
+            kept = self.problem.first_kept(fresh) if self.transport.holds_kept else Slots()
+            check_kept(kept, self.problem.most_kept, training.device)
             found = journal.restore(fresh, facts, kept, self.transport.engine)
             self.state = ranks.first(found)
             check_rounds(self.options.rounds, self.state.round)
@@ -197,11 +195,6 @@ class Session:
         if self.journal.saves(t, last):
             self.transport.saved()
         return record
-
-    def _check_memory(self, kept: Slots) -> None:
-        """Reject a run in which the clients keep more than fits into memory."""
-        rounds, population = self.options.rounds, len(self.training.clients)
-        check_kept(kept, min(rounds * self.problem.cohort_size, population), self.training.device)
 
     def _evaluate(self) -> Evaluation | None:
         """Evaluate the server's model on the test set, if there is one."""
@@ -276,6 +269,8 @@ def make_record(
         timing=outcome.timing,
         metrics=evaluation.metrics if evaluation else {},
         per_client=over,
+        virtual_seconds=outcome.virtual_seconds,
+        staleness=outcome.staleness,
     )
 
 

@@ -11,7 +11,7 @@ from fedlalr.federation.options import Options
 
 OWN_ARGUMENTS = ("test", "metrics", "client_tests", "observers")
 """Options that are arguments of the strategy instead, since they are objects on the server."""
-SIMULATOR_ONLY = ("engine", "debug", "progress")
+SIMULATOR_ONLY = ("engine", "debug", "progress", "speeds")
 
 
 def settings_names() -> list[str]:

@@ -98,6 +98,11 @@ class Curve:
         """Elapsed until the end of each round."""
         return list(accumulate(record.seconds for record in self.records))
 
+    def virtual_seconds(self) -> list[float] | None:
+        """Elapsed on the virtual clock until the end of each round; None without one."""
+        known = [record.virtual_seconds for record in self.records if record.virtual_seconds is not None]
+        return list(accumulate(known)) if len(known) == len(self.records) else None
+
     @property
     def final(self) -> float | None:
         """The last accuracy; None after a failure. Without a test set not every round has one."""

@@ -29,7 +29,7 @@ def accuracy_figure(
 def bytes_figure(places: Sequence[str | Path], path: Path, title: str) -> list[Path]:
     """Draw the accuracy of stored runs against the megabytes sent up, down and in both directions."""
     groups = group_runs([read_run(place) for place in find_runs(places)])
-    panels = {
+    panels: dict[str, Callable[[Curve], list[float]]] = {
         "megabytes up": partial(Curve.megabytes, down=False),
         "megabytes down": partial(Curve.megabytes, up=False),
         "megabytes up and down": Curve.megabytes,

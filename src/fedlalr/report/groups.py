@@ -118,6 +118,7 @@ def curves_of(group: Group) -> dict[str, Any] | None:
     kept = np.unique(np.linspace(0, length - 1, min(length, MOST_POINTS)).round().astype(int))
     megabytes = [Curve(run.records).megabytes()[:length] for run in group.runs]
     seconds = [Curve(run.records).seconds()[:length] for run in group.runs]
+    virtual = [found[:length] for run in group.runs if (found := Curve(run.records).virtual_seconds()) is not None]
     return {
         "label": group.label,
         "seeds": len(group.runs),
@@ -125,6 +126,7 @@ def curves_of(group: Group) -> dict[str, Any] | None:
             "round": [group.runs[0].records[i].round for i in kept],
             "megabytes": plain(np.mean(megabytes, axis=0)[kept]),
             "seconds": plain(np.mean(seconds, axis=0)[kept]),
+            "virtual": plain(np.mean(virtual, axis=0)[kept]) if len(virtual) == len(group.runs) else None,
         },
         "y": {name: _band(group, attrgetter(name), kept) for name in ("accuracy", "loss", "train_loss", "lr")}
         | {f"{OWN}{name}": _band(group, _metric(name), kept) for name in metrics_of([group])},

@@ -35,6 +35,8 @@ class Training(LocalOptions):
     device: torch.device = torch.device("cpu")
     compute: torch.dtype | None = None
     """bfloat16 or float16: run the model under autocast; parameters and moments keep the layout's dtype."""
+    most_steps: Tensor | None = None
+    """The local steps that each client finishes before the deadline of a round, int64 `[N]`; None: no deadline."""
 
     @cached_property
     def regularisation(self) -> Regularisation:
@@ -79,7 +81,8 @@ class Training(LocalOptions):
         """K of each client in a round, int64 `[C]`."""
         sizes = self.clients.sizes[clients]
         per_pass = batches_per_pass(sizes, self.step_size, self.drop_last)
-        return checked(self.local, self.local.steps(round, per_pass), len(clients))
+        steps = checked(self.local, self.local.steps(round, per_pass), len(clients))
+        return steps if self.most_steps is None else steps.minimum(self.most_steps[clients]).clamp(min=1)
 
 
 class Probe(Protocol):

@@ -415,6 +415,12 @@ PROGRAMS = {
     ("privacy", 'buffers="recalibrate"'): partial(run, fl.FedAvg(), buffers="recalibrate", **PRIVATE),
     ("privacy on Flower", "evaluation of the clients"): partial(on_flower, holdout=0.2, **PRIVATE),
     ("privacy on Flower", "checkpoint_every above 1"): partial(on_flower, checkpoint_every=2, **PRIVATE),
+    ("privacy", "asynchronous rounds"): partial(run, fl.FedAvg(), asynchronous=fl.Async(2, 2), **PRIVATE),
+    ("privacy", "stragglers"): partial(run, fl.FedAvg(), stragglers=fl.Stragglers(0.2), **PRIVATE),
+    ("asynchronous rounds", 'buffers="recalibrate"'): partial(run, asynchronous=fl.Async(2, 2), buffers="recalibrate"),
+    ("asynchronous rounds", "reduce"): partial(run, asynchronous=fl.Async(2, 2), reduce={"x": "median"}),
+    ("asynchronous rounds", "stragglers"): partial(run, asynchronous=fl.Async(2, 2), stragglers=fl.Stragglers(0.2)),
+    ("Flower", "a deadline of stragglers"): partial(on_flower, stragglers={"deadline": 2.0}),
 }
 """A program for every row of the table of what cannot be combined."""
 

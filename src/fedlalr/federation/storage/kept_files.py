@@ -45,6 +45,7 @@ class KeptFiles:
 
     def save(self, round: int, kept: Mapping[int, Slots]) -> list[dict[str, Any]]:
         """Write what has changed, and return a description of where everything is."""
+        self._forget(self._place.keys() - kept.keys())
         changed = [client for client in sorted(kept) if self._saved.get(client) is not kept[client]]
         rows = sum(self._rows.values()) + len(changed)
         if rows > 2 * len(kept):
@@ -99,6 +100,12 @@ class KeptFiles:
         self._seals[name], self._rows[name] = seal, rows
         self._saved |= clients
         self._place |= dict.fromkeys(clients, name)
+        self._forget(())
+
+    def _forget(self, clients: Iterable[int]) -> None:
+        """Forget clients that keep nothing any more, and files without a current row."""
+        for client in clients:
+            del self._place[client], self._saved[client]
         live = set(self._place.values())
         for old in [file for file in self._seals if file not in live]:
             del self._seals[old], self._rows[old]

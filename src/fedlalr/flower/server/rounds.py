@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from flwr.app import ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedlalr.federation.client_evaluation import Score
 from fedlalr.federation.observers import Observer
-from fedlalr.federation.replies.payload import Rejected
+from fedlalr.federation.replies.payload import Expected, Rejected, Reply
 from fedlalr.federation.round import RoundOutcome
 from fedlalr.federation.run import with_included
 from fedlalr.flower.server.nodes import NodeRegistry
@@ -20,6 +20,7 @@ from fedlalr.flower.server.state import FederatedServer, OpenRound
 from fedlalr.flower.wire.instruction import Instruction
 from fedlalr.flower.wire.messages import Post, failure
 from fedlalr.flower.wire.records import array_records, instruct, reply_in, score_in
+from fedlalr.training.interfaces import Work
 from fedlalr.training.personal import shared_buffers, shared_slots
 
 GRACE = 60.0
@@ -68,14 +69,22 @@ class Rounds:
                 opened.inbox.reject(client, registry.reason(client))
         self._opened, self._sent = opened, []
         if len(nodes) >= server.rules.least:  # otherwise the round cannot succeed, and no client needs to train
-            work = opened.work
-            shared, blocks = server.training.division.shared, server.training.algorithm.slots.blocks
-            arrays = array_records(work.broadcast, work.buffers, shared, server.layout, blocks, opened.content)
-            for client, node in sorted(nodes.items()):
-                content = instruct(arrays, server.instruction(client, work), config)
-                message = Message(content, node, MessageType.TRAIN, ttl=self.deadline + GRACE, group_id=str(work.round))
-                self._sent.append((client, message))
+            self._sent = self.messages(nodes, opened.work, opened.content, config)
         return [message for _, message in self._sent]
+
+    def messages(
+        self, nodes: Mapping[int, int], work: Work, content: Mapping[str, Tensor], config: ConfigRecord
+    ) -> list[tuple[int, Message]]:
+        """A message for the node of each client, ascending."""
+        server, training = self.server, self.server.training
+        shared, blocks = training.division.shared, training.algorithm.slots.blocks
+        arrays = array_records(work.broadcast, work.buffers, shared, server.layout, blocks, content)
+        made = []
+        for client, node in sorted(nodes.items()):
+            told = instruct(arrays, server.instruction(client, work), config)
+            message = Message(told, node, MessageType.TRAIN, ttl=self.deadline + GRACE, group_id=str(work.round))
+            made.append((client, message))
+        return made
 
     def deliver(self, grid: Grid, messages: Sequence[Message]) -> Iterator[Message]:
         """Send the round's messages, and yield the replies as they arrive, until the deadline."""
@@ -89,7 +98,7 @@ class Rounds:
         opened, sent = self._opened, self._sent
         if opened is None:
             raise RuntimeError("there is no round to close; start one first")
-        heard: set[int] = set()
+        heard, enough = set[int](), self.server.problem.cohort_size
         for reply in replies:
             # A message gets its id when it is sent, which may have just happened.
             asked = {message.metadata.message_id: client for client, message in sent}
@@ -99,8 +108,10 @@ class Rounds:
                 continue
             heard.add(client)
             self._take(opened, client, reply)
-        for client, _ in sent:
-            if client not in heard:
+            if len(sent) > enough and len(opened.inbox.expected.answered) == enough:
+                break  # more clients were sampled than are needed
+        else:
+            for client in [client for client, _ in sent if client not in heard]:
                 opened.inbox.reject(client, f"no reply within the deadline of {self.deadline:g} s")
         self._opened, self._sent = None, []
         return self.server.close(opened)
@@ -131,21 +142,24 @@ class Rounds:
     def _take(self, opened: OpenRound, client: int, reply: Message) -> None:
         """Screen one reply of one client."""
         inbox = opened.inbox
-        if reply.has_error():
-            inbox.reject(client, failure(reply))
-            return
         try:
-            found = reply_in(reply.content, inbox.expected, self.server.layout)
+            inbox.receive(self.read(client, reply, inbox.expected))
         except Rejected as reason:
             inbox.reject(client, reason)
-            return
+
+    def read(self, client: int, reply: Message, expected: Expected) -> Reply:
+        """The reply in a message from the node of a client; raises `Rejected`."""
+        if reply.has_error():
+            raise Rejected(failure(reply))
+        try:
+            found = reply_in(reply.content, expected, self.server.layout)
+        except Rejected:
+            raise
         except Exception as error:  # arbitrary content may raise any error
-            inbox.reject(client, f"its reply cannot be read: {type(error).__name__}: {error}")
-            return
+            raise Rejected(f"its reply cannot be read: {type(error).__name__}: {error}") from error
         if found.client != client:
-            inbox.reject(client, f"its node answered as client {found.client}")
-            return
-        inbox.receive(found)
+            raise Rejected(f"its node answered as client {found.client}")
+        return found
 
     def _known(self, grid: Grid) -> NodeRegistry:
         if self._registry is None or self._registry.grid is not grid:

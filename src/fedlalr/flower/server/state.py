@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +30,16 @@ from fedlalr.flower.wire.instruction import Instruction
 from fedlalr.training.interfaces import Buffers, Work
 from fedlalr.training.intervals import checked
 from fedlalr.training.personal import shared_buffers, shared_slots
+
+
+class Offer(NamedTuple):
+    """What the clients of a round are sent, and what their replies must look like."""
+
+    work: Work
+    expected: Expected
+    channel: Channel
+    content: Mapping[str, Tensor]
+    """The bytes of the broadcast's slots that have a codec."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +87,19 @@ class FederatedServer:
 
     def open(self, include: Callable[[Tensor, int], Tensor] | None = None) -> OpenRound:
         """Start the next round: sample its cohort. `include` may replace sampled clients by others."""
-        t, training, mechanism = self.state.round + 1, self.training, self.rules.mechanism
+        t, mechanism = self.state.round + 1, self.rules.mechanism
         if mechanism is not None:
             mechanism.spend(t)
         cohort = self.problem.cohort(t, self.secret)
         if include is not None:
             cohort = include(cohort, t)
+        offer = self.offer(cohort)
+        inbox = SpooledInbox(offer.expected, self.spool_folder)
+        return OpenRound(offer.work, inbox, Stopwatch(), offer.channel, offer.content)
+
+    def offer(self, cohort: Tensor) -> Offer:
+        """The current version of the model for some clients."""
+        t, training, mechanism = self.state.round + 1, self.training, self.rules.mechanism
         channel = Channel.of(self.rules.compression, training, t)
         slots = shared_slots(training, self.state.slots.only(*training.algorithm.slots.down))
         content = channel.encode_broadcast(slots)
@@ -108,7 +126,7 @@ class FederatedServer:
             steps=partial(self._steps, t),
             counts=mechanism is None,
         )
-        return OpenRound(work, SpooledInbox(expected, self.spool_folder), Stopwatch(), channel, content)
+        return Offer(work, expected, channel, content)
 
     def instruction(self, client: int, work: Work | None = None) -> Instruction:
         """The instruction for one client of a round's cohort; without work, to evaluate the current model."""

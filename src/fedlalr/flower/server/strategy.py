@@ -34,6 +34,7 @@ from fedlalr.federation.session import RepliesRejected, Session, initial_state, 
 from fedlalr.federation.trajectory import Trajectory
 from fedlalr.flower.client_data import RemoteClients
 from fedlalr.flower.server.accepted_rounds import AcceptedRounds
+from fedlalr.flower.server.buffered import BufferedRounds
 from fedlalr.flower.server.cohort_secret import load_secret, new_secret, save_secret, seal
 from fedlalr.flower.server.rounds import Rounds, check_no_probes
 from fedlalr.flower.server.state import FederatedServer
@@ -217,8 +218,9 @@ class FederatedStrategy(Strategy):
             layout=self.layout,
             spool_folder=self.spool_dir,
         )
+        kind = Rounds if self.problem.options.asynchronous is None else BufferedRounds
         observers = self.problem.options.observers
-        return Rounds(server, observers, deadline=self.deadline, join_deadline=self.join_deadline, poll=self.poll)
+        return kind(server, observers, deadline=self.deadline, join_deadline=self.join_deadline, poll=self.poll)
 
     @property
     def server(self) -> FederatedServer:
@@ -252,6 +254,8 @@ class NodesTransport:
     def run_round(self, state: ServerState, lr: float) -> RoundOutcome:
         """Message the cohort's nodes and close the round; repeat it up to `retries` times."""
         rounds = self.strategy._rounds
+        if isinstance(rounds, BufferedRounds):
+            return rounds.update(self.grid, self.config)
         for left in range(self.strategy.retries, -1, -1):
             try:
                 messages = rounds.ask(self.grid, self.config)

@@ -28,8 +28,8 @@ function options(id, items, change) {
 }
 
 const QUANTITIES = [["accuracy", "accuracy"], ["loss", "test loss"], ["train_loss", "training loss"], ["lr", "client rate"]];
-const AXES = [["round", "rounds"], ["megabytes", "megabytes"], ["seconds", "time"]];
-const AXIS_LABELS = { round: "round", megabytes: "megabytes sent, up and down", seconds: "seconds" };
+const AXES = [["round", "rounds"], ["megabytes", "megabytes"], ["seconds", "time"], ["virtual", "virtual time"]];
+const AXIS_LABELS = { round: "round", megabytes: "megabytes sent, up and down", seconds: "seconds", virtual: "virtual seconds" };
 
 function curves() {
   const own = [...new Set(data.curves.flatMap((c) => Object.keys(c.y)))].filter((name) => name.startsWith("metrics/"));
@@ -37,12 +37,13 @@ function curves() {
   const there = all.filter(([name]) => data.curves.some((c) => c.y[name]));
   if (!there.length) { find("curves-chart").textContent = "No run has finished a round yet."; return; }
   let y = radios(find("curves-y"), there, (value) => { y = value; draw(); });
-  let x = radios(find("curves-x"), AXES, (value) => { x = value; draw(); });
+  const across = AXES.filter(([name]) => data.curves.some((c) => c.x[name]));
+  let x = radios(find("curves-x"), across, (value) => { x = value; draw(); });
   const label = (name) => there.find(([n]) => n === name)[1];
   const several = data.curves.some((c) => c.seeds > 1);
   const draw = lineChart(find("curves-chart"), () => ({
     dashes: data.dashes,
-    series: data.curves.filter((c) => c.y[y]).map((c) => {
+    series: data.curves.filter((c) => c.y[y] && c.x[x]).map((c) => {
       // without a test set some rounds have no accuracy; lines connect the others
       const has = (_, k) => y !== "accuracy" || c.y[y].mean[k] !== null;
       const { mean, low, high } = c.y[y];
@@ -54,7 +55,7 @@ function curves() {
     format: y === "accuracy" ? percent : number,
     tick: y === "accuracy" ? (v) => `${Math.round(100 * v)} %` : number,
     hint: "Values after the last round. Point at the chart to read others; click a name to hide its line.",
-    where: (at) => (x === "round" ? `At round ${at}:` : x === "seconds" ? `After ${number(at)} seconds:` : `After ${number(at)} megabytes:`),
+    where: (at) => (x === "round" ? `At round ${at}:` : `After ${number(at)} ${x === "virtual" ? "virtual seconds" : x}:`),
   }));
 }
 

@@ -1,0 +1,110 @@
+"""Which clients start, and which replies arrive, before each update of the server: a function of seed and speeds.
+
+A client needs K / speed virtual seconds for its K local steps. The server updates its model when `buffer` replies have
+arrived since the last update. `concurrency` clients train at the same time: when one replies, another one starts from
+the current version. Replies that arrive at the same instant are received before anyone starts, so that clients of
+equal speed and a buffer for all of them give synchronous rounds.
+
+A client starts at most once from each version: (version, client) then identifies its batches and all its other random
+numbers, as (round, client) does in a synchronous run. If nobody else is free, its place stays empty until the update.
+
+Nothing here depends on what clients learn, so a resumed run replays the clock from the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlalr.data.random import STARTS
+from fedlalr.federation.asynchronous.settings import Async
+from fedlalr.federation.sampling import Kind, Sampler, draw_cohort, generator
+from fedlalr.training.interfaces import Training
+
+
+class Flight(NamedTuple):
+    """A client that trains. In the order of arrival; at one instant, older versions and lower ids come first."""
+
+    arrives: float
+    version: int
+    """The number of updates before it started."""
+    client: int
+
+
+class Period(NamedTuple):
+    """What happens between two updates."""
+
+    started: Tensor
+    """The clients that start from the version at its beginning, int64, ascending."""
+    arrived: tuple[Flight, ...]
+    """The replies of the update at its end; a fast client may reply twice, from two versions."""
+    training: frozenset[int]
+    """The clients that still train then."""
+    seconds: float
+
+
+class Clock:
+    """The virtual clock of an asynchronous run."""
+
+    def __init__(self, training: Training, sampling: Kind | Sampler, asynchronous: Async, speeds: Tensor) -> None:
+        self._local, self._sampling, self._speeds = training, sampling, speeds
+        self._buffer, self._concurrency = asynchronous.buffer, asynchronous.concurrency
+        self._flights: list[Flight] = []  # a heap
+        self._training: set[int] = set()
+        self.now, self.version = 0.0, 0
+
+    def advance(self) -> Period:
+        """Move on to the next update."""
+        local, began = self._local, self.now
+        line = Line(self._sampling, local.clients.sizes, self._concurrency, local.seed, self.version + 1)
+        started: list[int] = []
+        arrived: list[Flight] = []
+        while len(arrived) < self._buffer:
+            if not (self._flights and self._flights[0].arrives <= self.now):
+                started += self._start(line)
+                self.now = self._flights[0].arrives
+            arrived.append(heappop(self._flights))
+            self._training.remove(arrived[-1].client)
+        self.version += 1
+        return Period(_ids(sorted(started)), tuple(arrived), frozenset(self._training), self.now - began)
+
+    def _start(self, line: Line) -> list[int]:
+        """Let clients start until enough train; returns them."""
+        chosen = line.take(self._concurrency - len(self._training), self._training)
+        if chosen:
+            ids = _ids(chosen)
+            seconds = self._local.steps(self.version + 1, ids).double() / self._speeds[ids]
+            for client, needed in zip(chosen, seconds.tolist(), strict=True):
+                heappush(self._flights, Flight(self.now + needed, self.version, client))
+            self._training.update(chosen)
+        return chosen
+
+
+class Line:
+    """The clients that may start from one version, in a random order: those sampled for it, then all others."""
+
+    def __init__(self, sampling: Kind | Sampler, sizes: Tensor, concurrency: int, seed: int | bytes, t: int) -> None:
+        self._random, self._population = generator(seed, t, STARTS), len(sizes)
+        self._sampled = draw_cohort(sampling, sizes, concurrency, seed, t).numpy()
+        self._waiting: list[int] = self._random.permutation(self._sampled).tolist()
+        self._has_all = False
+
+    def take(self, count: int, busy: Container[int]) -> list[int]:
+        """The next clients that are not busy, at most `count`. None is taken twice."""
+        if not self._has_all and sum(client not in busy for client in self._waiting) < count:
+            others = np.setdiff1d(np.arange(self._population), self._sampled)
+            self._waiting += self._random.permutation(others).tolist()
+            self._has_all = True
+        taken = [client for client in self._waiting if client not in busy][:count]
+        gone = set(taken)
+        self._waiting = [client for client in self._waiting if client not in gone]
+        return taken
+
+
+def _ids(clients: list[int]) -> Tensor:
+    return torch.tensor(clients, dtype=torch.int64, device="cpu")

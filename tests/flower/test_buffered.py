@@ -1,0 +1,136 @@
+"""Asynchronous updates and over-selection on Flower: the simulator's arithmetic, whatever arrives when."""
+
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="Flower is not installed")
+
+from flwr.app import Message
+
+import fedlalr as fl
+from flower.federation import POPULATION, InProcessGrid, cohorts, nodes, same, simulated, strategy, with_buffers
+from flower.in_process import Node
+
+LALR = fl.FedLALR(lr=0.05)
+ALL = {"asynchronous": {"buffer": 2, "concurrency": POPULATION}, "rounds": 7, "local": fl.Steps(2)}
+
+
+def started(algorithm, folder, settings, make=None, **options):
+    given = {} if make is None else {"make": make}
+    server = strategy(algorithm, settings=settings, deadline=60, join_deadline=60, **given, **options)
+    return server, InProcessGrid(nodes(algorithm, folder, settings=settings, **given))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more"),
+    [
+        (LALR, {}),
+        (fl.FedAMS(), {"weighting": "samples", "asynchronous": {**ALL["asynchronous"], "delay_threshold": 1}}),
+        (LALR, {"compression": "balanced"}),
+        (fl.FedAvg(0.1), {"personal": "2.*"}),
+    ],
+    ids=["FedLALR", "FedAMS", "compression", "personal"],
+)
+def test_replies_that_arrive_together_give_the_simulators_bits(algorithm, more, tmp_path):
+    """All replies are there at once, as those of equal speeds are in the simulator; later updates are stale."""
+    settings = ALL | more
+    server, grid = started(algorithm, tmp_path, settings)
+    server.start(grid)
+    wanted = simulated(algorithm, settings=settings)
+    assert same(server.result, wanted)
+    assert [r.staleness for r in server.result.history] == [r.staleness for r in wanted.history]
+    assert max(r.staleness for r in wanted.history) >= 1
+
+
+def test_buffers_are_averaged_and_counts_grow(tmp_path):
+    settings = ALL | {"drop_last": True}  # one sample has no variance
+    server, grid = started(LALR, tmp_path, settings, with_buffers)
+    server.start(grid)
+    assert same(server.result, simulated(LALR, with_buffers, settings))
+    assert int(dict(server.result.model.named_buffers())["1.num_batches_tracked"]) == 14
+
+
+def test_at_most_the_allowed_number_trains_and_no_client_twice_from_a_version(tmp_path):
+    settings = ALL | {"asynchronous": {"buffer": 1, "concurrency": 3}}
+    server, grid = started(LALR, tmp_path, settings)
+    server.start(grid)
+    by_version = cohorts(grid)
+    assert len(by_version[1]) == 3
+    assert all(len(clients) == len(set(clients)) <= 3 for clients in by_version.values())
+    assert sum(map(len, by_version.values())) <= 3 + 7
+    assert [record.clients for record in server.result.history] == [1] * 7
+
+
+def test_a_node_that_does_not_reply_holds_nobody_up(tmp_path):
+    server, grid = started(LALR, tmp_path, ALL)
+    silent = next(iter(grid.nodes))
+    grid.nodes[silent] = Node(**vars(grid.nodes[silent]) | {"tamper": lambda message, reply: None})
+    server.start(grid)
+    assert grid.trained.count(silent) == 1  # it still has its first message
+    assert [record.clients for record in server.result.history] == [2] * 7
+    assert not any(record.rejected for record in server.result.history)
+
+
+def test_a_node_that_passes_the_deadline_is_rejected_and_may_start_again(tmp_path):
+    server, grid = started(LALR, tmp_path, ALL | {"asynchronous": {"buffer": 5, "concurrency": 5}, "rounds": 3})
+    server.deadline = server._rounds.deadline = 0.05
+    silent = next(iter(grid.nodes))
+    client = int(grid.nodes[silent].config["partition-id"])
+    grid.nodes[silent] = Node(**vars(grid.nodes[silent]) | {"tamper": lambda message, reply: None})
+    server.start(grid)
+    assert [record.clients for record in server.result.history] == [4] * 3
+    for record in server.result.history:
+        assert record.rejected == (fl.Rejection(client, "no reply within the deadline of 0.05 s"),)
+    assert grid.trained.count(silent) == 3
+
+
+def spoilt(message: Message, reply: Message) -> Message:
+    for record in reply.content.array_records.values():
+        for name, array in record.items():
+            values = array.numpy()
+            record[name] = type(array)(values * math.nan if values.dtype.kind == "f" else values)
+    return reply
+
+
+def test_replies_that_cannot_be_used_do_not_fill_the_buffer(tmp_path):
+    server, grid = started(LALR, tmp_path, ALL)
+    bad = next(iter(grid.nodes))
+    client = int(grid.nodes[bad].config["partition-id"])
+    grid.nodes[bad] = Node(**vars(grid.nodes[bad]) | {"tamper": spoilt})
+    server.start(grid)
+    rejected = [rejection for record in server.result.history for rejection in record.rejected]
+    assert {(one.client, one.reason) for one in rejected} == {(client, "x is not finite")}
+    assert [record.clients for record in server.result.history] == [2] * 7
+    assert all(torch.isfinite(value).all() for value in server.result.state["x"].values())
+
+
+def test_without_usable_replies_an_update_fails(tmp_path):
+    server, grid = started(LALR, tmp_path, ALL)
+    grid.nodes = {node: Node(**vars(each) | {"tamper": spoilt}) for node, each in grid.nodes.items()}
+    with pytest.raises(fl.RoundFailed, match=r"round 1: 0 usable replies.*5 clients .*x is not finite"):
+        server.start(grid)
+
+
+def test_a_run_resumes_after_its_last_update(tmp_path):
+    for rounds in (2, 5):
+        settings = ALL | {"rounds": rounds, "run_dir": str(tmp_path / "run"), "resume": True, "personal": "2.*"}
+        server, grid = started(LALR, tmp_path / "nodes", settings)
+        server.start(grid)
+    assert [record.round for record in server.result.history] == [1, 2, 3, 4, 5]
+    assert len(cohorts(grid)[3]) == POPULATION  # everyone starts again from the version that is resumed
+
+
+def test_the_first_replies_of_more_clients_are_taken(tmp_path):
+    """The slowest of five are not waited for, and are no rejected clients."""
+    settings = {"clients_per_round": 3, "stragglers": {"oversample": 0.6}, "rounds": 3}
+    server, grid = started(LALR, tmp_path, settings)
+    slow = list(grid.nodes)[:2]
+    for node in slow:
+        grid.nodes[node] = Node(**vars(grid.nodes[node]) | {"tamper": lambda message, reply: None})
+    server.start(grid)
+    assert {len(clients) for clients in cohorts(grid).values()} == {5}
+    for record in server.result.history:
+        assert (record.clients, record.rejected) == (3, ())
+        assert record.bytes_down * 3 == record.bytes_up * 5
