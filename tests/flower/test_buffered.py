@@ -7,7 +7,8 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
-from flwr.app import Message
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
 
 import fedlalr as fl
 from flower.federation import POPULATION, InProcessGrid, cohorts, nodes, same, simulated, strategy, with_buffers
@@ -104,6 +105,19 @@ def test_replies_that_cannot_be_used_do_not_fill_the_buffer(tmp_path):
     assert {(one.client, one.reason) for one in rejected} == {(client, "x is not finite")}
     assert [record.clients for record in server.result.history] == [2] * 7
     assert all(torch.isfinite(value).all() for value in server.result.state["x"].values())
+
+
+def test_a_node_that_fails_takes_nobodys_place(tmp_path):
+    server, grid = started(LALR, tmp_path, ALL)
+    broken = next(iter(grid.nodes))
+    client = int(grid.nodes[broken].config["partition-id"])
+    failed = Error(ErrorCode.CLIENT_APP_CRASHED, "out of memory")
+    tampered = {"tamper": lambda message, reply: Message(failed, reply_to=message)}
+    grid.nodes[broken] = Node(**vars(grid.nodes[broken]) | tampered)
+    server.start(grid)
+    rejected = {rejection for record in server.result.history for rejection in record.rejected}
+    assert rejected == {fl.Rejection(client, "its client app's process died: out of memory")}
+    assert [record.clients for record in server.result.history] == [2] * 7
 
 
 def test_without_usable_replies_an_update_fails(tmp_path):
