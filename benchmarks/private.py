@@ -1,7 +1,7 @@
 """Accuracy of private methods at equal ε, equally tuned: DP-FedAvg, DP-FedAdam and private FedLALR in several forms.
 
     python benchmarks/private.py solve digits --epsilon 8                   the noise multiplier (needs dp-accounting)
-    python benchmarks/private.py tune digits --noise 1.316 > tuned.jsonl    36 settings of each method, a JSON line each
+    python benchmarks/private.py tune digits --noise 1.316 > tuned.jsonl    60 settings of each method, a JSON line each
     python benchmarks/private.py final digits --noise 1.316 --tuned tuned.jsonl --seeds 5 > final.jsonl
     python benchmarks/private.py table final.jsonl                          means, intervals, paired differences
     python benchmarks/private.py cost digits                                time of a round with and without privacy
@@ -57,16 +57,20 @@ PROBLEMS = {
     "cifar10": Problem(lambda: fl.models.CNN(10, 3, 32), clients=5000, cohort=250, rounds=200, steps=5, batch=10),
     "shakespeare": Problem(fl.models.CharLSTM, 3960, cohort=200, rounds=200, steps=5, batch=10, per_owner=400),
 }
-CLIPS = (0.1, 0.3, 1.0)
+_SGD = {"lr": (0.01, 0.03, 0.1, 0.3, 1.0), "server_lr": (0.003, 0.01, 0.03, 0.1), "clip": (0.1, 0.3, 1.0)}
+_LALR = {"lr": (0.001, 0.003, 0.01, 0.03, 0.1), "eps": (0.01, 0.1, 1.0), "clip": (0.3, 1.0, 3.0, 10.0)}
 GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
-    "fedavg": {"lr": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0), "clip": (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)},
-    "fedadam": {"lr": (0.01, 0.03, 0.1, 0.3), "server_lr": (0.003, 0.01, 0.03), "clip": CLIPS},
-    "fedadam, scaled": {"lr": (0.01, 0.03, 0.1, 0.3), "server_lr": (0.003, 0.01, 0.03), "clip": CLIPS},
-    "fedlalr": {"lr": (3e-4, 1e-3, 3e-3, 1e-2), "eps": (1e-3, 1e-2, 1e-1), "clip": CLIPS},
-    "fedlalr, scaled": {"lr": (3e-4, 1e-3, 3e-3, 1e-2), "eps": (1e-3, 1e-2, 1e-1), "clip": CLIPS},
-    "fedlalr, server": {"lr": (3e-4, 1e-3, 3e-3, 1e-2), "eps": (1e-3, 1e-2, 1e-1), "clip": CLIPS},
+    "fedavg": {
+        "lr": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
+        "clip": (0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+    },
+    "fedadam": _SGD,
+    "fedadam, scaled": _SGD,
+    "fedlalr": _LALR,
+    "fedlalr, scaled": _LALR,
+    "fedlalr, server": _LALR,
 }
-"""36 settings of each method."""
+"""60 settings of each method."""
 
 
 def method(name: str, point: Point, noise: float, problem: Problem) -> tuple[fl.Algorithm, fl.Privacy]:

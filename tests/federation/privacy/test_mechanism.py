@@ -183,6 +183,17 @@ def test_no_client_changes_the_sum_of_any_method_by_more_than_the_clip(name, com
     assert all(torch.isfinite(value).all() for value in [*slots.values(), *buffers.values()])
 
 
+def test_a_slot_with_one_number_for_each_tensor_gets_one_noise_for_each():
+    reduction, replies, _ = a_round("fedadamw", None, make_model())
+    private = reduction()
+    private.add(replies.slots, replies.buffers)
+    slots, _ = private.release()
+    sizes = [p.numel() for p in make_model().parameters()]
+    assert private.total["v"].shape == (len(sizes),)
+    for values in torch.split(slots.v, sizes):
+        assert (values == values[0]).all()
+
+
 def test_one_by_one_or_all_at_once_the_sum_is_the_same():
     reduction, replies, _ = a_round("scaffold", None, with_statistics())
     whole, single = reduction(), reduction()

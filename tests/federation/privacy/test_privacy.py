@@ -131,6 +131,31 @@ def test_lost_replies_change_neither_the_divisor_nor_the_noise():
     assert result.history[0].clients == 0
 
 
+def test_the_update_gets_the_public_number_of_steps():
+    """FedNova multiplies by the mean of K, which is 3 even if no reply says so."""
+    result = run(fl.FedNova(), fl.Privacy(clip=1.0, noise_multiplier=0.3), rounds=1, engine=Empty)
+    start = torch.cat([p.detach().flatten() for p in make_model().parameters()])
+    noise = seeded_noise(0, 1)("direction", len(start), CPU)
+    torch.testing.assert_close(flat(result), start + 3 * 0.3 * noise / 5, rtol=1e-12, atol=1e-14)
+
+
+class Falling(ReferenceEngine):
+    """Client 2 sends a v̂ below the broadcast."""
+
+    def train(self, work: fl.Work) -> fl.Replies:
+        replies = super().train(work)
+        replies.slots.v_hat[replies.clients == 2] = 0.5 * work.broadcast.v_hat
+        return replies
+
+
+def test_a_second_moment_below_its_broadcast_is_not_rejected():
+    """Noise may have raised the broadcast. Without privacy no honest client can send it."""
+    private = run(BEST, fl.Privacy(clip=1.0, noise_multiplier=1.0, units={"v_hat": 1e-2}), rounds=1, engine=Falling)
+    assert private.history[0].rejected == ()
+    with pytest.warns(fl.RepliesRejected, match="v_hat fell below the broadcast"):
+        run(BEST, None, rounds=1, engine=Falling)
+
+
 class Broken(ReferenceEngine):
     """Client 2 sends NaN."""
 
