@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,20 @@ def test_the_axis_switches_between_rounds_megabytes_and_time(opened: Browser) ->
     assert drawn["megabytes"] != drawn["rounds"]
     assert drawn["seconds"] not in (drawn["rounds"], drawn["megabytes"])
     assert drawn["round"] == drawn["rounds"]
+    assert opened.complaints() == []
+
+
+def test_virtual_time_is_an_axis_if_runs_have_a_virtual_clock(opened: Browser, tmp_path: Path) -> None:
+    axes = "return [...document.querySelectorAll('#curves-x input')].map(input => input.value)"
+    assert "virtual" not in opened.run(axes)
+    records = [replace(record, virtual_seconds=3.0) for record in curve([0.1, 0.5, 0.6]).records]
+    file = tmp_path / "virtual.html"
+    file.write_text(page([ReportedRun(Path("timed"), records, config.load("quickstart"))]), encoding="utf-8")
+    opened.open(file)
+    assert "virtual" in opened.run(axes)
+    opened.click("#curves-x input[value=virtual]")
+    assert "virtual seconds" in opened.run(TEXTS.format("curves"))
+    assert len(opened.run(LINES.format("curves"))) == 1
     assert opened.complaints() == []
 
 

@@ -87,6 +87,7 @@ DICTS = {
     "test": Rows(token_samples(9, seed=9), ragged=True),
 }
 PERSONAL = {"personal": ("1.*", "4.*"), "buffers": "local", "test": None, "holdout": 0.2, "batch_size": 20}
+ASYNCHRONOUS = {"asynchronous": fl.Async(2, 4), "speeds": 1.0, "clients_per_round": None, "observers": [], "rounds": 5}
 JOBS = {
     "fedlalr": lambda engine: job(engine, weighting="samples"),
     "fedlalr max": lambda engine: job(engine, fl.FedLALR(momentum="restart", second_moment="max")),
@@ -101,6 +102,7 @@ JOBS = {
     "one sample": lambda engine: job(engine, clients=make_clients((7, 12, 6, 10, 1, 23)), clients_per_round=None),
     "two clients": lambda engine: job(engine, clients_per_round=2),
     "one client": lambda engine: job(engine, clients_per_round=1),
+    "asynchronous": lambda engine: job(engine, **ASYNCHRONOUS),
     "dicts": lambda engine: job(engine, model=token_model(), **DICTS),
 }
 """Runs that must give the same result on any number of ranks."""
