@@ -191,6 +191,7 @@ def environment(home: Path, scripts: Path) -> dict[str, str]:
     """The environment of Flower's processes: no telemetry, update checks, installations or proxies."""
     ours = {
         "FLWR_HOME": str(home),
+        "XDG_RUNTIME_DIR": str(home),  # for the sockets of trainers, which then leave no files behind
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
