@@ -37,10 +37,10 @@ class TrainingFailed(RuntimeError):
 class Station:
     """The place where a node's trainer is reached. A context manager: holds the lock, until some time at most."""
 
-    def __init__(self, node: int, until: float) -> None:
-        self.node, self.until = os.getppid(), until
+    def __init__(self, node: int, until: float, starter: int | None = None) -> None:
+        self.until, self.starter = until, starter or os.getppid()
         """The process that starts relays lives as long as the node."""
-        self.name = f"{self.node}-{node}"
+        self.name = f"{self.starter}-{node}"
 
     def __enter__(self) -> Station:
         self.path, self.folder = open_folder()
@@ -57,68 +57,65 @@ class Station:
 
     def ask(self, setup: dict[str, Any], request: Frame) -> Frame:
         """The trainer's reply; raises `TrainingFailed` if it raised an error, or `TrainerError`."""
-        connection, pid = self._connect(setup)
-        with connection, connection.makefile("rb") as stream:
-            connection.settimeout(SILENCE)
-            try:
+        try:
+            with self._connect(setup) as connection, connection.makefile("rb") as stream:
                 send(connection, request)
                 while (found := receive(stream)).kind == BEAT:
-                    if time.monotonic() > self.until:
-                        self._kill(pid)
-                        raise TrainerError(f"the node's trainer (process {pid}) did not finish in time and was ended")
-            except TimeoutError:
-                self._kill(pid)
-                raise TrainerError(
-                    f"the node's trainer (process {pid}) hung: no sign of life for {SILENCE:g} s. It was ended; the "
-                    f"next message starts a new one"
-                ) from None
-            except (EOFError, ConnectionError):
-                raise TrainerError(
-                    f"the node's trainer (process {pid}) ended during its work; was it killed, or is memory short? The "
-                    f"node's log may say more. The next message starts a new one"
-                ) from None
+                    connection.settimeout(self._patience)
+        except TimeoutError:
+            self._kill()
+            late, hung = "did not finish before its message expired", f"hung: no sign of life for {SILENCE:g} s"
+            what = late if time.monotonic() >= self.until else hung
+            raise self._error(f"{what}. It was ended; the next message starts a new one") from None
+        except (EOFError, ConnectionError):
+            raise self._error(
+                "ended during its work; was it killed, or is memory short? The node's log may say more. The next "
+                "message starts a new one"
+            ) from None
         if found.kind == "error":
             raise TrainingFailed(found.text)
         return found
 
-    def _connect(self, setup: dict[str, Any]) -> tuple[socket.socket, int]:
-        """A connection to the trainer of this app, and its process id. Starts it, or replaces that of another app."""
+    def _connect(self, setup: dict[str, Any]) -> socket.socket:
+        """A connection to the trainer of this app. Starts it, or replaces that of another app."""
         connection = self._dial()
         if connection is not None:
-            running = json.loads(os.pread(self.lock, 4096, 0))
-            if running["digest"] == setup["digest"]:
-                return connection, running["pid"]
+            if self._running["digest"] == setup["digest"]:
+                return connection
             connection.close()
-            self._kill(running["pid"])  # idle, since the lock is ours
-        pid = self._start(setup)
+            self._kill()  # it is idle, since the lock is ours
+        self._start(setup)
         connection = self._dial()
         if connection is None:
-            raise TrainerError(f"the node's trainer (process {pid}) ended while it started; see the node's log")
-        return connection, pid
-
-    def _dial(self) -> socket.socket | None:
-        """A connection, or None if no trainer listens."""
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            connection.connect(self._address)
-        except (FileNotFoundError, ConnectionRefusedError):
-            connection.close()
-            return None
-        owner = peer(connection)
-        if owner != os.getuid():
-            connection.close()
-            raise TrainerError(
-                f"user {owner}, not this node's user {os.getuid()}, listens on {self.path / self.name}.sock; remove it"
-            )
+            raise self._error("ended while it started; the node's log says why")
         return connection
 
-    def _start(self, setup: dict[str, Any]) -> int:
-        """Start a trainer that inherits the socket, so that it can be connected to at once; returns its process id."""
+    def _dial(self) -> socket.socket | None:
+        """A connection to a trainer that has greeted, or None if there is none."""
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(self._patience)
+        try:
+            connection.connect(self._address)
+            if (owner := peer(connection)) != os.getuid():
+                place = self.path / f"{self.name}.sock"
+                raise TrainerError(f"user {owner}, not this node's user {os.getuid()}, listens on {place}; remove it")
+            with connection.makefile("rb") as stream:
+                receive(stream)
+        except (FileNotFoundError, ConnectionError, EOFError):  # none, or it has just ended
+            connection.close()
+            return None
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _start(self, setup: dict[str, Any]) -> None:
+        """Start a trainer. It inherits the socket, so that it can be connected to at once."""
         self._unlink()
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self._address)
             listener.listen()
-            inherited = {"listener": listener.fileno(), "folder": self.folder, "node": self.node, "name": self.name}
+            inherited = {"listener": listener.fileno(), "folder": self.folder, "node": self.starter, "name": self.name}
             process = subprocess.Popen(
                 [sys.executable, "-m", "fedlalr.flower.client.trainer", json.dumps(setup | inherited)],
                 stdin=subprocess.DEVNULL,
@@ -127,11 +124,24 @@ class Station:
             )
         os.ftruncate(self.lock, 0)
         os.pwrite(self.lock, json.dumps({"pid": process.pid, "digest": setup["digest"]}).encode(), 0)
-        return process.pid
 
-    def _kill(self, pid: int) -> None:
+    @property
+    def _running(self) -> dict[str, Any]:
+        """The trainer that was started last: its process id, and the digest of its app."""
+        found: dict[str, Any] = json.loads(os.pread(self.lock, 4096, 0))
+        return found
+
+    @property
+    def _patience(self) -> float:
+        """Seconds to wait for the next sign of life."""
+        return max(0.001, min(SILENCE, self.until - time.monotonic()))
+
+    def _error(self, what: str) -> TrainerError:
+        return TrainerError(f"the node's trainer (process {self._running['pid']}) {what}")
+
+    def _kill(self) -> None:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(self._running["pid"], signal.SIGKILL)
         self._unlink()
 
     def _unlink(self) -> None:

@@ -54,11 +54,15 @@ class Trainer:
                 if self._leave():
                     return
                 continue
-            with connection:
-                connection.settimeout(None)
-                if peer(connection) == os.getuid():
-                    with suppress(EOFError, ConnectionError):  # the relay has gone; the next one connects anew
-                        self._answer(connection)
+            self.welcome(connection)
+
+    def welcome(self, connection: socket.socket) -> None:
+        """Answer one relay, if it belongs to this user."""
+        with connection, suppress(EOFError, ConnectionError):  # it has gone; the next one connects again
+            connection.settimeout(None)
+            if peer(connection) == os.getuid():
+                send(connection, Frame(BEAT))  # a greeting, so that the relay knows that this trainer is there
+                self._answer(connection)
 
     def _answer(self, connection: socket.socket) -> None:
         with connection.makefile("rb") as stream:
