@@ -13,7 +13,6 @@ from fedlalr.algorithms import registry
 
 SIZES = (8, 14, 11)
 CLIENTS = len(SIZES)
-MISBEHAVING = 1
 
 
 def data(client: int) -> tuple[Tensor, Tensor]:
