@@ -29,6 +29,7 @@ DEFAULTS = {
 def start(folder):
     """A federation of three nodes. A context manager that has been entered."""
     federation = LocalFederation(folder, database=True).__enter__()
+    federation.processes.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.2"  # seconds; Flower's default is 1
     try:
         federation.start_superlink()
         for node in range(task.CLIENTS):
