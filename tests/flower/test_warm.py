@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -88,13 +87,14 @@ def package(tmp_path_factory):
     (folder / "warm_app").mkdir()
     (folder / "warm_app" / "__init__.py").touch()
     (folder / "warm_app" / "task.py").write_text(TASK)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, subprocess.Popen(["sleep", "3600"]) as node:
         patch.setenv("XDG_RUNTIME_DIR", str(folder))
+        patch.setattr("os.getppid", lambda: node.pid)  # the process that starts relays
         patch.syspath_prepend(folder)
         yield folder / "warm_app"
-        for lock in folder.glob("fedlalr-*/*.lock"):
-            with suppress(ProcessLookupError, ValueError):  # ended, or never started
-                os.kill(json.loads(lock.read_text())["pid"], signal.SIGKILL)
+        locks = [lock.read_text() for lock in folder.glob("fedlalr-*/*.lock")]
+        node.kill()
+    assert all(ended(json.loads(text)["pid"]) for text in locks if text), "trainers end with their node"
 
 
 def running(package):
@@ -195,20 +195,6 @@ def test_a_socket_of_another_user_is_named(package):
     assert f"user 65534, not this node's user 0, listens on {path}" in found[1][0][1]
 
 
-def test_an_error_in_the_trainer_is_reported_and_the_trainer_stays(package):
-    content = RecordDict({"fedlalr": ConfigRecord({"run": "ab"})})
-    with Station(WARM, time.monotonic() + 600) as place:
-        with pytest.raises(TrainingFailed, match=r"^ValueError: the instruction's round must be int, not None$"):
-            place.ask(setup(), Frame("train", "", content, context()))
-        before = place._running
-        found = place.ask(
-            setup(), Frame("query", "", RecordDict(), context(RecordDict({"mine": ConfigRecord({"a": 1})})))
-        )
-        assert place._running == before
-    assert found.content["fedlalr"]["client"] == 0
-    assert found.context.state["mine"]["a"] == 1, "the app's own state is kept"
-
-
 def test_a_trainer_killed_in_mid_training_is_named_and_the_next_round_starts_another(package):
     fault = package.parent / "fault"
     first = []
@@ -256,6 +242,20 @@ def ended(pid, seconds=60):
             return True
         time.sleep(0.02)
     return False
+
+
+def test_an_error_in_the_trainer_is_reported_and_the_trainer_stays(package):
+    content = RecordDict({"fedlalr": ConfigRecord({"run": "ab"})})
+    with Station(WARM, time.monotonic() + 600) as place:
+        with pytest.raises(TrainingFailed, match=r"^ValueError: the instruction's round must be int, not None$"):
+            place.ask(setup(), Frame("train", "", content, context()))
+        before = place._running
+        found = place.ask(
+            setup(), Frame("query", "", RecordDict(), context(RecordDict({"mine": ConfigRecord({"a": 1})})))
+        )
+        assert place._running == before
+    assert found.content["fedlalr"]["client"] == 0
+    assert found.context.state["mine"]["a"] == 1, "the app's own state is kept"
 
 
 def test_another_configuration_gets_another_trainer(package):
