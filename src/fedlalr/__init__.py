@@ -1,130 +1,25 @@
 """Federated optimisation with client-specific adaptive learning rates."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fedlalr.common.interrupts import exit_quietly_during_imports
+
+if TYPE_CHECKING:
+    from fedlalr.public import *  # noqa: F403
 
 exit_quietly_during_imports()  # before torch, which takes seconds
 
-# ruff: noqa: E402
-from fedlalr import data, hf, models, theory
-from fedlalr.algorithms import (
-    SCAFFOLD,
-    Algorithm,
-    AlignedLALR,
-    Context,
-    DeltaSGD,
-    DiLoCo,
-    FedAdagrad,
-    FedAdam,
-    FedAdamW,
-    FedAMS,
-    FedAvg,
-    FedAvgM,
-    FedCM,
-    FedLADA,
-    FedLALR,
-    FedMuon,
-    FedNova,
-    FedProx,
-    FedYogi,
-    LAFedOpt,
-    LocalAdaAlter,
-    LocalAdam,
-    MimeLite,
-    SharedAMSGrad,
-    Slots,
-    SlotTable,
-    SlowMo,
-)
-from fedlalr.federation import (
-    CheckpointError,
-    EarlyStopping,
-    GradientNorms,
-    Observer,
-    Record,
-    Rejection,
-    RepliesRejected,
-    Result,
-    RoundFailed,
-    RunDirectoryError,
-    RunInfo,
-    Stop,
-    Trajectory,
-    load,
-    run,
-    schedules,
-)
-from fedlalr.federation.asynchronous.settings import Async
-from fedlalr.federation.compression import codecs
-from fedlalr.federation.compression.compression import Compression
-from fedlalr.federation.privacy.privacy import Privacy
-from fedlalr.federation.replies import reductions
-from fedlalr.federation.stragglers import Stragglers
-from fedlalr.training import Engine, Epochs, Interval, LogInterval, Probe, Replies, Steps, Trace, Training, Work
-
 __version__ = "0.2.0"
 
-__all__ = [
-    "SCAFFOLD",
-    "Algorithm",
-    "AlignedLALR",
-    "Async",
-    "CheckpointError",
-    "Compression",
-    "Context",
-    "DeltaSGD",
-    "DiLoCo",
-    "EarlyStopping",
-    "Engine",
-    "Epochs",
-    "FedAMS",
-    "FedAdagrad",
-    "FedAdam",
-    "FedAdamW",
-    "FedAvg",
-    "FedAvgM",
-    "FedCM",
-    "FedLADA",
-    "FedLALR",
-    "FedMuon",
-    "FedNova",
-    "FedProx",
-    "FedYogi",
-    "GradientNorms",
-    "Interval",
-    "LAFedOpt",
-    "LocalAdaAlter",
-    "LocalAdam",
-    "LogInterval",
-    "MimeLite",
-    "Observer",
-    "Privacy",
-    "Probe",
-    "Record",
-    "Rejection",
-    "Replies",
-    "RepliesRejected",
-    "Result",
-    "RoundFailed",
-    "RunDirectoryError",
-    "RunInfo",
-    "SharedAMSGrad",
-    "SlotTable",
-    "Slots",
-    "SlowMo",
-    "Steps",
-    "Stop",
-    "Stragglers",
-    "Trace",
-    "Training",
-    "Trajectory",
-    "Work",
-    "codecs",
-    "data",
-    "hf",
-    "load",
-    "models",
-    "reductions",
-    "run",
-    "schedules",
-    "theory",
-]
+
+def __getattr__(name: str) -> Any:
+    """Import the library, and torch with it, when one of its names is first used."""
+    if not name.startswith("__") or name == "__all__":
+        public = import_module("fedlalr.public")
+        globals().update({each: getattr(public, each) for each in getattr(public, "__all__", ())})  # none halfway
+        if name in globals() or name == "__all__":
+            return globals().get(name, public.__all__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

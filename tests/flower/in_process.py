@@ -41,6 +41,8 @@ class InProcessGrid(Grid):
     """Nodes that were sent training messages."""
     sent: list[Message] = field(default_factory=list)
     """Every message to a node."""
+    states: dict[int, RecordDict] = field(default_factory=dict)
+    """What Flower keeps for each node between the messages of a run."""
 
     def __post_init__(self) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN, 1, 1
@@ -91,11 +93,13 @@ class InProcessGrid(Grid):
             return [Message(Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable"), reply_to=message)]
         if message.metadata.message_type == "train":
             self.trained.append(node_id)
-        context = Context(RUN, node_id, node.config, RecordDict(), node.run_config)
+        context = Context(RUN, node_id, node.config, self.states.get(node_id, RecordDict()), node.run_config)
         try:
             reply = node.app(message, context)
         except Exception as error:
             return [Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"Trace\n{error}"), reply_to=message)]
+        finally:
+            self.states[node_id] = context.state
         if node.tamper is None or message.metadata.message_type != "train":
             return [reply]
         changed = node.tamper(message, reply)

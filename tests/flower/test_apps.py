@@ -42,7 +42,9 @@ def imported():
 def run_in_process(server_app, client_app, config, nodes, state_dir):
     grid = InProcessGrid(
         {
-            50 + node: Node(client_app.app, {"partition-id": node, "state-dir": str(state_dir)}, run_config=config)
+            50 + node: Node(
+                client_app.app, {"partition-id": node, "state-dir": str(state_dir), "warm": False}, run_config=config
+            )
             for node in range(nodes)
         }
     )

@@ -65,9 +65,11 @@ def test_an_interrupted_demonstration_cleans_up(tmp_path, number):
         seen += line
         if "starting the run" in line:
             break
-    time.sleep(10)
-    assert process.poll() is None, seen
-    assert len(left_behind(tmp_path)[0]) > 3, "the federation is up"
+    deadline = time.monotonic() + 600
+    while not any(b"client.trainer" in name for name in left_behind(tmp_path)[0]):
+        assert process.poll() is None, seen
+        assert time.monotonic() < deadline, "no node has started its trainer"
+        time.sleep(0.2)
     process.send_signal(number)
     rest, _ = process.communicate(timeout=120)
     assert process.returncode == 128 + number, seen + rest

@@ -1,6 +1,7 @@
 """The client app, which runs on every node."""
 
-from digits_app.task import algorithm, data, model, settings
 from fedlalr.flower import client_app
 
-app = client_app(model, data, algorithm, settings)
+# Names, so that only the trainer imports the functions and torch; this file is imported for every message.
+TASK = "digits_app.task"
+app = client_app(f"{TASK}:model", f"{TASK}:data", f"{TASK}:algorithm", f"{TASK}:settings")

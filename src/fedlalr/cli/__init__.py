@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+import fedlalr.public  # noqa: F401 - before the memory is frozen
 from fedlalr.cli import (
     bench,
     compare,

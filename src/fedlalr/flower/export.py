@@ -99,11 +99,11 @@ def settings(context: Context) -> dict[str, Any]:
 _CLIENT = '''\
 """The client app, which runs on every node."""
 
-from {package}.task import algorithm, data, model, settings
-
 from fedlalr.flower import client_app
 
-app = client_app(model, data, algorithm, settings)
+# Names, so that only the trainer imports the functions and torch; this file is imported for every message.
+TASK = "{package}.task"
+app = client_app(f"{{TASK}}:model", f"{{TASK}}:data", f"{{TASK}}:algorithm", f"{{TASK}}:settings")
 '''
 
 _SERVER = '''\

@@ -191,6 +191,7 @@ def environment(home: Path, scripts: Path) -> dict[str, str]:
     """The environment of Flower's processes: no telemetry, update checks, installations or proxies."""
     ours = {
         "FLWR_HOME": str(home),
+        "XDG_RUNTIME_DIR": str(home),  # for the sockets of trainers, which then leave no files behind
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -227,10 +228,16 @@ def free_port() -> int:
 def as_toml(values: Mapping[str, int | float | str]) -> str:
     """Settings in the format of Flower's command line.
 
-    >>> as_toml({"partition-id": 0, "state-dir": "/var/lib/state"})
-    "partition-id=0 state-dir='/var/lib/state'"
+    >>> as_toml({"partition-id": 0, "warm": False, "state-dir": "/var/lib/state"})
+    "partition-id=0 warm=false state-dir='/var/lib/state'"
     """
-    return " ".join(f"{name}={_quoted(value) if isinstance(value, str) else value}" for name, value in values.items())
+    return " ".join(f"{name}={_toml(value)}" for name, value in values.items())
+
+
+def _toml(value: int | float | str) -> str:
+    if not isinstance(value, str):
+        return str(value).lower()  # false, not False
+    return _quoted(value)
 
 
 def _quoted(text: str) -> str:

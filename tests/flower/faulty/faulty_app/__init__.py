@@ -1,1 +1,4 @@
 """An app whose client 1 fails on request."""
+
+MISBEHAVING = 1
+"""The client that fails."""

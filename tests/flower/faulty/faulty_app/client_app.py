@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,16 +11,18 @@ from pathlib import Path
 import numpy as np
 from flwr.app import Array, ConfigRecord, Context, Message
 
-from faulty_app import task
+from faulty_app import MISBEHAVING
 from fedlalr.flower import client_app
 
 
 def misbehave(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
     """Do what the run's configuration says for this round."""
+    if "torch" in sys.modules:
+        raise RuntimeError("the process of a message has imported torch")
     facts = message.content.config_records["fedlalr"]
     faults = str(context.run_config["faults"]).split(",")
     place = int(facts["round"]) - 2
-    fault = faults[place] if facts["client"] == task.MISBEHAVING and 0 <= place < len(faults) else ""
+    fault = faults[place] if facts["client"] == MISBEHAVING and 0 <= place < len(faults) else ""
     if fault == "raise":
         raise RuntimeError("this client is broken")
     if fault == "die":
@@ -44,10 +47,5 @@ SPOILT = {
     "v_hat": ("v_hat", lambda array: array * 0),
 }
 
-app = client_app(
-    lambda context: task.model(int(context.run_config["hidden"])),
-    lambda context: task.data(int(context.node_config["partition-id"])),
-    lambda context: task.algorithm(context.run_config),
-    lambda context: task.settings(context.run_config),
-    mods=[misbehave],
-)
+NODE = "faulty_app.node"
+app = client_app(f"{NODE}:model", f"{NODE}:data", f"{NODE}:algorithm", f"{NODE}:settings", mods=[misbehave])

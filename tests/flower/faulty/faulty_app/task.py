@@ -13,7 +13,6 @@ from fedlalr.algorithms import registry
 
 SIZES = (8, 14, 11)
 CLIENTS = len(SIZES)
-MISBEHAVING = 1
 
 
 def data(client: int) -> tuple[Tensor, Tensor]:
@@ -51,4 +50,5 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
         "min_clients": int(config["min-clients"]),
         "compression": config["compression"] or None,
         "privacy": private if noise else None,
+        "asynchronous": {"buffer": int(config["buffer"]), "concurrency": CLIENTS} if config["buffer"] else None,
     }

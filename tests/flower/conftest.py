@@ -1,0 +1,22 @@
+"""A federation of real Flower processes for the tests of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from fedlalr.flower.local.launch import LocalFederation
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
+    """A superlink with a database and three nodes, with TLS and node keys; `flower.deployed` starts runs on them."""
+    from flower.deployed import start
+
+    federation = start(tmp_path_factory.mktemp("federation"))
+    yield federation
+    federation.__exit__(None, None, None)
+    assert federation.processes.members() == []
