@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,7 +34,12 @@ def copy_run(run: Path, folder: Path) -> Path:
 def watching(*arguments: Path | str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The command `fedlalr watch` in a process of its own, and the address that it printed."""
     command = [sys.executable, "-m", "fedlalr", "watch", *map(str, arguments)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    ) as process:
         try:
             assert process.stdout is not None
             yield process, process.stdout.readline().split()[0]

@@ -203,10 +203,11 @@ def _taken(problem: Problem, sampled: Tensor, round: int) -> tuple[Tensor, float
     given = problem.options.stragglers
     stragglers = given if isinstance(given, Stragglers) else Stragglers()
     steps = replace(problem.training, most_steps=None).steps(round, sampled)
-    taken, seconds, slow = first_arrivals(sampled, problem.cohort_size, steps, problem.speeds[sampled], stragglers)
+    count = len(sampled) if given is None else problem.cohort_size
+    taken, seconds, slow = first_arrivals(sampled, count, steps, problem.speeds[sampled], stragglers)
     rejected = [Rejection(client, TOO_SLOW) for client in slow]
-    if len(taken) < problem.rules.min_clients:
-        raise RoundFailed(too_few(round, len(taken), problem.rules.min_clients, rejected), rejected)
+    if len(taken) < problem.rules.least:
+        raise RoundFailed(too_few(round, len(taken), problem.rules.least, rejected), rejected)
     return taken, seconds, rejected
 
 

@@ -66,5 +66,5 @@ def first_arrivals(cohort: Tensor, count: int, steps: Tensor, speeds: Tensor, st
     taken = rows[~slow[rows]][:count]
     # a round that too few clients answer lasts until the deadline
     enough = len(taken) == count or stragglers.deadline is None
-    closes = float(seconds[taken].max()) if enough else float(stragglers.deadline or 0.0)
+    closes = max(seconds[taken].tolist(), default=0.0) if enough else float(stragglers.deadline or 0.0)
     return Arrivals(cohort[taken].sort().values, closes, tuple(cohort[slow].tolist()))

@@ -375,3 +375,12 @@ def test_without_a_delta_nothing_is_accounted(monkeypatch):
         nn.Linear(4, 3).double(), make_clients(), fl.FedAvg(), rounds=1, privacy={"clip": 1.0, "noise_multiplier": 1.0}
     )
     assert result.history[0].epsilon is None
+
+
+def test_a_virtual_clock_leaves_no_sampled_client_out() -> None:
+    privacy = fl.Privacy(clip=1.0, noise_multiplier=1.0, delta=1e-3)
+    options = {"clients_per_round": 1, "rounds": 12}
+    plain, timed = run(fl.FedAvg(lr=0.1), privacy, **options), run(fl.FedAvg(lr=0.1), privacy, speeds=1.0, **options)
+    assert {record.clients for record in timed.history} >= {0, 1, 2}
+    assert [record.clients for record in timed.history] == [record.clients for record in plain.history]
+    assert torch.equal(flat(timed), flat(plain))

@@ -51,8 +51,11 @@ def assert_same(given: dict, wanted: dict, tolerance: float = TOLERANCE) -> None
     for name, tensor in wanted["buffers"].items():
         assert difference(given["buffers"][name], tensor) <= tolerance, name
     for mine, right in zip(given["records"], wanted["records"], strict=True):
-        assert mine[:1] + mine[2:3] + mine[4:] == right[:1] + right[2:3] + right[4:]
+        *mine, metrics, rejected = mine
+        *right, wanted_metrics, wanted_rejected = right
+        assert (mine[:1], mine[2:3], mine[4:], rejected) == (right[:1], right[2:3], right[4:], wanted_rejected)
         assert (mine[1], mine[3]) == pytest.approx((right[1], right[3]), rel=tolerance)
+        assert metrics == pytest.approx(wanted_metrics, rel=tolerance)
     for mine, right in zip(given["scores"], wanted["scores"], strict=True):
         assert mine == pytest.approx(right, rel=tolerance)
 

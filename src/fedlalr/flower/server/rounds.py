@@ -98,7 +98,8 @@ class Rounds:
         opened, sent = self._opened, self._sent
         if opened is None:
             raise RuntimeError("there is no round to close; start one first")
-        heard, enough = set[int](), self.server.problem.cohort_size
+        heard, problem = set[int](), self.server.problem
+        enough = len(sent) if problem.options.stragglers is None else problem.cohort_size
         for reply in replies:
             # A message gets its id when it is sent, which may have just happened.
             asked = {message.metadata.message_id: client for client, message in sent}
