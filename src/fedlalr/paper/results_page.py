@@ -240,7 +240,7 @@ def label_of(run: ReportedRun) -> str:
         f", server lr {server:g}" if (server := options.get("server_lr", 1)) != 1 else ""
     )
     folder = run.path.parent.name
-    more = folder.removeprefix(run.config.algorithm.name).lstrip("+-")
+    more = folder.removeprefix(run.config.algorithm.name).lstrip("+-").removeprefix(str(run.config.compression))
     more = re.sub(r"(server_)?lr-[\d.]+(e-?\d+)?", "", more).strip("-").replace("-", " ").replace("_", " ")
     return f"{method_of(run)}, {rates}" + (f", {more}" if more else "")
 
