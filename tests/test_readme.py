@@ -1,8 +1,9 @@
-"""The README: its Python runs as printed."""
+"""The README: its Python runs as printed, its links lead somewhere, also from the package page."""
 
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import torch
@@ -10,7 +11,9 @@ import torch
 import fedlalr as fl
 from fedlalr.algorithms import ALGORITHMS
 
-PAGE = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+LINK = r"\]\(([^)#]+)\)"
+PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_python_of_the_page_runs():
@@ -29,6 +32,20 @@ def test_the_table_of_methods_names_every_algorithm():
 
 
 def test_every_file_it_links_to_is_there():
-    root = Path(__file__).parents[1]
-    for target in re.findall(r"\]\(([^)#]+)\)", PAGE):
-        assert (root / target).exists(), target
+    for target in re.findall(LINK, PAGE):
+        assert (ROOT / target).exists(), target
+
+
+def test_the_package_page_links_to_the_repository_or_not_at_all():
+    description = runpy.run_path(str(ROOT / "setup.py"))["description"]
+    plain = description(PAGE, None)
+    assert re.findall(LINK, plain) == []
+    assert "LoRA adapters train as they are." in plain
+    linked = description(PAGE, "https://example.org/us/fedlalr")
+    targets = [target.removeprefix("https://example.org/us/fedlalr/") for target in re.findall(LINK, linked)]
+    assert [re.sub("^(raw|blob)/HEAD/", "", target) for target in targets] == re.findall(LINK, PAGE)
+    images = re.findall(rf"!\[[^]]+{LINK}", linked)
+    assert images == [f"https://example.org/us/fedlalr/raw/HEAD/docs/{name}" for name in ("overview.svg", "demo.png")]
+    assert description("[a](https://b.org/c) [d](#e) ![f](http://g.org)", None) == (
+        "[a](https://b.org/c) [d](#e) ![f](http://g.org)"
+    )
