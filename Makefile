@@ -123,7 +123,9 @@ SUITE := -m pytest -n $(PROCESSES) --dist loadfile -p no:cacheprovider
 test-oldest:
 	$(OLDEST_PYTHON) -m venv --clear .venv-oldest
 	.venv-oldest/bin/python .ci/oldest.py > .venv-oldest/constraints.txt
-	.venv-oldest/bin/pip install --quiet -c .venv-oldest/constraints.txt -e '.[dev,flower,data,hf,privacy,track]'
+	.venv-oldest/bin/pip install --quiet uv  # pip downloads every large wheel that it tries
+	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python -c .venv-oldest/constraints.txt \
+		-e '.[dev,flower,data,hf,privacy,track]'
 	.venv-oldest/bin/python $(SUITE)
 
 test-newest:
