@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from functools import cache
 
 import pytest
 import torch
@@ -75,7 +76,7 @@ every = pytest.mark.parametrize("name", VARIANTS)
 
 def run(name: str, **options: object) -> fl.Result:
     settings = {
-        "rounds": 3,
+        "rounds": 2,
         "local": fl.Steps(3),
         "batch_size": 4,
         "weight_decay": 1e-3,
@@ -87,15 +88,20 @@ def run(name: str, **options: object) -> fl.Result:
     )
 
 
+@cache
+def usual(name: str) -> fl.Result:
+    """The result that several tests look at."""
+    return run(name)
+
+
 def same(first: fl.Result, second: fl.Result) -> bool:
     return all(torch.equal(value, second.state[s][n]) for s, slot in first.state.items() for n, value in slot.items())
 
 
 @every
 def test_slots_have_the_shape_and_dtype_of_the_parameters(name):
-    model = make_model()
-    result = run(name)
-    parameters = dict(model.named_parameters())
+    result = usual(name)
+    parameters = dict(make_model().named_parameters())
     assert "x" in result.state
     for slot in result.state.values():
         assert list(slot) == list(parameters)
@@ -121,7 +127,7 @@ def test_the_order_of_the_clients_does_not_matter(name):
 
 @every
 def test_the_state_survives_serialisation(name):
-    state: dict[str, dict[str, Tensor]] = run(name).state
+    state: dict[str, dict[str, Tensor]] = usual(name).state
     named = {f"{slot}/{n}": value for slot, values in state.items() for n, value in values.items()}
     assert all(torch.equal(value, named[key]) for key, value in load(save(named)).items())
     slots = VARIANTS[name].init(torch.ones(3))

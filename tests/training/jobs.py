@@ -93,7 +93,7 @@ def started(name: str, training: Training) -> Iterator[tuple[Engine, Training]]:
         engine.close()
 
 
-def federate(name: str, training: Training, rounds: int = 3, cohort: int = 4, **rules: object) -> list[RoundOutcome]:
+def federate(name: str, training: Training, rounds: int = 2, cohort: int = 4, **rules: object) -> list[RoundOutcome]:
     with started(name, training) as (engine, private):
         state, outcomes = initial_state(private), []
         for t in range(1, rounds + 1):
