@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import Tensor
@@ -92,6 +92,7 @@ def test_an_integer_is_off_by_at_most_a_step(dtype, bits, rounding, values):
 @every_dtype
 @pytest.mark.parametrize("bits", [8, 4])
 @given(values=numbers(above_zero), growth=st.floats(0, 40))
+@example(values=torch.tensor([[0.25], [1.0]]), growth=2.0**-52)
 @quick
 def test_a_logarithm_is_off_by_half_a_step_and_never_below_its_reference(dtype, bits, values, growth):
     values = values.to(dtype)
@@ -125,7 +126,8 @@ def _assert_half_a_step(found: Tensor, values: Tensor, base: Tensor, bits: int) 
     off = (found.view(kind) - values.view(kind)).double()
     assert (off.abs() <= bound).all()
     largest = (exact == largest_in_block(exact)) & (exact >= 2.0 ** (fraction - 14))  # where float16 has all its digits
-    assert (off[largest] >= 0).all()  # the width is rounded up
+    rounded = exact * 2.0**-fraction  # beyond 2^24 or 2^53 a difference of bit patterns is itself rounded
+    assert (off[largest] >= -rounded[largest]).all()  # otherwise the width is rounded up
 
 
 @every_dtype
