@@ -61,17 +61,24 @@ def test_nodes_without_a_registered_key_or_with_another_authority_cannot_connect
             federation.processes.kill(f"node-{node}")
 
 
-def test_a_supernode_killed_mid_round_takes_part_again_after_a_restart(federation, tmp_path):
-    options = {"rounds": 6, "min_clients": 2}  # the last ones give the node time to connect
-    run_dir, marker = tmp_path / "run", tmp_path / "marker"
+def run_with_a_killed_node(federation, run_dir, **options):
+    """A run whose node 1 is killed in round 2 and started again afterwards; returns the records."""
+    marker = run_dir.with_name("marker")
     progress = submit(federation, run_dir, faults="wait", marker=str(marker), wait=3600.0, **options)
     wait_until(marker.exists)
     federation.processes.kill("node-1")
     wait_until(lambda: progress() >= 2)
     start_node(federation, 1, federation.keys[1])
-    federation.wait_for("run", PATIENCE, progress)
+    federation.wait_for(run_dir.name, PATIENCE, progress)
     records = RunDirectory(run_dir).records()
     assert [(r.client, "its node is not available" in r.reason) for r in records[1].rejected] == [(1, True)], records[1]
+    return records
+
+
+def test_a_supernode_killed_mid_round_takes_part_again_after_a_restart(federation, tmp_path):
+    options = {"rounds": 6, "min_clients": 2}  # the last ones give the node time to connect
+    run_dir = tmp_path / "run"
+    records = run_with_a_killed_node(federation, run_dir, **options)
     assert records[-1].clients == task.CLIENTS, "the restarted node takes part in the last round at the latest"
     away = [record.round for record in records if record.rejected]
     assert_same_bits(run_dir, simulate(broken=away, **options))
@@ -80,16 +87,9 @@ def test_a_supernode_killed_mid_round_takes_part_again_after_a_restart(federatio
 def test_a_private_run_continues_without_a_supernode_that_is_killed_mid_round(federation, tmp_path):
     """Its client counts as zero in that round; nodes send no losses, and every round spends privacy."""
     options = {"algorithm": "fedavg", "rounds": 3, "min_clients": 1, "noise": 1.0}
-    run_dir, marker = tmp_path / "private", tmp_path / "marker"
-    progress = submit(federation, run_dir, faults="wait", marker=str(marker), wait=3600.0, **options)
-    wait_until(marker.exists)
-    federation.processes.kill("node-1")
-    wait_until(lambda: progress() >= 2)
-    start_node(federation, 1, federation.keys[1])
-    federation.wait_for("private", PATIENCE, progress)
-    records = RunDirectory(run_dir).records()
+    run_dir = tmp_path / "private"
+    records = run_with_a_killed_node(federation, run_dir, **options)
     assert [record.clients for record in records[:2]] == [3, 2]
-    assert [(r.client, "its node is not available" in r.reason) for r in records[1].rejected] == [(1, True)], records[1]
     assert [record.epsilon for record in records] == [epsilon(1.0, 1.0, t, 1e-3) for t in (1, 2, 3)]
     assert all(math.isnan(record.train_loss) for record in records)
     change = final_state(run_dir)["slot/x"] - Layout.of(task.model()).flatten(dict(task.model().named_parameters()))

@@ -29,3 +29,20 @@ def built(given: object, table: Mapping[str, Callable[..., Any]], unknown: str, 
             takes = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
             raise ValueError(f"{called.format(repr(given))} has no option {option!r}; {takes}")
     return table[given](**options)
+
+
+def made(given: object, kind: type, name: str) -> Any:
+    """An object of a class, also given as a mapping of its arguments, or None; `name` is what the user calls it."""
+    if given is None or isinstance(given, kind):
+        return given
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{name} must be fl.{kind.__name__}(…), a dict of its arguments, or None, not {given!r}")
+    parameters = inspect.signature(kind).parameters
+    for option in given:
+        if option not in parameters:
+            takes = ", ".join(parameters)
+            raise ValueError(f"{name} has no option {option!r}; it takes {takes}.{hint(str(option), parameters)}")
+    for option, parameter in parameters.items():
+        if parameter.default is parameter.empty and option not in given:
+            raise ValueError(f"{name} needs {option}; it takes {', '.join(parameters)}")
+    return kind(**given)

@@ -6,7 +6,6 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -16,7 +15,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fedlalr.algorithms.slots import Algorithm
-from fedlalr.common.named import built
+from fedlalr.common.named import made
 from fedlalr.common.option_types import Count, Positive
 from fedlalr.common.reading import at_home
 from fedlalr.common.suggestions import hint
@@ -42,7 +41,7 @@ from fedlalr.federation.combinations import (
 from fedlalr.federation.compression.compression import Compression, compression_for
 from fedlalr.federation.metrics import Metrics
 from fedlalr.federation.observers import Observer
-from fedlalr.federation.privacy.privacy import Privacy, Withholding, as_privacy
+from fedlalr.federation.privacy.privacy import Privacy, Withholding
 from fedlalr.federation.replies.reductions import SlotReduction, as_reductions
 from fedlalr.federation.replies.screening import MAX_NORM_RATIO
 from fedlalr.federation.round import Rules
@@ -75,11 +74,6 @@ def _check_run_dir(run_dir: object) -> None:
 def _check_dtype(dtype: object) -> None:
     if dtype is not None and dtype not in _DTYPES.values():
         raise ValueError(f"dtype must be one of {', '.join(map(repr, _DTYPES))} or None, not {dtype!r}")
-
-
-def _check_kind(name: str, kind: type, value: object) -> None:
-    if value is not None and not isinstance(value, kind):
-        raise TypeError(f"{name} must be fl.{kind.__name__}(...), a dict of its arguments, or None, not {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,13 +124,11 @@ class Options(LocalOptions):
         "`fl.Async(buffer, concurrency)`: update the model whenever `buffer` replies have arrived; `rounds` counts the "
         "updates; None: synchronous rounds.",
         scope="server",
-        check=partial(_check_kind, "asynchronous", Async),
     )
     stragglers: Stragglers | Mapping[str, Any] | None = option(
         None,
         "`fl.Stragglers(oversample, deadline)`: rounds that do not wait for the slowest clients; None: wait for all.",
         scope="server",
-        check=partial(_check_kind, "stragglers", Stragglers),
     )
     speeds: Speeds | None = option(
         None,
@@ -219,10 +211,8 @@ class Options(LocalOptions):
         for name in ("decayed", "trainable", "personal"):
             if isinstance(value := getattr(self, name), str):
                 object.__setattr__(self, name, (value,))
-        object.__setattr__(self, "privacy", as_privacy(self.privacy))
-        for name, kind in (("asynchronous", Async), ("stragglers", Stragglers)):
-            if isinstance(value := getattr(self, name), Mapping):
-                object.__setattr__(self, name, built({**value, "name": name}, {name: kind}, "", name))
+        for name, kind in (("privacy", Privacy), ("asynchronous", Async), ("stragglers", Stragglers)):
+            object.__setattr__(self, name, made(getattr(self, name), kind, name))
         if str(self.run_dir).startswith("~"):  # otherwise a folder named ~ would be created
             object.__setattr__(self, "run_dir", str(at_home(str(self.run_dir))))
 

@@ -60,9 +60,9 @@ def test_with_hardly_any_noise_and_a_long_clip_a_run_is_the_plain_one(name):
         ({"clip": 1.0, "noise_multiplier": 1.0, "units": {"x": 0}}, "the unit of x must be a finite number above 0"),
         ({"clip": 1.0, "noise_multiplier": 1.0, "second_moment": "node"}, "second_moment must be one of"),
         ({"clip": 1.0, "noise_multiplier": 1.0, "scaled": 1}, "scaled must be True or False"),
-        ({"clip": 1.0, "noise": 1.0}, "privacy has no 'noise'; it has clip"),
+        ({"clip": 1.0, "noise": 1.0}, "privacy has no option 'noise'; it takes clip"),
         ({"noise_multiplier": 1.0}, "privacy needs clip"),
-        (3, r"privacy must be fl.Privacy\(…\) or None, not 3"),
+        (3, r"privacy must be fl.Privacy\(…\), a dict of its arguments, or None, not 3"),
     ],
     ids=str,
 )  # fmt: skip

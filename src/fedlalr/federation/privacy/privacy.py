@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -140,21 +139,6 @@ class Withholding(Compression):
 
     def waiting(self, round: int) -> set[str]:
         return super().waiting(round) | set(self.withheld)
-
-
-def as_privacy(given: Privacy | Mapping[str, Any] | None) -> Privacy | None:
-    """What a user chose, also as a mapping from a configuration."""
-    if isinstance(given, Mapping):
-        allowed = list(inspect.signature(Privacy).parameters)
-        for name in given:
-            if name not in allowed:
-                raise ValueError(f"privacy has no {name!r}; it has {', '.join(allowed)}.{hint(str(name), allowed)}")
-        if "clip" not in given:
-            raise ValueError("privacy needs clip, the norm to which each client's change is clipped")
-        return Privacy(**given)
-    if given is not None and not isinstance(given, Privacy):
-        raise TypeError(f"privacy must be fl.Privacy(…) or None, not {given!r}")
-    return given
 
 
 def public_steps(local: Interval, round: int) -> int | None:
