@@ -36,7 +36,7 @@ class Problem:
     rounds: int
     """The most synchronous rounds; as many replies are allowed in asynchronous updates."""
     options: dict[str, Any]
-    lr: float
+    algorithm: fl.Algorithm
     alpha: float
 
     def load(self, name: str, seed: int) -> tuple[torch.nn.Module, Population]:
@@ -47,9 +47,15 @@ class Problem:
 
 
 PROBLEMS = {
-    "digits": Problem(0.9, 10, 3, 60, {"local": fl.Epochs(3), "batch_size": 10}, lr=0.01, alpha=0.3),
+    "digits": Problem(0.9, 10, 3, 60, {"local": fl.Epochs(3), "batch_size": 10}, fl.FedLALR(lr=0.01), alpha=0.3),
     "cifar10": Problem(
-        0.75, 50, 10, 100, {"local": fl.Epochs(5), "batch_size": 50, "weight_decay": 1e-3}, lr=2e-3, alpha=0.6
+        0.75,
+        50,
+        10,
+        60,
+        {"local": fl.Epochs(5), "batch_size": 50, "weight_decay": 1e-3, "dtype": torch.bfloat16},
+        fl.FedLALR(lr=2e-3, betas=(0.9, 0.995), eps=1e-8),
+        alpha=0.6,
     ),
 }
 
@@ -78,7 +84,7 @@ def measure(name: str, mode: str, seed: int, device: str, buffer: int, staleness
     result = fl.run(
         model,
         clients,
-        fl.FedLALR(lr=problem.lr),
+        problem.algorithm,
         speeds=SIGMA,
         seed=seed,
         device=device,
