@@ -110,8 +110,6 @@ class Session:
             self.options.run_dir if first else None,
             resume=self.options.resume and first,
             every=self.options.checkpoint_every,
-            # on Flower the nodes are told of a checkpoint as soon as it is written
-            background=self.training.device.type == "cuda" and transport.holds_kept,
         )
         self._fresh = fresh
         self._streaks, self._named = Streaks(), set[int]()

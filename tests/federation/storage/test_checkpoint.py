@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import warnings
 from contextlib import contextmanager
 from functools import partial
@@ -21,8 +20,6 @@ from torch import nn
 
 import fedlalr as fl
 from conftest import make_clients, make_model
-from fedlalr.federation import session
-from fedlalr.federation.storage import journal
 from fedlalr.federation.storage.checkpoint import canonical
 from fedlalr.federation.storage.journal import RunDirectoryError, clear_run, versions
 from fedlalr.federation.storage.kept_files import FILES
@@ -689,74 +686,3 @@ def test_other_instructions_of_the_processor_are_a_warning(tmp_path):
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
-
-
-@pytest.fixture
-def in_background(monkeypatch):
-    """Checkpoints are written while the next round trains, as on a GPU."""
-    real = journal.Journal
-    monkeypatch.setattr(session, "Journal", lambda *given, **options: real(*given, **{**options, "background": True}))
-
-
-@pytest.fixture
-def saving(in_background, monkeypatch):
-    """Replaces the writing of round 2's checkpoint."""
-
-    def with_round_2(instead):
-        real = journal.save_checkpoint
-
-        def save(folder, checkpoint, kept):
-            if checkpoint.state.round == 2:
-                instead()
-            return real(folder, checkpoint, kept)
-
-        monkeypatch.setattr(journal, "save_checkpoint", save)
-
-    return with_round_2
-
-
-@pytest.mark.parametrize("every", [1, 2])
-@pytest.mark.usefixtures("in_background")
-def test_an_interrupted_run_with_a_checkpoint_in_the_background_resumes_to_the_same_bits(every, tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        run(run_dir=tmp_path, checkpoint_every=every, observers=[StopAt(3)])
-    assert (tmp_path / "checkpoint" / "round-000003").is_dir()
-    resumed, whole = run(run_dir=tmp_path, checkpoint_every=every, resume=True), run()
-    assert same(resumed, whole)
-    assert numbers(resumed) == numbers(whole)
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 6
-
-
-def test_a_crash_while_files_are_written_leaves_the_checkpoint_before(tmp_path, saving):
-    written = threading.Event()
-    saving(lambda: written.wait(60))
-
-    class Crash(fl.Observer):
-        def on_round(self, record):
-            if record.round == 2:  # the next round could train now
-                shutil.copytree(tmp_path / "run", tmp_path / "crashed")
-                written.set()
-
-    whole = run(run_dir=tmp_path / "run", observers=[Crash()])
-    assert sorted(place.name for place in (tmp_path / "crashed" / "checkpoint").glob("round-*"))[-1] == "round-000001"
-    resumed = run(run_dir=tmp_path / "crashed", resume=True)
-    assert same(resumed, whole)
-    assert numbers(resumed) == numbers(whole)
-
-
-def test_a_round_that_cannot_be_saved_ends_the_run_before_the_next_is_recorded(tmp_path, saving):
-    def fail():
-        raise OSError(28, "No space left on device")
-
-    saving(fail)
-    with pytest.raises(RunDirectoryError, match=r"round 2 cannot be saved.*round-000001.*No space left"):
-        run(run_dir=tmp_path)
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
-
-
-@pytest.mark.usefixtures("in_background")
-def test_what_clients_keep_is_not_read_by_another_thread(tmp_path, monkeypatch):
-    monkeypatch.setattr(journal, "_in_thread", None)
-    with pytest.raises(TypeError):
-        run(rounds=2, run_dir=tmp_path / "without")
-    run(fl.SCAFFOLD(0.1), rounds=2, run_dir=tmp_path / "kept")

@@ -8,9 +8,6 @@
 The order of writing makes a crash at any instant harmless: the lines of earlier rounds are flushed, then the checkpoint
 appears as a whole and includes its round's record, then the line of that round follows. Resuming truncates the file to
 the checkpoint's round and appends its record.
-
-With `background` a thread writes a round's files while the next round trains, so that a GPU does not wait for the disk;
-the order is the same. A crash then loses at most the round whose files were being written and the one after it.
 """
 
 from __future__ import annotations
@@ -21,11 +18,9 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from io import BytesIO, FileIO
 from itertools import islice
 from pathlib import Path
@@ -79,11 +74,9 @@ class Journal:
     If the directory is None, it keeps the records in memory and writes nothing.
     """
 
-    def __init__(
-        self, directory: str | Path | None, *, resume: bool = False, every: int = 1, background: bool = False
-    ) -> None:
+    def __init__(self, directory: str | Path | None, *, resume: bool = False, every: int = 1) -> None:
         self.path = Path(directory) if directory is not None else None
-        self.resume, self.every, self.background = resume, every, background
+        self.resume, self.every = resume, every
         self.records: list[Record] = []
         self.choices: dict[str, Any] = {}
         """What the library chose when the run started; set by `restore` or, in a new run, by the caller."""
@@ -92,8 +85,6 @@ class Journal:
         self._lock: FileLock | None = None
         self._kept = KeptFiles(self.path / CHECKPOINTS) if self.path is not None else None
         self._progress = _Progress()
-        self._writing: Future[None] | None = None
-        """The writing of the last round's files in the background. Until it ends, the progress is its own."""
         self._passed_over: set[Path] = set()
         """Damaged checkpoints that were skipped; removed once there is a good one in their place."""
 
@@ -125,9 +116,9 @@ class Journal:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Save what is not saved yet, even after Ctrl-C or a failed round, and unlock the directory."""
         try:
-            self._wait()
             if not isinstance(error, RunDirectoryError):
-                self._write(self.choices)
+                self._save()
+                self._append()
         finally:
             if self._file is not None:
                 self._file.close()
@@ -164,49 +155,27 @@ class Journal:
         """Save the first state of a new run, before any round."""
         if self.path is not None and not self._places():
             self._progress = self._progress._replace(unsaved=state)
-            self._save(self.choices)
+            self._save()
 
     def add(self, state: ServerState, record: Record, *, last: bool = False) -> Record:
-        """Write a finished round: a checkpoint if one is due, then its line. Returns the record with the time that the
-        run waited for it."""
+        """Write a finished round: a checkpoint if one is due, then its line. Returns the record with that time."""
         if self.path is not None:
             began = time.perf_counter()
-            self._wait()
-            # Only this thread may use the GPU, so what clients keep, which is copied when it is written, is not
-            # written in the background.
-            in_background = self.background and not last and not state.kept
-            state = _on_the_cpu(state) if in_background else state
             self._progress = self._progress._replace(unsaved=state, unwritten=record)
-            saves = self.saves(state.round, last)
-            if saves and not in_background:
-                self._save(self.choices)
+            if self.saves(state.round, last):
+                self._save()
             took = time.perf_counter() - began
             record = replace(record, seconds=record.seconds + took, timing={**record.timing, "checkpoint": took})
             self._progress = self._progress._replace(unwritten=record)
-            if saves and in_background:
-                self._writing = _in_thread(partial(self._write, dict(self.choices)))
-            else:
-                self._append()
+            self._append()
         self.records.append(record)
         return record
-
-    def _wait(self) -> None:
-        """Wait for the files that are being written in the background, and raise what went wrong."""
-        if self._writing is not None:
-            wait([self._writing])  # an interrupt here leaves it in place, so that leaving the journal waits again
-            writing, self._writing = self._writing, None
-            writing.result()
-
-    def _write(self, choices: Mapping[str, Any]) -> None:
-        """Write what is not written yet of the last round: its checkpoint, then its line."""
-        self._save(choices)
-        self._append()
 
     def saves(self, round: int, last: bool) -> bool:
         """Whether a round ends with a checkpoint; without a directory, every round counts as saved."""
         return self.path is None or last or round % self.every == 0
 
-    def _save(self, choices: Mapping[str, Any]) -> None:
+    def _save(self) -> None:
         """Write a checkpoint of the last state, unless it is saved."""
         offset, state, record = self._progress
         if state is None or self.path is None:
@@ -215,7 +184,7 @@ class Journal:
             if self._file is not None:
                 os.fsync(self._file.fileno())
             folder = self.path / CHECKPOINTS
-            checkpoint = Checkpoint(state, record, offset, self._facts, choices, versions())
+            checkpoint = Checkpoint(state, record, offset, self._facts, self.choices, versions())
             self._passed_over.discard(save_checkpoint(folder, checkpoint, self._kept))
         self._progress = self._progress._replace(unsaved=None)
         self._remove_old()
@@ -372,19 +341,6 @@ def _check_choices(found: Checkpoint, engine: str, path: Path) -> None:
             f"the run in {path} was started with engine {began!r} and cannot be resumed with {engine!r}; "
             f"use {began!r} or 'auto'"
         )
-
-
-def _on_the_cpu(state: ServerState) -> ServerState:
-    buffers = {name: buffer.cpu() for name, buffer in state.buffers.items()}
-    return replace(state, slots=state.slots.map(lambda slot: slot.cpu()), buffers=buffers)
-
-
-def _in_thread(write: Callable[[], None]) -> Future[None]:
-    """Call a function in a thread of its own, for which the end of the process waits."""
-    with_one = ThreadPoolExecutor(1)
-    writing = with_one.submit(write)
-    with_one.shutdown(wait=False)
-    return writing
 
 
 def _without_waiting(path: str, flags: int) -> int:
