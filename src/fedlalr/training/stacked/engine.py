@@ -216,7 +216,7 @@ class StackedEngine:
             clients=feed.clients,
             samples=training.clients.sizes[feed.clients],
             steps=feed.steps,
-            losses=stack.total / feed.steps_there,
+            losses=stack.total / feed.steps.to(training.device),
             slots=upload.map(lambda tensor: stacked(tensor, count)),
             buffers=stack.buffers,
             kept=kept.map(lambda tensor: stacked(tensor, count)),
