@@ -4,8 +4,9 @@
 
 `FOLDER/grid.json` has the scores that are known. Settings of the configured grid without a score are run first. While
 the best rate is the smallest or the largest of its axis, one rate beyond it is added, as far from it as its neighbour,
-with all values of the other axis. The best setting then runs on all samples, with the seeds 0, 1 and 2, in `FOLDER/runs`. Runs of all methods
-share one pool of processes. After `--seconds` no run is started; the same command resumes.
+with all values of the other axis. The best setting then runs on all samples, with the seeds 0, 1 and 2, in
+`FOLDER/runs`. Runs of all methods share one pool of processes. After `--seconds` no run is started; the same command
+resumes.
 """
 
 from __future__ import annotations
