@@ -145,14 +145,14 @@ if __name__ == "__main__":
     parser.add_argument("config")
     parser.add_argument("folder", type=Path)
     parser.add_argument("overrides", nargs="*")
-    parser.add_argument("--methods", required=True)
+    parser.add_argument("--methods", help="separated by commas; all of the grid without it")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=math.inf)
     arguments = parser.parse_args()
     settings = load(arguments.config, arguments.overrides)
     scores = arguments.folder / "grid.json"
     stored = json.loads(scores.read_text()) if scores.is_file() else {}
-    names = arguments.methods.split(",")
+    names = arguments.methods.split(",") if arguments.methods else list(settings.grid)
     run(
         [Method(name, settings, arguments.folder, stored.get(name, {})) for name in names],
         arguments.jobs,
