@@ -187,6 +187,9 @@ def test_scalability_draws_fedlalr_against_passes_over_the_data():
     ends = sorted(line.get_xdata()[-1] for line in last.get_lines() if len(line.get_xdata()) > 1)
     assert ends == [1.25 * ROUNDS, 2.5 * ROUNDS, 3.75 * ROUNDS]
     assert last.get_xlabel() == "passes over the data"
+    (zoom,) = last.child_axes
+    assert sorted(line.get_xdata()[-1] for line in zoom.get_lines()) == ends
+    assert all(line.get_xdata()[0] > 1.25 * ROUNDS / 2 for line in zoom.get_lines())
 
 
 def test_intervals_are_drawn_in_accuracy_and_both_losses():

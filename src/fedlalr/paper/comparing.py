@@ -89,39 +89,23 @@ def above_most(
     return Check(statement, result.panel.title, measured, outcome, seeds, reading)
 
 
-def falls_less(results: Sequence[PanelCurves], key: str, other: str, reading: str) -> Check:
-    """Whether a curve's largest fall is below another's, by the pairs of runs of all panels together."""
-    mine, theirs = name_in(results[0], key), name_in(results[0], other)
-    statement, where = f"{mine}: {FALL.name} below that of {theirs}", _places(results)
-    if missing := next(filter(None, (_missing(result, [key, other]) for result in results)), ""):
+def drops(result: PanelCurves, key: str, reading: str) -> Check:
+    """Whether a curve drops markedly."""
+    statement, where = f"{name_in(result, key)}: a marked drop", result.panel.title
+    if missing := _missing(result, [key]):
         return Check(statement, where, missing, "not measured", reading=reading)
-    pairs = [gap(FALL.measure, result.lines[key], result.lines[other]) for result in results]
-    one = _together([pair for pair in pairs if pair is not None])
-    if one is None:
-        return Check(statement, where, f"no seed with both {mine} and {theirs}", "not measured", reading=reading)
-    measured, number = described(mine, theirs, one, FALL, lower=True), short(theirs, one, FALL)
-    return Check(statement, where, measured, one.between(high=0.0), one.seeds, reading, number=number)
-
-
-def drops_more(results: Sequence[PanelCurves], key: str, reading: str) -> Check:
-    """Whether a curve drops markedly, by the runs of all panels together."""
-    mine = name_in(results[0], key)
-    statement, where = f"{mine}: a marked drop", _places(results)
-    if missing := next(filter(None, (_missing(result, [key]) for result in results)), ""):
-        return Check(statement, where, missing, "not measured", reading=reading)
-    lines = [result.lines[key] for result in results]
-    falls = [FALL.measure(curves) for curves in lines]
-    one = _together([Gap(fall, np.full_like(fall, MARKED_DROP), c.seeds) for fall, c in zip(falls, lines, strict=True)])
-    assert one is not None  # every line has a seed
-    failed = sum(failure is not None for curves in lines for failure in curves.failures)
-    note = f"; {failed} of {len(one.first)} runs failed" if failed else ""
-    mean, least, most = (FALL.text(float(value)) for value in (one.first.mean(), one.first.min(), one.first.max()))
+    line = result.lines[key]
+    falls = FALL.measure(line)
+    failed = sum(failure is not None for failure in line.failures)
+    note = f"; {failed} of {len(falls)} runs failed" if failed else ""
+    mean, least, most = (FALL.text(float(value)) for value in (falls.mean(), falls.min(), falls.max()))
     measured = f"largest fall {mean}, from {least} to {most}{note}"
-    return Check(statement, where, measured, one.between(0.0), one.seeds, reading)
+    outcome = Gap(falls, np.full_like(falls, MARKED_DROP), line.seeds).between(0.0)
+    return Check(statement, where, measured, outcome, line.seeds, reading)
 
 
 def described(mine: str, other: str, one: Gap, quantity: Quantity, lower: bool = False) -> str:
-    """Both numbers, their difference with its interval, and the number of pairs with that sign."""
+    """Both numbers, their difference with its interval, and the number of seeds with that sign."""
     first, second = (quantity.text(float(values.mean())) for values in (one.first, one.second))
     text = f"{mine} {first}, {other} {second}"
     if np.isfinite(one.mean):
@@ -130,8 +114,7 @@ def described(mine: str, other: str, one: Gap, quantity: Quantity, lower: bool =
     if count == 1:
         return text
     agreeing = int(np.sum(one.differences < 0 if lower else one.differences > 0))
-    what = "seeds" if count == len(one.seeds) else "pairs"
-    return f"{text}, {'below' if lower else 'above'} in {agreeing} of {count} {what}"
+    return f"{text}, {'below' if lower else 'above'} in {agreeing} of {count} seeds"
 
 
 def short(other: str, one: Gap, quantity: Quantity) -> str:
@@ -170,15 +153,3 @@ def _gaps(result: PanelCurves, quantity: Quantity, key: str, rivals: Sequence[st
 def _missing(result: PanelCurves, keys: Sequence[str]) -> str:
     absent = [name_in(result, key) for key in keys if key not in result.lines]
     return f"planned, not run: {', '.join(absent)}" if absent else ""
-
-
-def _together(gaps: Sequence[Gap]) -> Gap | None:
-    """The pairs of several panels as one."""
-    if not gaps:
-        return None
-    seeds = tuple(sorted({seed for one in gaps for seed in one.seeds}))
-    return Gap(np.concatenate([one.first for one in gaps]), np.concatenate([one.second for one in gaps]), seeds)
-
-
-def _places(results: Sequence[PanelCurves]) -> str:
-    return "; ".join(result.panel.title for result in results)

@@ -71,7 +71,7 @@ def layers(results: Sequence[PanelCurves]) -> list[list[PanelCurves]]:
         return [list(results)]
     return [
         [_only(result, set(cast.values()), f"{result.panel.title}\n{reading}") for result in results]
-        for reading, cast in casts(*results)
+        for reading, cast in casts(results[0])
     ]
 
 
@@ -107,38 +107,41 @@ def draw_lines(axes: Axes, result: PanelCurves, looks: Mapping[str, Look], pick:
     if not result.lines:
         say_not_run(axes)
         axes.set_xlim(right=result.panel.lines[0].config.rounds if result.panel.lines else 1)
-    for key, look in looks.items():
-        if key in result.lines:
-            curves = result.lines[key]
-            draw_curve(axes, curves, pick(curves), look, np.arange(1, curves.rounds + 1))
+    for curves, x, look in by_rounds(result, looks):
+        draw_curve(axes, curves, pick(curves), look, x)
     axes.set_xlim(left=0)
 
 
 ZOOM = 0.6
-"""The part of the rounds before the enlarged ones."""
+"""The part of the rounds, or passes, before the enlarged ones."""
 CLOSE = 0.12
 """Curves that end at most this far below the best are enlarged."""
 
 
-def draw_zoom(axes: Axes, result: PanelCurves, looks: Mapping[str, Look], place: Sequence[float]) -> None:
-    """Enlarge the last rounds of the best curves, in a part of the axes given by its left, bottom, width and height."""
-    ends = {key: float(np.nan_to_num(curves.accuracy[:, -1]).mean()) for key, curves in result.lines.items()}
-    close = [key for key in looks if key in ends and ends[key] >= max(ends.values()) - CLOSE]
+def draw_zoom(axes: Axes, lines: Sequence[tuple[Curves, NDArray[Any], Look]], place: Sequence[float]) -> None:
+    """Enlarge the ends of the best of some curves, given with their x and look, in a part of the axes given by its
+    left, bottom, width and height."""
+    ends = [float(np.nan_to_num(curves.accuracy[:, -1]).mean()) for curves, _, _ in lines]
+    close = [line for line, end in zip(lines, ends, strict=True) if end >= max(ends) - CLOSE]
     if len(close) < 2:
         return
     inset = axes.inset_axes((place[0], place[1], place[2], place[3]), zorder=6)
+    first = ZOOM * min(x[-1] for _, x, _ in close)
     seen = []
-    for key in close:
-        curves = result.lines[key]
-        first = int(ZOOM * curves.rounds)
-        shown = replace(curves, accuracy=curves.accuracy[:, first:])
-        mean = shown.accuracy.mean(axis=0)
-        inset.plot(np.arange(first + 1, curves.rounds + 1), mean, **{**looks[key], "linewidth": 0.9})
+    for curves, x, look in close:
+        mean = curves.accuracy[:, x > first].mean(axis=0)
+        inset.plot(x[x > first], mean, **{**look, "linewidth": 0.9})
         seen.append(mean[~np.isnan(mean)])
     inset.set_ylim(float(np.quantile(np.concatenate(seen), 0.02)) - 0.01, float(np.concatenate(seen).max()) + 0.005)
     inset.yaxis.set_major_formatter(percent)
     inset.tick_params(labelsize=5, length=1.5, pad=1)
     inset.set_facecolor("white")
+
+
+def by_rounds(result: PanelCurves, looks: Mapping[str, Look]) -> list[tuple[Curves, NDArray[Any], Look]]:
+    """The curves of a panel with their rounds, for `draw_zoom`."""
+    found = [(result.lines[key], look) for key, look in looks.items() if key in result.lines]
+    return [(curves, np.arange(1, curves.rounds + 1), look) for curves, look in found]
 
 
 def say_not_run(axes: Axes) -> None:

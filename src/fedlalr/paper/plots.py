@@ -15,6 +15,7 @@ from fedlalr.federation.trajectory import QUANTILES, V_HAT_SQUARED, TrajectoryPo
 from fedlalr.paper.curves import PanelCurves
 from fedlalr.paper.line_drawing import (
     Look,
+    by_rounds,
     draw_curve,
     draw_lines,
     draw_zoom,
@@ -118,7 +119,7 @@ def variants_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Fig
         most = max((float(np.nanmax(curves.uploaded)) for curves in result.lines.values()), default=0.0)
         name, unit = ("GB", 1e9) if most > 1e9 else ("MB", 1e6)
         draw_lines(row[0], result, looks, lambda curves: curves.accuracy)
-        draw_zoom(row[0], result, looks, (0.45, 0.12, 0.53, 0.5))
+        draw_zoom(row[0], by_rounds(result, looks), (0.45, 0.12, 0.53, 0.5))
         if not result.lines:
             say_not_run(row[1])
         for key, curves in result.lines.items():
@@ -211,21 +212,20 @@ def _accuracy_panel(axes: Axes, result: PanelCurves) -> None:
     axes.set_title(result.panel.title)
     draw_lines(axes, result, method_looks(result), lambda curves: curves.accuracy)
     axes.yaxis.set_major_formatter(percent)
-    draw_zoom(axes, result, method_looks(result), (0.5, 0.24, 0.5, 0.34))
+    draw_zoom(axes, by_rounds(result, method_looks(result)), (0.5, 0.24, 0.5, 0.34))
 
 
 def _cohorts_panel(axes: Axes, group: str, results: Sequence[PanelCurves]) -> None:
     """FedLALR with every cohort, against passes over the data."""
     axes.set_title(f"FedLALR on {group}")
-    looks = shades_of("fedlalr", len(results))
-    for i, result in enumerate(results):
+    lines = []
+    for result, look in zip(results, shades_of("fedlalr", len(results)), strict=True):
         curves = result.lines.get("fedlalr")
-        if curves is None:
-            continue
-        look = looks[i]
-        x = curves.passes * np.arange(1, curves.rounds + 1)
-        draw_curve(axes, curves, curves.accuracy, look, x)
-        axes.plot([], [], label=result.panel.short, **look)
+        if curves is not None:
+            lines.append((curves, curves.passes * np.arange(1, curves.rounds + 1), look))
+            draw_curve(axes, curves, curves.accuracy, look, lines[-1][1])
+            axes.plot([], [], label=result.panel.short, **look)
+    draw_zoom(axes, lines, (0.25, 0.12, 0.46, 0.5))
     axes.yaxis.set_major_formatter(percent)
     axes.set_xlim(left=0)
     axes.legend(loc="lower right", frameon=False, fontsize=6.5, handlelength=1.8)
