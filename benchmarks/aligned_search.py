@@ -155,12 +155,14 @@ def final(run_dir: Path, overrides: list[str]) -> None:
 
 
 def table(path: Path) -> None:
-    """The trials as a Markdown table."""
-    print("| setting | round 20 | round 40 | last ten | mean of 10 models |\n|---|---|---|---|---|")
+    """The trials as a Markdown table; trials of fewer than 100 rounds have no end."""
+    print("| | round 20 | round 30 | last ten of 100 | mean of the last ten models |\n|---|---|---|---|---|")
     for line in path.read_text().splitlines():
         found = json.loads(line)
-        numbers = [found["curve"]["20"], found["curve"]["40"], found["score"], found["means"]["10"]]
-        print(f"| {found['setting']} | {' | '.join(f'{100 * number:.1f}' for number in numbers)} |")
+        whole = len(found["curve"]) == 100
+        ends = [found["score"], found["means"]["10"]] if whole else []
+        numbers = [f"{100 * number:.1f}" for number in (found["curve"]["20"], found["curve"]["30"], *ends)]
+        print(f"| {' | '.join([found['setting'], *numbers, *['–'] * (4 - len(numbers))])} |")
 
 
 def main() -> None:
