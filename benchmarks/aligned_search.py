@@ -5,7 +5,7 @@
     python benchmarks/aligned_search.py final RUN_DIR algorithm=alignedlalr algorithm.lr=1e-3 …
 
 The job is the paper's (50 of 100 clients, Dirichlet 0.6, 5 local epochs in batches of 50, 100 rounds) with a ConvMixer
-of patch 4, width 192 and depth 6, which takes a tenth of the time, so that every setting trains for all 100 rounds: a
+of patch 4, width 192 and depth 6, which takes a sixth of the time, so that every setting trains for all 100 rounds: a
 short trial favours settings that rise fast. A fifth of the training images is held out. The score of a setting is the
 mean accuracy over the last ten rounds, with one seed. The setting with the best score then runs with the preset's
 ConvMixer on all images (`final`). Both also evaluate the mean of the last global models, which costs nothing.
