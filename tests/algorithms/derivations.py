@@ -69,13 +69,14 @@ def fedlada(beta1: float, beta2: float, a: float) -> Method:
 def aligned_lalr(
     beta1: float, beta2: float, eps: float, gamma: float, kappa: float, second_moment: str, corrected: bool = False
 ) -> Method:
-    """Restarted AMSGrad from max(ε², κ v̂); in a round every client also repeats γ of the server's last change."""
+    """Restarted AMSGrad from v̂, of which the server keeps κ in every round, at least ε²; in a round every client also
+    repeats γ of the server's last change."""
 
     def play(server: State, kept: Kept, r: Round) -> State:
         xs, v_hats = [], []
         for client in r.clients:
             x, m = server["x"], np.zeros_like(server["x"])
-            v = v_hat = np.maximum(eps**2, kappa * server["v_hat"])
+            v = v_hat = server["v_hat"]
             for k, oracle in enumerate(client.oracles, start=1):
                 g = oracle(x)
                 m = beta1 * m + (1 - beta1) * g
@@ -90,7 +91,7 @@ def aligned_lalr(
             xs.append(x)
             v_hats.append(v_hat)
         v_hat = np.max(v_hats, axis=0) if second_moment == "max" else r.mean(v_hats)
-        after = {"x": r.mean(xs), "v_hat": v_hat}
+        after = {"x": r.mean(xs), "v_hat": np.maximum(eps**2, kappa * v_hat)}
         return after | {"d": r.mean(xs) - server["x"]} if gamma else after
 
     return play

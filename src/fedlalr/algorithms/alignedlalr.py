@@ -3,7 +3,7 @@
     server:  v̂ = ε², d = 0                                                     # init
     for round t = 1, 2, …:
         each client i of the cohort S:
-            x_i = x,  m_i = 0,  v_i = v̂_i = max(ε², κ v̂)                       # start
+            x_i = x,  m_i = 0,  v_i = v̂_i = v̂                                  # start
             for k = 1 … K_i, with a fresh mini-batch gradient g:               # step
                 m_i = β1 m_i + (1 − β1) g
                 v_i = β2 v_i + (1 − β2) g²
@@ -11,11 +11,12 @@
                 x_i = x_i − α_t m_i / √v̂_i + (γ / K_i) d
             send x_i, v̂_i                                                      # finish
         d = mean x_i − x                                                       # update
-        x = mean x_i,  v̂ = max (or mean) v̂_i  over S
+        x = mean x_i,  v̂ = max(ε², κ max (or mean) v̂_i)  over S
 
 `align` is γ: over a round every client repeats γ of the server's last change, so that d is a momentum across rounds.
-`keep` is κ: with κ < 1, v̂ forgets old gradients, and a reply may lie below the broadcast. With γ = 0, d is neither
-stored nor sent; with γ = 0 and κ = 1 the method is FedLALR with `momentum="restart"`, to the bit.
+`keep` is κ: with κ < 1, v̂ forgets old gradients. The server shrinks it, so a reply still never lies below the
+broadcast. With γ = 0, d is neither stored nor sent; with γ = 0 and κ = 1 the method is FedLALR with
+`momentum="restart"`, to the bit.
 
 `bias_correction` multiplies the rate of local step k by √(1 − β2^k) / (1 − β1^k) and adds ε to √v̂, as in FedLALR.
 
@@ -69,7 +70,7 @@ class AlignedLALR:
         return SlotTable(
             down=("x", "v_hat", "d") if self.align else ("x", "v_hat"),
             up={"x": "mean", "v_hat": self.second_moment},
-            grows=("v_hat",) if self.keep == 1 else (),
+            grows=("v_hat",),
         )
 
     def init(self, params: Tensor) -> Slots:
@@ -77,8 +78,7 @@ class AlignedLALR:
         return state.only(*self.slots.down)
 
     def start(self, broadcast: Slots, kept: Slots) -> Slots:
-        v_hat = (self.keep * broadcast.v_hat).clamp(min=self.eps**2)
-        return Slots(x=broadcast.x, m=torch.zeros_like(broadcast.x), v=v_hat, v_hat=v_hat)
+        return Slots(x=broadcast.x, m=torch.zeros_like(broadcast.x), v=broadcast.v_hat, v_hat=broadcast.v_hat)
 
     def step(self, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:
         beta1, beta2 = self.betas
@@ -97,4 +97,5 @@ class AlignedLALR:
         return client.only("x", "v_hat"), Slots()
 
     def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
-        return reduced.replace(d=reduced.x - server.x) if self.align else reduced
+        after = reduced.replace(v_hat=(self.keep * reduced.v_hat).clamp(min=self.eps**2))
+        return after.replace(d=reduced.x - server.x) if self.align else after

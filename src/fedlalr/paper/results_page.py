@@ -54,7 +54,12 @@ FAMILIES = (
         "paper-buffers-recalibrate-dtype-bfloat16/runs/cifar10-dirichlet0.6-50of100",
         0.75,
     ),
-    Family("LSTM, Shakespeare by role", f"{_PRINTED}/shakespeare-natural-10of100", 0.40),
+    Family(
+        "LSTM, Shakespeare by role",
+        f"{_PRINTED}/shakespeare-natural-10of100",
+        0.40,
+        "FedLALR `smallest`: a twelfth of the bytes up, [−0.1 points](../compression.md#lstm-on-shakespeare), one seed",
+    ),
     Family(
         "GPT, Shakespeare by role",
         "gpt/runs",

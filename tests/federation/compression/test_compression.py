@@ -35,6 +35,7 @@ BEST = fl.FedLALR(momentum="restart", second_moment="max")
 SETTINGS = {"rounds": 3, "local": fl.Steps(3), "batch_size": 4, "clients_per_round": 4, "seed": 5}
 VARIANTS: dict[str, fl.Algorithm] = {name: make() for name, make in ALGORITHMS.items()} | {
     "restart max": BEST,
+    "alignedlalr keep": fl.AlignedLALR(keep=0.5),
     "lafedopt joint": fl.LAFedOpt(correction="joint"),
     "mimelite adam": fl.MimeLite(base="adam"),
 }
@@ -89,7 +90,8 @@ class Constant:
         return reduced
 
 
-WITH_SHORT_FORM = [(name, "balanced") for name in VARIANTS] + [("restart max", "smallest"), ("scaffold", "smallest")]
+WITH_SHORT_FORM = [(name, "balanced") for name in VARIANTS]
+WITH_SHORT_FORM += [(name, "smallest") for name in ("restart max", "alignedlalr keep", "scaffold")]
 
 
 @pytest.mark.parametrize(("name", "short"), WITH_SHORT_FORM)
@@ -115,7 +117,8 @@ def test_a_short_form_keeps_the_small_numbers_of_what_a_method_divides_by(name):
         assert not any(isinstance(codecs.get(slot), Int) for slot in relative for codecs in (chosen.up, chosen.down))
 
 
-def test_bytes_a_parameter_of_fedlalr():
+@pytest.mark.parametrize("method", [BEST, fl.AlignedLALR(align=0.0, keep=0.5)], ids=["fedlalr", "alignedlalr"])
+def test_bytes_a_parameter_of_fedlalr(method):
     torch.manual_seed(0)
     model = torch.nn.Linear(100, 100)
     clients = [(torch.randn(4, 100), torch.randint(0, 100, (4,))) for _ in range(2)]
@@ -123,10 +126,10 @@ def test_bytes_a_parameter_of_fedlalr():
     options: dict[str, Any] = {"clients_per_round": 2, "rounds": rounds, "model": model, "clients": clients}
     most = {"balanced": (1.55, 3.1), "smallest": (0.9, 2.1)}
     for short, (up, down) in most.items():
-        result = run(compression=short, **options)
+        result = run(method, compression=short, **options)
         assert result.bytes_up / parameters / 2 / rounds <= up
         assert result.bytes_down / parameters / 2 / rounds <= down
-    result = run(**options)
+    result = run(method, **options)
     assert result.bytes_up == result.bytes_down == 8 * parameters * 2 * rounds
 
 
