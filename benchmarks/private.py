@@ -22,43 +22,53 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from numpy.typing import NDArray
+from torch import nn
 
 import fedlalr as fl
-from fedlalr.data.transforms import STATISTICS, Normalize
 
 TUNING_SEEDS = (1000, 1001, 1002, 1003)
 """All settings are tried with the first, the `FINALISTS` best of a method with all: one seed would choose by luck."""
 FINALISTS = 5
 Point = dict[str, float]
+Job = tuple[str, Point, int]
+"""Method, setting, seed."""
 
 
 @dataclass(frozen=True)
 class Problem:
     """A data set, its clients, and how long they train."""
 
+    data: str
     model: Callable[[], nn.Module]
     clients: int
     cohort: int
     rounds: int
     steps: int
     batch: int
-    per_owner: int | None = None
-    """Samples of each owner, such as a role of Shakespeare, that are used; they are divided over several clients."""
 
 
 PROBLEMS = {
-    "digits": Problem(lambda: fl.models.MLP(64, 32, 10), clients=480, cohort=96, rounds=100, steps=5, batch=4),
-    "cifar10": Problem(lambda: fl.models.CNN(10, 3, 32), clients=5000, cohort=250, rounds=200, steps=5, batch=10),
-    "shakespeare": Problem(fl.models.CharLSTM, 3960, cohort=200, rounds=200, steps=5, batch=10, per_owner=400),
+    "digits": Problem("digits", lambda: fl.models.MLP(64, 32, 10), 480, cohort=96, rounds=100, steps=5, batch=4),
+    "cifar10": Problem("cifar10", lambda: fl.models.CNN(10, 3, 32), 10_000, cohort=400, rounds=100, steps=5, batch=5),
+    "cifar10-vit": Problem(
+        "cifar10", lambda: fl.models.ViT(dim=32, layers=2, heads=2), 10_000, cohort=400, rounds=100, steps=5, batch=5
+    ),
+    "shakespeare": Problem(
+        "shakespeare", lambda: fl.models.GPT(80, 80, 32, 2, 2), 10_673, cohort=400, rounds=100, steps=5, batch=4
+    ),
 }
+WINDOWS = 4
+"""Consecutive windows of 80 characters that a client of Shakespeare has, all from one role."""
 _SGD = {"lr": (0.01, 0.03, 0.1, 0.3, 1.0), "server_lr": (0.003, 0.01, 0.03, 0.1), "clip": (0.1, 0.3, 1.0)}
 _LALR = {"lr": (0.001, 0.003, 0.01, 0.03, 0.1), "eps": (0.01, 0.1, 1.0), "clip": (0.3, 1.0, 3.0, 10.0)}
 GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
@@ -93,9 +103,7 @@ def method(name: str, point: Point, noise: float, problem: Problem) -> tuple[fl.
     return fl.FedLALR(lr=lr, eps=eps), fl.Privacy(**base, units=units, scaled="scaled" in name)
 
 
-def run(
-    name: str, point: Point, seed: int, arrays: dict[str, Tensor], arguments: argparse.Namespace, *, tuning: bool
-) -> dict[str, Any]:
+def run(name: str, point: Point, seed: int, arguments: argparse.Namespace, *, tuning: bool) -> dict[str, Any]:
     """One run as a row: the mean accuracy after its last five rounds."""
     problem = PROBLEMS[arguments.problem]
     algorithm, privacy = method(name, point, arguments.noise, problem)
@@ -104,7 +112,7 @@ def run(
     try:
         result = fl.run(
             problem.model(),
-            population(arguments.problem, arrays, tuning=tuning),
+            population(problem, tuning=tuning),
             algorithm,
             rounds=arguments.rounds or problem.rounds,
             clients_per_round=problem.cohort,
@@ -120,49 +128,41 @@ def run(
     return row | {"accuracy": statistics.mean(last), "seconds": sum(record.seconds for record in result.history)}
 
 
-def population(name: str, arrays: dict[str, Tensor], *, tuning: bool) -> fl.data.Population:
+def population(problem: Problem, *, tuning: bool) -> fl.data.Population:
     """The clients; for tuning, the last fifth of a shuffled training set is held out and replaces the test set."""
-    inputs, tested = arrays["inputs"], arrays["test_inputs"]
-    if name not in STATISTICS:  # characters, which the model looks up
-        inputs, tested = inputs.long(), tested.long()
-    targets, problem = arrays["targets"].long(), PROBLEMS[name]
+    whole = loaded(problem.data)
+    inputs, targets = whole.inputs, whole.targets
     order = np.random.default_rng(0).permutation(len(targets))
     cut = len(order) * 4 // 5 if tuning else len(order)
     train, held_out = np.sort(order[:cut]), torch.from_numpy(np.sort(order[cut:]))
-    if "owners" in arrays:
-        parts = problem.clients // int(arrays["owners"].max() + 1)
-        owners = arrays["owners"].numpy()[train] * parts + np.random.default_rng(1).integers(0, parts, len(train))
-        dealt = fl.data.partition(targets.numpy()[train], None, "natural", ids=owners)
+    if problem.data == "shakespeare":
+        dealt = fl.data.partition(targets[:, -1].numpy()[train], None, "natural", ids=pieces(whole.partition)[train])
     else:
         dealt = fl.data.partition(targets.numpy()[train], problem.clients, "dirichlet", 0.3)
-    test = (inputs[held_out], targets[held_out]) if tuning else (tested, arrays["test_targets"].long())
-    transform = Normalize(*STATISTICS[name]) if name in STATISTICS else None
+    test = (inputs[held_out], targets[held_out]) if tuning else whole.test
+    tested = slice(None, None, max(1, len(test[1]) // (2_000 if tuning else 10_000)))
     dealt = fl.data.Partition(train[dealt.indices], dealt.offsets)
-    return fl.data.Population(inputs, targets, dealt, transform=transform, test=test, name=name)
+    return fl.data.Population(
+        inputs, targets, dealt, transform=whole.transform, test=(test[0][tested], test[1][tested]), name=problem.data
+    )
 
 
-def load(name: str, file: str | None) -> dict[str, Tensor]:
-    """The samples, from a file or from the library's own sources."""
-    if file is not None:
-        return load_file(file)
-    whole = fl.data.load(name, clients=None if name == "shakespeare" else 2, scheme=_scheme(name), augment=False)
-    limit, rows = PROBLEMS[name].per_owner, torch.arange(len(whole.targets))
-    arrays = {}
-    if limit is not None:
-        several = [torch.from_numpy(whole.partition[client][:limit]) for client in range(len(whole))]
-        rows = torch.cat(several)
-        arrays["owners"] = torch.arange(len(several)).repeat_interleave(torch.tensor([len(each) for each in several]))
-    test = torch.arange(len(whole.test[1]))[:: max(1, len(whole.test[1]) // 10_000)]
-    return arrays | {
-        "inputs": whole.inputs[rows].to(torch.uint8),
-        "targets": whole.targets[rows].to(torch.uint8),
-        "test_inputs": whole.test[0][test].to(torch.uint8),
-        "test_targets": whole.test[1][test].to(torch.uint8),
-    }
+@cache
+def loaded(name: str) -> fl.data.Population:
+    """All samples; windows of Shakespeare by role."""
+    if name == "shakespeare":
+        return fl.data.load(name, clients=None, scheme="natural", sequence=True, train=None, test=None)
+    return fl.data.load(name, clients=2, scheme="iid", augment=False)
 
 
-def _scheme(name: str) -> str:
-    return "natural" if name == "shakespeare" else "iid"
+def pieces(roles: fl.data.Partition) -> NDArray[np.int64]:
+    """The client of each window: `WINDOWS` consecutive windows of a role are one client, the last may have fewer."""
+    counts = -(-roles.sizes // WINDOWS)
+    ends = np.cumsum(counts)
+    found = np.empty(len(roles.indices), np.int64)
+    for role, (end, count) in enumerate(zip(ends, counts, strict=True)):
+        found[roles[role]] = end - count + np.arange(roles.sizes[role]) // WINDOWS
+    return found
 
 
 def points(name: str) -> Iterator[Point]:
@@ -173,21 +173,25 @@ def points(name: str) -> Iterator[Point]:
 
 
 def tune(arguments: argparse.Namespace) -> None:
-    arrays = load(arguments.problem, arguments.arrays)
+    """Every setting with the first seed, then the best of each method with the others."""
+    jobs = [(name, point, TUNING_SEEDS[0]) for name in arguments.methods for point in points(name)]
+    rows = printed(jobs, arguments, tuning=True)
+    again = []
     for name in arguments.methods:
-        rows = []
-        for point in points(name):
-            rows.append(run(name, point, TUNING_SEEDS[0], arrays, arguments, tuning=True))
+        best = sorted((row for row in rows if row["method"] == name), key=lambda row: -row["accuracy"])[:FINALISTS]
+        found = [{option: row[option] for option in GRIDS[name]} for row in best]
+        again += [(name, point, seed) for point in found for seed in TUNING_SEEDS[1:]]
+    printed(again, arguments, tuning=True)
+
+
+def printed(jobs: list[Job], arguments: argparse.Namespace, *, tuning: bool) -> list[dict[str, Any]]:
+    """The rows of all jobs, printed as they end; several processes keep a GPU busy, which one small model does not."""
+    rows = []
+    with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as pool:
+        for ended in as_completed([pool.submit(run, *job, arguments, tuning=tuning) for job in jobs]):
+            rows.append(ended.result())
             print(json.dumps(rows[-1]), flush=True)
-        try_again(name, rows, arrays, arguments)
-
-
-def try_again(name: str, rows: list[dict[str, Any]], arrays: dict[str, Tensor], arguments: argparse.Namespace) -> None:
-    """Print the runs of a method's best settings with the other seeds."""
-    for row in sorted(rows, key=lambda row: -row["accuracy"])[:FINALISTS]:
-        point = {option: row[option] for option in GRIDS[name]}
-        for seed in TUNING_SEEDS[1:]:
-            print(json.dumps(run(name, point, seed, arrays, arguments, tuning=True)), flush=True)
+    return rows
 
 
 def chosen(name: str, rows: list[dict[str, Any]]) -> Point:
@@ -201,12 +205,12 @@ def chosen(name: str, rows: list[dict[str, Any]]) -> Point:
 
 
 def final(arguments: argparse.Namespace) -> None:
-    arrays = load(arguments.problem, arguments.arrays)
     tuned = [json.loads(line) for line in Path(arguments.tuned).read_text().splitlines()]
+    jobs = []
     for name in arguments.methods:
         point = chosen(name, [r for r in tuned if (r["method"], r["problem"]) == (name, arguments.problem)])
-        for seed in range(arguments.seeds):
-            print(json.dumps(run(name, point, seed, arrays, arguments, tuning=False)), flush=True)
+        jobs += [(name, point, seed) for seed in range(arguments.seeds)]
+    printed(jobs, arguments, tuning=False)
 
 
 def table(arguments: argparse.Namespace) -> None:
@@ -298,9 +302,9 @@ def main() -> None:
         one.add_argument("problem", choices=PROBLEMS)
         one.add_argument("--rounds", type=int)
         one.add_argument("--device", default="auto")
-        one.add_argument("--arrays", help="a file written by the command arrays")
         if command in (tune, final):
             one.add_argument("--noise", type=float, required=True)
+            one.add_argument("--processes", type=int, default=1, help="runs side by side")
             one.add_argument("--methods", nargs="+", choices=GRIDS, default=list(GRIDS))
         if command is final:
             one.add_argument("--tuned", required=True)
@@ -311,10 +315,6 @@ def main() -> None:
     shown = commands.add_parser("table")
     shown.add_argument("files", nargs="+")
     shown.set_defaults(command=table)
-    written = commands.add_parser("arrays")
-    written.add_argument("problem", choices=PROBLEMS)
-    written.add_argument("file")
-    written.set_defaults(command=lambda given: save_file(load(given.problem, None), given.file))
     arguments = parser.parse_args()
     arguments.command(arguments)
 
