@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 import fedlalr as fl
+import gpu_run
 
 TUNING_SEEDS = (1000, 1001, 1002, 1003)
 """All settings are tried with the first, the `FINALISTS` best of a method with all: one seed would choose by luck."""
@@ -256,41 +257,57 @@ class Clock(fl.Observer):
         self.times: list[tuple[float, float]] = []
 
     def on_round(self, record: fl.Record) -> None:
+        gpu_run.synchronise()
         self.times.append((time.perf_counter(), time.process_time()))
 
     def rounds(self) -> list[tuple[float, float]]:
-        """Of every round after the first few."""
-        return [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(self.times[3:])]
+        """Of every round after the first two."""
+        return [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(self.times[1:])]
+
+
+_JOINT = fl.Privacy(clip=1.0, noise_multiplier=1.0, units={"m": 0.1, "v_hat": 1e-2})
+FORMS = {
+    "plain": None,
+    "private": _JOINT,
+    "scaled": replace(_JOINT, scaled=True),
+    "server": replace(_JOINT, units={}, second_moment="server"),
+}
+"""Of FedLALR, whose cost is measured; ε is not computed."""
+
+
+def cost_job(name: str, device: str) -> tuple[nn.Module, fl.data.Population, fl.FedLALR, dict[str, Any]]:
+    """Model, clients, method and options of a round in which as many clients as in a cohort take part."""
+    if name == "paper":
+        model, whole, algorithm, options = gpu_run.paper(gpu_run.images(None), device, gpu_run.Laps())
+        cohort = options.pop("clients_per_round")
+    else:
+        problem = PROBLEMS[name]
+        torch.manual_seed(0)
+        model, whole, cohort = problem.model(), population(problem, tuning=False), problem.cohort
+        algorithm, options = fl.FedLALR(lr=1e-3, eps=1e-2), {"local": fl.Steps(problem.steps)}
+        options["batch_size"] = problem.batch
+    some = whole.partition.offsets[: cohort + 1]
+    part = fl.data.Partition(whole.partition.indices[: some[-1]], some)
+    return model, fl.data.Population(whole.inputs, whole.targets, part, transform=whole.transform), algorithm, options
 
 
 def cost(arguments: argparse.Namespace) -> None:
-    """The median round of plain and private runs in turn. As many clients as in a cohort take part in every round."""
-    problem = PROBLEMS[arguments.problem]
-    whole = population(arguments.problem, load(arguments.problem, arguments.arrays), tuning=False)
-    some = whole.partition.offsets[: problem.cohort + 1]
-    part = fl.data.Partition(whole.partition.indices[: some[-1]], some)
-    clients = fl.data.Population(whole.inputs, whole.targets, part, transform=whole.transform, name=arguments.problem)
-    private = fl.Privacy(clip=1.0, noise_multiplier=1.0, units={"m": 0.1, "v_hat": 1e-2})
-    clocks: dict[str, list[tuple[float, float]]] = {"plain": [], "private": []}
-    for _ in range(3):
-        for name, privacy in (("plain", None), ("private", private)):
-            torch.manual_seed(0)
-            clock = Clock()
-            fl.run(
-                problem.model(),
-                clients,
-                fl.FedLALR(lr=1e-3, eps=1e-2),
-                rounds=arguments.rounds or 20,
-                local=fl.Steps(problem.steps),
-                batch_size=problem.batch,
-                privacy=privacy,
-                device=arguments.device,
-                observers=[clock],
-            )
-            clocks[name] += clock.rounds()
+    """The median round of plain and private runs in turn."""
+    clocks: dict[str, list[tuple[float, float]]] = {form: [] for form in FORMS}
+    for form, privacy in itertools.chain.from_iterable([FORMS.items()] * 3):
+        model, clients, algorithm, options = cost_job(arguments.problem, arguments.device)
+        if privacy is not None:
+            options |= {"privacy": privacy, "buffers": "local"}
+        if form == "server":
+            algorithm = replace(algorithm, momentum="restart")
+        clock = Clock()
+        rounds = arguments.rounds or 20
+        fl.run(model, clients, algorithm, rounds=rounds, device=arguments.device, observers=[clock], **options)
+        clocks[form] += clock.rounds()
     for place, kind in enumerate(("wall", "processor")):
-        plain, noised = (statistics.median(each[place] for each in times) for times in clocks.values())
-        print(json.dumps({"time": kind, "plain_s": plain, "private_s": noised, "more": noised / plain - 1}))
+        medians = {form: statistics.median(each[place] for each in times) for form, times in clocks.items()}
+        for form, seconds in medians.items():
+            print(json.dumps({"form": form, kind: seconds, "more": seconds / medians["plain"] - 1}))
 
 
 def main() -> None:
@@ -299,7 +316,7 @@ def main() -> None:
     for command in (solve, tune, final, cost):
         one = commands.add_parser(command.__name__)
         one.set_defaults(command=command)
-        one.add_argument("problem", choices=PROBLEMS)
+        one.add_argument("problem", choices=[*PROBLEMS, "paper"] if command is cost else PROBLEMS)
         one.add_argument("--rounds", type=int)
         one.add_argument("--device", default="auto")
         if command in (tune, final):
