@@ -38,8 +38,7 @@ import fedlalr as fl
 import gpu_run
 
 TUNING_SEEDS = (1000, 1001, 1002, 1003)
-"""All settings are tried with the first, the `FINALISTS` best of a method with all: one seed would choose by luck."""
-FINALISTS = 5
+"""All settings are tried with the first."""
 Point = dict[str, float]
 Job = tuple[str, Point, int]
 """Method, setting, seed."""
@@ -56,13 +55,31 @@ class Problem:
     rounds: int
     steps: int
     batch: int
+    finalists: int = 2
+    """The best settings of a method, which are tried again: one seed would choose by luck."""
+    seeds: int = 3
+    """The tuning seeds that finalists are tried with."""
+    beta2: float = 0.9
+    """Of FedLALR. Five local steps are too few for an average over two hundred."""
+    adam_eps: float = 1e-4
 
 
 PROBLEMS = {
-    "digits": Problem("digits", lambda: fl.models.MLP(64, 32, 10), 480, cohort=96, rounds=100, steps=5, batch=4),
-    "cifar10": Problem("cifar10", lambda: fl.models.CNN(10, 3, 32), 10_000, cohort=400, rounds=100, steps=5, batch=5),
-    "cifar10-vit": Problem(
-        "cifar10", lambda: fl.models.ViT(dim=32, layers=2, heads=2), 10_000, cohort=400, rounds=100, steps=5, batch=5
+    "digits": Problem(
+        "digits",
+        lambda: fl.models.MLP(64, 32, 10),
+        clients=480,
+        cohort=96,
+        rounds=100,
+        steps=5,
+        batch=4,
+        finalists=5,
+        seeds=4,
+        beta2=0.995,
+        adam_eps=1e-3,
+    ),
+    "cifar10": Problem(
+        "cifar10", lambda: fl.models.CNN(10, 3, 32), 10_000, cohort=400, rounds=100, steps=5, batch=5, seeds=1
     ),
     "shakespeare": Problem(
         "shakespeare", lambda: fl.models.GPT(80, 80, 32, 2, 2), 10_673, cohort=400, rounds=100, steps=5, batch=4
@@ -72,18 +89,30 @@ WINDOWS = 4
 """Consecutive windows of 80 characters that a client of Shakespeare has, all from one role."""
 _SGD = {"lr": (0.01, 0.03, 0.1, 0.3, 1.0), "server_lr": (0.003, 0.01, 0.03, 0.1), "clip": (0.1, 0.3, 1.0)}
 _LALR = {"lr": (0.001, 0.003, 0.01, 0.03, 0.1), "eps": (0.01, 0.1, 1.0), "clip": (0.3, 1.0, 3.0, 10.0)}
-GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
-    "fedavg": {
-        "lr": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
-        "clip": (0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+GRIDS: dict[str, dict[str, dict[str, tuple[float, ...]]]] = {
+    "digits": {
+        "fedavg": {
+            "lr": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
+            "clip": (0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+        },
+        "fedadam": _SGD,
+        "fedadam, scaled": _SGD,
+        "fedlalr": _LALR,
+        "fedlalr, scaled": _LALR,
+        "fedlalr, server": _LALR,
     },
-    "fedadam": _SGD,
-    "fedadam, scaled": _SGD,
-    "fedlalr": _LALR,
-    "fedlalr, scaled": _LALR,
-    "fedlalr, server": _LALR,
+    "cifar10": {
+        "fedavg": {"lr": (0.05, 0.1, 0.2, 0.4), "clip": (0.5, 1.0, 2.0, 4.0)},
+        "fedadam": {"lr": (0.01, 0.03, 0.1), "server_lr": (0.0015, 0.004, 0.01), "clip": (0.1, 0.3, 1.0)},
+        "fedlalr, server": {"lr": (0.03, 0.1, 0.3), "eps": (0.03, 0.1, 0.3), "clip": (1.0, 2.0, 4.0)},
+    },
+    "shakespeare": {
+        "fedavg": {"lr": (0.1, 0.2, 0.4, 0.8), "clip": (0.2, 0.35, 0.6, 1.0)},
+        "fedadam": {"lr": (0.1, 0.3, 0.6), "server_lr": (0.003, 0.006, 0.015), "clip": (0.1, 0.3, 1.0)},
+        "fedlalr, server": {"lr": (0.005, 0.01, 0.02), "eps": (3e-4, 1e-3, 3e-3), "clip": (0.5, 1.0, 2.0)},
+    },
 }
-"""60 settings of each method."""
+"""Digits: all combinations, 60 of each method. The others: a cross, 7 of each method; see `points`."""
 
 
 def method(name: str, point: Point, noise: float, problem: Problem) -> tuple[fl.Algorithm, fl.Privacy]:
@@ -93,19 +122,21 @@ def method(name: str, point: Point, noise: float, problem: Problem) -> tuple[fl.
     if name == "fedavg":
         return fl.FedAvg(lr=point["lr"]), fl.Privacy(**base)
     if name.startswith("fedadam"):
-        algorithm = fl.FedAdam(lr=point["lr"], server_lr=point["server_lr"], eps=1e-3)
-        return algorithm, fl.Privacy(**base, scaled="scaled" in name)
+        adam = fl.FedAdam(lr=point["lr"], server_lr=point["server_lr"], eps=problem.adam_eps)
+        return adam, fl.Privacy(**base, scaled="scaled" in name)
     lr, eps = point["lr"], point["eps"]
+    algorithm = fl.FedLALR(lr=lr, eps=eps, betas=(0.9, problem.beta2))
     if name == "fedlalr, server":
-        restarted = fl.FedLALR(lr=lr, eps=eps, momentum="restart")
-        return restarted, fl.Privacy(**base, second_moment="server")
+        return replace(algorithm, momentum="restart"), fl.Privacy(**base, second_moment="server")
     length = lr * problem.steps
     units = {"m": eps / length, "v_hat": eps**2 / length}
-    return fl.FedLALR(lr=lr, eps=eps), fl.Privacy(**base, units=units, scaled="scaled" in name)
+    return algorithm, fl.Privacy(**base, units=units, scaled="scaled" in name)
 
 
-def run(name: str, point: Point, seed: int, arguments: argparse.Namespace, *, tuning: bool) -> dict[str, Any]:
-    """One run as a row: the mean accuracy after its last five rounds."""
+def run(name: str, point: Point, seed: int, arguments: argparse.Namespace, *, tuning: bool) -> dict[str, Any] | None:
+    """One run as a row: the mean accuracy after its last five rounds. None if the time is up."""
+    if time.time() > arguments.began + arguments.limit:
+        return None
     problem = PROBLEMS[arguments.problem]
     algorithm, privacy = method(name, point, arguments.noise, problem)
     torch.manual_seed(seed)
@@ -122,6 +153,7 @@ def run(name: str, point: Point, seed: int, arguments: argparse.Namespace, *, tu
             privacy=privacy,
             seed=seed,
             device=arguments.device,
+            dtype=arguments.dtype,
         )
     except fl.RoundFailed as failed:  # a rate that is too large, which is a result of tuning
         return row | {"accuracy": 0.0, "failed": str(failed)}
@@ -166,23 +198,31 @@ def pieces(roles: fl.data.Partition) -> NDArray[np.int64]:
     return found
 
 
-def points(name: str) -> Iterator[Point]:
-    """Every setting of a method's grid."""
-    grid = GRIDS[name]
+def points(problem: str, name: str) -> Iterator[Point]:
+    """The settings of a method: every combination, or the middle ones with one option at a time changed."""
+    grid = GRIDS[problem][name]
+    middle = {option: values[len(values) // 2] for option, values in grid.items()}
     for values in itertools.product(*grid.values()):
-        yield dict(zip(grid, values, strict=True))
+        point = dict(zip(grid, values, strict=True))
+        if problem == "digits" or sum(point[option] != middle[option] for option in grid) <= 1:
+            yield point
 
 
 def tune(arguments: argparse.Namespace) -> None:
     """Every setting with the first seed, then the best of each method with the others."""
-    jobs = [(name, point, TUNING_SEEDS[0]) for name in arguments.methods for point in points(name)]
+    problem, names = PROBLEMS[arguments.problem], methods(arguments)
+    jobs = [(name, point, TUNING_SEEDS[0]) for name in names for point in points(arguments.problem, name)]
     rows = printed(jobs, arguments, tuning=True)
     again = []
-    for name in arguments.methods:
-        best = sorted((row for row in rows if row["method"] == name), key=lambda row: -row["accuracy"])[:FINALISTS]
-        found = [{option: row[option] for option in GRIDS[name]} for row in best]
-        again += [(name, point, seed) for point in found for seed in TUNING_SEEDS[1:]]
+    for name in names:
+        mine = sorted((row for row in rows if row["method"] == name), key=lambda row: -row["accuracy"])
+        best = [{option: row[option] for option in GRIDS[arguments.problem][name]} for row in mine[: problem.finalists]]
+        again += [(name, point, seed) for point in best for seed in TUNING_SEEDS[1 : problem.seeds]]
     printed(again, arguments, tuning=True)
+
+
+def methods(arguments: argparse.Namespace) -> list[str]:
+    return arguments.methods or list(GRIDS[arguments.problem])
 
 
 def printed(jobs: list[Job], arguments: argparse.Namespace, *, tuning: bool) -> list[dict[str, Any]]:
@@ -190,27 +230,27 @@ def printed(jobs: list[Job], arguments: argparse.Namespace, *, tuning: bool) -> 
     rows = []
     with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as pool:
         for ended in as_completed([pool.submit(run, *job, arguments, tuning=tuning) for job in jobs]):
-            rows.append(ended.result())
-            print(json.dumps(rows[-1]), flush=True)
+            if (row := ended.result()) is not None:
+                rows.append(row)
+                print(json.dumps(row), flush=True)
     return rows
 
 
-def chosen(name: str, rows: list[dict[str, Any]]) -> Point:
+def chosen(problem: str, name: str, rows: list[dict[str, Any]]) -> Point:
     """The setting with the best mean among those that were tried with all tuning seeds."""
+    mine = [row for row in rows if (row["problem"], row["method"]) == (problem, name)]
     tried = {
-        tuple(point.items()): [row["accuracy"] for row in rows if all(row[k] == v for k, v in point.items())]
-        for point in points(name)
+        tuple(point.items()): [row["accuracy"] for row in mine if all(row[k] == v for k, v in point.items())]
+        for point in points(problem, name)
     }
-    finalists = {point: found for point, found in tried.items() if len(found) == len(TUNING_SEEDS)}
+    finalists = {point: found for point, found in tried.items() if len(found) == PROBLEMS[problem].seeds}
     return dict(max(finalists, key=lambda point: statistics.mean(finalists[point])))
 
 
 def final(arguments: argparse.Namespace) -> None:
     tuned = [json.loads(line) for line in Path(arguments.tuned).read_text().splitlines()]
-    jobs = []
-    for name in arguments.methods:
-        point = chosen(name, [r for r in tuned if (r["method"], r["problem"]) == (name, arguments.problem)])
-        jobs += [(name, point, seed) for seed in range(arguments.seeds)]
+    best = {name: chosen(arguments.problem, name, tuned) for name in methods(arguments)}
+    jobs = [(name, point, seed) for seed in range(arguments.seeds) for name, point in best.items()]
     printed(jobs, arguments, tuning=False)
 
 
@@ -228,11 +268,12 @@ def table(arguments: argparse.Namespace) -> None:
         "| problem | method | setting | accuracy, % | difference to FedAvg | to FedAdam |\n|---|---|---|---:|---:|---:|"
     )
     for problem in dict.fromkeys(row["problem"] for row in rows):
-        found = {name: [row for row in rows if (row["problem"], row["method"]) == (problem, name)] for name in GRIDS}
+        mine = sorted((row for row in rows if row["problem"] == problem), key=lambda row: row["seed"])
+        found = {name: [row for row in mine if row["method"] == name] for name in GRIDS[problem]}
         for name, mine in found.items():
             if not mine:
                 continue
-            setting = ", ".join(f"{option} {mine[0][option]:g}" for option in GRIDS[name])
+            setting = ", ".join(f"{option} {mine[0][option]:g}" for option in GRIDS[problem][name])
             cells = [problem, name, setting, interval([row["accuracy"] for row in mine])]
             for base in ("fedavg", "fedadam"):
                 pairs = zip(mine, found[base], strict=True)
@@ -321,8 +362,10 @@ def main() -> None:
         one.add_argument("--device", default="auto")
         if command in (tune, final):
             one.add_argument("--noise", type=float, required=True)
+            one.add_argument("--limit", type=float, default=math.inf, help="seconds after which no run is started")
             one.add_argument("--processes", type=int, default=1, help="runs side by side")
-            one.add_argument("--methods", nargs="+", choices=GRIDS, default=list(GRIDS))
+            one.add_argument("--methods", nargs="+", choices=GRIDS["digits"])
+            one.add_argument("--dtype", help="such as bfloat16")
         if command is final:
             one.add_argument("--tuned", required=True)
             one.add_argument("--seeds", type=int, default=5)
@@ -332,7 +375,7 @@ def main() -> None:
     shown = commands.add_parser("table")
     shown.add_argument("files", nargs="+")
     shown.set_defaults(command=table)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(namespace=argparse.Namespace(began=time.time()))
     arguments.command(arguments)
 
 
