@@ -1,15 +1,13 @@
 """Accuracy of private methods at equal ε, equally tuned: DP-FedAvg, DP-FedAdam and private FedLALR in several forms.
 
     python benchmarks/private.py solve digits --epsilon 8                   the noise multiplier (needs dp-accounting)
-    python benchmarks/private.py tune digits --noise 1.316 > tuned.jsonl    60 settings of each method, the best again
+    python benchmarks/private.py tune digits --noise 1.316 > tuned.jsonl    all settings of each method, the best again
     python benchmarks/private.py final digits --noise 1.316 --tuned tuned.jsonl --seeds 5 > final.jsonl
     python benchmarks/private.py table final.jsonl                          means, intervals, paired differences
-    python benchmarks/private.py cost digits                                time of a round with and without privacy
-    python benchmarks/private.py arrays cifar10 cifar10.safetensors         the data as one file, for `--arrays`
+    python benchmarks/private.py cost paper --rounds 6                      time of a round with and without privacy
 
 Settings are chosen by the accuracy on a fifth of the training samples, which is held out; final runs train on all
-samples, with other seeds for the weights, cohorts and noise, and are tested on the test set. With `--arrays`, tuning
-and final runs need torch, numpy and safetensors alone.
+samples, with other seeds for the weights, cohorts and noise, and are tested on the test set.
 """
 
 from __future__ import annotations
