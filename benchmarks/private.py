@@ -242,6 +242,8 @@ def chosen(problem: str, name: str, rows: list[dict[str, Any]]) -> Point:
         for point in points(problem, name)
     }
     finalists = {point: found for point, found in tried.items() if len(found) == PROBLEMS[problem].seeds}
+    if not finalists:
+        raise SystemExit(f"no setting of {name} was tried with all tuning seeds; run tune again, with a larger --limit")
     return dict(max(finalists, key=lambda point: statistics.mean(finalists[point])))
 
 
@@ -253,7 +255,7 @@ def final(arguments: argparse.Namespace) -> None:
 
 
 def table(arguments: argparse.Namespace) -> None:
-    """A row for each method: its setting, mean and interval of the accuracy, paired difference to DP-FedAdam."""
+    """A row for each method: setting, seeds, accuracy, and the differences to two others on the seeds of both."""
     from scipy.stats import t as student
 
     rows = [json.loads(line) for file in arguments.files for line in Path(file).read_text().splitlines()]
@@ -262,20 +264,19 @@ def table(arguments: argparse.Namespace) -> None:
         spread = statistics.stdev(values) / math.sqrt(len(values)) * student.ppf(0.975, len(values) - 1)
         return f"{100 * statistics.mean(values):.1f} ± {100 * spread:.1f}"
 
-    print(
-        "| problem | method | setting | accuracy, % | difference to FedAvg | to FedAdam |\n|---|---|---|---:|---:|---:|"
-    )
+    print("| problem | method | setting | seeds | accuracy, % | difference to FedAvg | to FedAdam |")
+    print("|---|---|---|---:|---:|---:|---:|")
     for problem in dict.fromkeys(row["problem"] for row in rows):
-        mine = sorted((row for row in rows if row["problem"] == problem), key=lambda row: row["seed"])
-        found = {name: [row for row in mine if row["method"] == name] for name in GRIDS[problem]}
-        for name, mine in found.items():
-            if not mine:
-                continue
-            setting = ", ".join(f"{option} {mine[0][option]:g}" for option in GRIDS[problem][name])
-            cells = [problem, name, setting, interval([row["accuracy"] for row in mine])]
+        found: dict[str, dict[int, float]] = {name: {} for name in GRIDS[problem]}
+        settings = {row["method"]: row for row in rows if row["problem"] == problem}
+        for row in rows:
+            if row["problem"] == problem:
+                found[row["method"]][row["seed"]] = row["accuracy"]
+        for name, setting in settings.items():
+            options = ", ".join(f"{option} {setting[option]:g}" for option in GRIDS[problem][name])
+            cells = [problem, name, options, str(len(found[name])), interval(list(found[name].values()))]
             for base in ("fedavg", "fedadam"):
-                pairs = zip(mine, found[base], strict=True)
-                differences = [row["accuracy"] - other["accuracy"] for row, other in pairs]
+                differences = [found[name][seed] - found[base][seed] for seed in found[name].keys() & found[base]]
                 cells.append("–" if name == base else interval(differences))
             print(f"| {' | '.join(cells)} |")
 
