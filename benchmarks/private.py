@@ -1,15 +1,13 @@
 """Accuracy of private methods at equal ε, equally tuned: DP-FedAvg, DP-FedAdam and private FedLALR in several forms.
 
     python benchmarks/private.py solve digits --epsilon 8                   the noise multiplier (needs dp-accounting)
-    python benchmarks/private.py tune digits --noise 1.316 > tuned.jsonl    60 settings of each method, the best again
+    python benchmarks/private.py tune digits --noise 1.316 > tuned.jsonl    all settings of each method, the best again
     python benchmarks/private.py final digits --noise 1.316 --tuned tuned.jsonl --seeds 5 > final.jsonl
     python benchmarks/private.py table final.jsonl                          means, intervals, paired differences
-    python benchmarks/private.py cost digits                                time of a round with and without privacy
-    python benchmarks/private.py arrays cifar10 cifar10.safetensors         the data as one file, for `--arrays`
+    python benchmarks/private.py cost paper --rounds 6                      time of a round with and without privacy
 
 Settings are chosen by the accuracy on a fifth of the training samples, which is held out; final runs train on all
-samples, with other seeds for the weights, cohorts and noise, and are tested on the test set. With `--arrays`, tuning
-and final runs need torch, numpy and safetensors alone.
+samples, with other seeds for the weights, cohorts and noise, and are tested on the test set.
 """
 
 from __future__ import annotations
@@ -22,57 +20,97 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from numpy.typing import NDArray
+from torch import nn
 
 import fedlalr as fl
-from fedlalr.data.transforms import STATISTICS, Normalize
+import gpu_run
 
 TUNING_SEEDS = (1000, 1001, 1002, 1003)
-"""All settings are tried with the first, the `FINALISTS` best of a method with all: one seed would choose by luck."""
-FINALISTS = 5
+"""All settings are tried with the first."""
 Point = dict[str, float]
+Job = tuple[str, Point, int]
+"""Method, setting, seed."""
 
 
 @dataclass(frozen=True)
 class Problem:
     """A data set, its clients, and how long they train."""
 
+    data: str
     model: Callable[[], nn.Module]
     clients: int
     cohort: int
     rounds: int
     steps: int
     batch: int
-    per_owner: int | None = None
-    """Samples of each owner, such as a role of Shakespeare, that are used; they are divided over several clients."""
+    finalists: int = 2
+    """The best settings of a method, which are tried again: one seed would choose by luck."""
+    seeds: int = 3
+    """The tuning seeds that finalists are tried with."""
+    beta2: float = 0.9
+    """Of FedLALR. Five local steps are too few for an average over two hundred."""
+    adam_eps: float = 1e-4
 
 
 PROBLEMS = {
-    "digits": Problem(lambda: fl.models.MLP(64, 32, 10), clients=480, cohort=96, rounds=100, steps=5, batch=4),
-    "cifar10": Problem(lambda: fl.models.CNN(10, 3, 32), clients=5000, cohort=250, rounds=200, steps=5, batch=10),
-    "shakespeare": Problem(fl.models.CharLSTM, 3960, cohort=200, rounds=200, steps=5, batch=10, per_owner=400),
+    "digits": Problem(
+        "digits",
+        lambda: fl.models.MLP(64, 32, 10),
+        clients=480,
+        cohort=96,
+        rounds=100,
+        steps=5,
+        batch=4,
+        finalists=5,
+        seeds=4,
+        beta2=0.995,
+        adam_eps=1e-3,
+    ),
+    "cifar10": Problem(
+        "cifar10", lambda: fl.models.CNN(10, 3, 32), 10_000, cohort=400, rounds=100, steps=5, batch=5, seeds=1
+    ),
+    "shakespeare": Problem(
+        "shakespeare", lambda: fl.models.GPT(80, 80, 32, 2, 2), 10_673, cohort=400, rounds=100, steps=5, batch=4
+    ),
 }
+WINDOWS = 4
+"""Consecutive windows of 80 characters that a client of Shakespeare has, all from one role."""
 _SGD = {"lr": (0.01, 0.03, 0.1, 0.3, 1.0), "server_lr": (0.003, 0.01, 0.03, 0.1), "clip": (0.1, 0.3, 1.0)}
 _LALR = {"lr": (0.001, 0.003, 0.01, 0.03, 0.1), "eps": (0.01, 0.1, 1.0), "clip": (0.3, 1.0, 3.0, 10.0)}
-GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
-    "fedavg": {
-        "lr": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
-        "clip": (0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+GRIDS: dict[str, dict[str, dict[str, tuple[float, ...]]]] = {
+    "digits": {
+        "fedavg": {
+            "lr": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
+            "clip": (0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+        },
+        "fedadam": _SGD,
+        "fedadam, scaled": _SGD,
+        "fedlalr": _LALR,
+        "fedlalr, scaled": _LALR,
+        "fedlalr, server": _LALR,
     },
-    "fedadam": _SGD,
-    "fedadam, scaled": _SGD,
-    "fedlalr": _LALR,
-    "fedlalr, scaled": _LALR,
-    "fedlalr, server": _LALR,
+    "cifar10": {
+        "fedavg": {"lr": (0.05, 0.1, 0.2, 0.4), "clip": (0.5, 1.0, 2.0, 4.0)},
+        "fedadam": {"lr": (0.01, 0.03, 0.1), "server_lr": (0.0015, 0.004, 0.01), "clip": (0.1, 0.3, 1.0)},
+        "fedlalr, server": {"lr": (0.03, 0.1, 0.3), "eps": (0.03, 0.1, 0.3), "clip": (1.0, 2.0, 4.0)},
+    },
+    "shakespeare": {
+        "fedavg": {"lr": (0.1, 0.2, 0.4, 0.8), "clip": (0.2, 0.35, 0.6, 1.0)},
+        "fedadam": {"lr": (0.1, 0.3, 0.6), "server_lr": (0.003, 0.006, 0.015), "clip": (0.1, 0.3, 1.0)},
+        "fedlalr, server": {"lr": (0.005, 0.01, 0.02), "eps": (3e-4, 1e-3, 3e-3), "clip": (0.5, 1.0, 2.0)},
+    },
 }
-"""60 settings of each method."""
+"""Digits: all combinations, 60 of each method. The others: a cross, 7 of each method; see `points`."""
 
 
 def method(name: str, point: Point, noise: float, problem: Problem) -> tuple[fl.Algorithm, fl.Privacy]:
@@ -82,21 +120,21 @@ def method(name: str, point: Point, noise: float, problem: Problem) -> tuple[fl.
     if name == "fedavg":
         return fl.FedAvg(lr=point["lr"]), fl.Privacy(**base)
     if name.startswith("fedadam"):
-        algorithm = fl.FedAdam(lr=point["lr"], server_lr=point["server_lr"], eps=1e-3)
-        return algorithm, fl.Privacy(**base, scaled="scaled" in name)
+        adam = fl.FedAdam(lr=point["lr"], server_lr=point["server_lr"], eps=problem.adam_eps)
+        return adam, fl.Privacy(**base, scaled="scaled" in name)
     lr, eps = point["lr"], point["eps"]
+    algorithm = fl.FedLALR(lr=lr, eps=eps, betas=(0.9, problem.beta2))
     if name == "fedlalr, server":
-        restarted = fl.FedLALR(lr=lr, eps=eps, momentum="restart")
-        return restarted, fl.Privacy(**base, second_moment="server")
+        return replace(algorithm, momentum="restart"), fl.Privacy(**base, second_moment="server")
     length = lr * problem.steps
     units = {"m": eps / length, "v_hat": eps**2 / length}
-    return fl.FedLALR(lr=lr, eps=eps), fl.Privacy(**base, units=units, scaled="scaled" in name)
+    return algorithm, fl.Privacy(**base, units=units, scaled="scaled" in name)
 
 
-def run(
-    name: str, point: Point, seed: int, arrays: dict[str, Tensor], arguments: argparse.Namespace, *, tuning: bool
-) -> dict[str, Any]:
-    """One run as a row: the mean accuracy after its last five rounds."""
+def run(name: str, point: Point, seed: int, arguments: argparse.Namespace, *, tuning: bool) -> dict[str, Any] | None:
+    """One run as a row: the mean accuracy after its last five rounds. None if the time is up."""
+    if time.time() > arguments.began + arguments.limit:
+        return None
     problem = PROBLEMS[arguments.problem]
     algorithm, privacy = method(name, point, arguments.noise, problem)
     torch.manual_seed(seed)
@@ -104,7 +142,7 @@ def run(
     try:
         result = fl.run(
             problem.model(),
-            population(arguments.problem, arrays, tuning=tuning),
+            population(problem, tuning=tuning),
             algorithm,
             rounds=arguments.rounds or problem.rounds,
             clients_per_round=problem.cohort,
@@ -113,6 +151,7 @@ def run(
             privacy=privacy,
             seed=seed,
             device=arguments.device,
+            dtype=arguments.dtype,
         )
     except fl.RoundFailed as failed:  # a rate that is too large, which is a result of tuning
         return row | {"accuracy": 0.0, "failed": str(failed)}
@@ -120,97 +159,103 @@ def run(
     return row | {"accuracy": statistics.mean(last), "seconds": sum(record.seconds for record in result.history)}
 
 
-def population(name: str, arrays: dict[str, Tensor], *, tuning: bool) -> fl.data.Population:
+def population(problem: Problem, *, tuning: bool) -> fl.data.Population:
     """The clients; for tuning, the last fifth of a shuffled training set is held out and replaces the test set."""
-    inputs, tested = arrays["inputs"], arrays["test_inputs"]
-    if name not in STATISTICS:  # characters, which the model looks up
-        inputs, tested = inputs.long(), tested.long()
-    targets, problem = arrays["targets"].long(), PROBLEMS[name]
+    whole = loaded(problem.data)
+    inputs, targets = whole.inputs, whole.targets
     order = np.random.default_rng(0).permutation(len(targets))
     cut = len(order) * 4 // 5 if tuning else len(order)
     train, held_out = np.sort(order[:cut]), torch.from_numpy(np.sort(order[cut:]))
-    if "owners" in arrays:
-        parts = problem.clients // int(arrays["owners"].max() + 1)
-        owners = arrays["owners"].numpy()[train] * parts + np.random.default_rng(1).integers(0, parts, len(train))
-        dealt = fl.data.partition(targets.numpy()[train], None, "natural", ids=owners)
+    if problem.data == "shakespeare":
+        dealt = fl.data.partition(targets[:, -1].numpy()[train], None, "natural", ids=pieces(whole.partition)[train])
     else:
         dealt = fl.data.partition(targets.numpy()[train], problem.clients, "dirichlet", 0.3)
-    test = (inputs[held_out], targets[held_out]) if tuning else (tested, arrays["test_targets"].long())
-    transform = Normalize(*STATISTICS[name]) if name in STATISTICS else None
+    test = (inputs[held_out], targets[held_out]) if tuning else whole.test
+    tested = slice(None, None, max(1, len(test[1]) // (2_000 if tuning else 10_000)))
     dealt = fl.data.Partition(train[dealt.indices], dealt.offsets)
-    return fl.data.Population(inputs, targets, dealt, transform=transform, test=test, name=name)
+    return fl.data.Population(
+        inputs, targets, dealt, transform=whole.transform, test=(test[0][tested], test[1][tested]), name=problem.data
+    )
 
 
-def load(name: str, file: str | None) -> dict[str, Tensor]:
-    """The samples, from a file or from the library's own sources."""
-    if file is not None:
-        return load_file(file)
-    whole = fl.data.load(name, clients=None if name == "shakespeare" else 2, scheme=_scheme(name), augment=False)
-    limit, rows = PROBLEMS[name].per_owner, torch.arange(len(whole.targets))
-    arrays = {}
-    if limit is not None:
-        several = [torch.from_numpy(whole.partition[client][:limit]) for client in range(len(whole))]
-        rows = torch.cat(several)
-        arrays["owners"] = torch.arange(len(several)).repeat_interleave(torch.tensor([len(each) for each in several]))
-    test = torch.arange(len(whole.test[1]))[:: max(1, len(whole.test[1]) // 10_000)]
-    return arrays | {
-        "inputs": whole.inputs[rows].to(torch.uint8),
-        "targets": whole.targets[rows].to(torch.uint8),
-        "test_inputs": whole.test[0][test].to(torch.uint8),
-        "test_targets": whole.test[1][test].to(torch.uint8),
-    }
+@cache
+def loaded(name: str) -> fl.data.Population:
+    """All samples; windows of Shakespeare by role."""
+    if name == "shakespeare":
+        return fl.data.load(name, clients=None, scheme="natural", sequence=True, train=None, test=None)
+    return fl.data.load(name, clients=2, scheme="iid", augment=False)
 
 
-def _scheme(name: str) -> str:
-    return "natural" if name == "shakespeare" else "iid"
+def pieces(roles: fl.data.Partition) -> NDArray[np.int64]:
+    """The client of each window: `WINDOWS` consecutive windows of a role are one client, the last may have fewer."""
+    counts = -(-roles.sizes // WINDOWS)
+    ends = np.cumsum(counts)
+    found = np.empty(len(roles.indices), np.int64)
+    for role, (end, count) in enumerate(zip(ends, counts, strict=True)):
+        found[roles[role]] = end - count + np.arange(roles.sizes[role]) // WINDOWS
+    return found
 
 
-def points(name: str) -> Iterator[Point]:
-    """Every setting of a method's grid."""
-    grid = GRIDS[name]
+def points(problem: str, name: str) -> Iterator[Point]:
+    """The settings of a method: every combination, or the middle ones with one option at a time changed."""
+    grid = GRIDS[problem][name]
+    middle = {option: values[len(values) // 2] for option, values in grid.items()}
     for values in itertools.product(*grid.values()):
-        yield dict(zip(grid, values, strict=True))
+        point = dict(zip(grid, values, strict=True))
+        if problem == "digits" or sum(point[option] != middle[option] for option in grid) <= 1:
+            yield point
 
 
 def tune(arguments: argparse.Namespace) -> None:
-    arrays = load(arguments.problem, arguments.arrays)
-    for name in arguments.methods:
-        rows = []
-        for point in points(name):
-            rows.append(run(name, point, TUNING_SEEDS[0], arrays, arguments, tuning=True))
-            print(json.dumps(rows[-1]), flush=True)
-        try_again(name, rows, arrays, arguments)
+    """Every setting with the first seed, then the best of each method with the others."""
+    problem, names = PROBLEMS[arguments.problem], methods(arguments)
+    jobs = [(name, point, TUNING_SEEDS[0]) for name in names for point in points(arguments.problem, name)]
+    rows = printed(jobs, arguments, tuning=True)
+    again = []
+    for name in names:
+        mine = sorted((row for row in rows if row["method"] == name), key=lambda row: -row["accuracy"])
+        best = [{option: row[option] for option in GRIDS[arguments.problem][name]} for row in mine[: problem.finalists]]
+        again += [(name, point, seed) for point in best for seed in TUNING_SEEDS[1 : problem.seeds]]
+    printed(again, arguments, tuning=True)
 
 
-def try_again(name: str, rows: list[dict[str, Any]], arrays: dict[str, Tensor], arguments: argparse.Namespace) -> None:
-    """Print the runs of a method's best settings with the other seeds."""
-    for row in sorted(rows, key=lambda row: -row["accuracy"])[:FINALISTS]:
-        point = {option: row[option] for option in GRIDS[name]}
-        for seed in TUNING_SEEDS[1:]:
-            print(json.dumps(run(name, point, seed, arrays, arguments, tuning=True)), flush=True)
+def methods(arguments: argparse.Namespace) -> list[str]:
+    return arguments.methods or list(GRIDS[arguments.problem])
 
 
-def chosen(name: str, rows: list[dict[str, Any]]) -> Point:
+def printed(jobs: list[Job], arguments: argparse.Namespace, *, tuning: bool) -> list[dict[str, Any]]:
+    """The rows of all jobs, printed as they end; several processes keep a GPU busy, which one small model does not."""
+    rows = []
+    with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as pool:
+        for ended in as_completed([pool.submit(run, *job, arguments, tuning=tuning) for job in jobs]):
+            if (row := ended.result()) is not None:
+                rows.append(row)
+                print(json.dumps(row), flush=True)
+    return rows
+
+
+def chosen(problem: str, name: str, rows: list[dict[str, Any]]) -> Point:
     """The setting with the best mean among those that were tried with all tuning seeds."""
+    mine = [row for row in rows if (row["problem"], row["method"]) == (problem, name)]
     tried = {
-        tuple(point.items()): [row["accuracy"] for row in rows if all(row[k] == v for k, v in point.items())]
-        for point in points(name)
+        tuple(point.items()): [row["accuracy"] for row in mine if all(row[k] == v for k, v in point.items())]
+        for point in points(problem, name)
     }
-    finalists = {point: found for point, found in tried.items() if len(found) == len(TUNING_SEEDS)}
+    finalists = {point: found for point, found in tried.items() if len(found) == PROBLEMS[problem].seeds}
+    if not finalists:
+        raise SystemExit(f"no setting of {name} was tried with all tuning seeds; run tune again, with a larger --limit")
     return dict(max(finalists, key=lambda point: statistics.mean(finalists[point])))
 
 
 def final(arguments: argparse.Namespace) -> None:
-    arrays = load(arguments.problem, arguments.arrays)
     tuned = [json.loads(line) for line in Path(arguments.tuned).read_text().splitlines()]
-    for name in arguments.methods:
-        point = chosen(name, [r for r in tuned if (r["method"], r["problem"]) == (name, arguments.problem)])
-        for seed in range(arguments.seeds):
-            print(json.dumps(run(name, point, seed, arrays, arguments, tuning=False)), flush=True)
+    best = {name: chosen(arguments.problem, name, tuned) for name in methods(arguments)}
+    jobs = [(name, point, seed) for seed in range(arguments.seeds) for name, point in best.items()]
+    printed(jobs, arguments, tuning=False)
 
 
 def table(arguments: argparse.Namespace) -> None:
-    """A row for each method: its setting, mean and interval of the accuracy, paired difference to DP-FedAdam."""
+    """A row for each method: setting, seeds, accuracy, and the differences to two others on the seeds of both."""
     from scipy.stats import t as student
 
     rows = [json.loads(line) for file in arguments.files for line in Path(file).read_text().splitlines()]
@@ -219,19 +264,19 @@ def table(arguments: argparse.Namespace) -> None:
         spread = statistics.stdev(values) / math.sqrt(len(values)) * student.ppf(0.975, len(values) - 1)
         return f"{100 * statistics.mean(values):.1f} ± {100 * spread:.1f}"
 
-    print(
-        "| problem | method | setting | accuracy, % | difference to FedAvg | to FedAdam |\n|---|---|---|---:|---:|---:|"
-    )
+    print("| problem | method | setting | seeds | accuracy, % | difference to FedAvg | to FedAdam |")
+    print("|---|---|---|---:|---:|---:|---:|")
     for problem in dict.fromkeys(row["problem"] for row in rows):
-        found = {name: [row for row in rows if (row["problem"], row["method"]) == (problem, name)] for name in GRIDS}
-        for name, mine in found.items():
-            if not mine:
-                continue
-            setting = ", ".join(f"{option} {mine[0][option]:g}" for option in GRIDS[name])
-            cells = [problem, name, setting, interval([row["accuracy"] for row in mine])]
+        found: dict[str, dict[int, float]] = {name: {} for name in GRIDS[problem]}
+        settings = {row["method"]: row for row in rows if row["problem"] == problem}
+        for row in rows:
+            if row["problem"] == problem:
+                found[row["method"]][row["seed"]] = row["accuracy"]
+        for name, setting in settings.items():
+            options = ", ".join(f"{option} {setting[option]:g}" for option in GRIDS[problem][name])
+            cells = [problem, name, options, str(len(found[name])), interval(list(found[name].values()))]
             for base in ("fedavg", "fedadam"):
-                pairs = zip(mine, found[base], strict=True)
-                differences = [row["accuracy"] - other["accuracy"] for row, other in pairs]
+                differences = [found[name][seed] - found[base][seed] for seed in found[name].keys() & found[base]]
                 cells.append("–" if name == base else interval(differences))
             print(f"| {' | '.join(cells)} |")
 
@@ -252,41 +297,57 @@ class Clock(fl.Observer):
         self.times: list[tuple[float, float]] = []
 
     def on_round(self, record: fl.Record) -> None:
+        gpu_run.synchronise()
         self.times.append((time.perf_counter(), time.process_time()))
 
     def rounds(self) -> list[tuple[float, float]]:
-        """Of every round after the first few."""
-        return [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(self.times[3:])]
+        """Of every round after the first two."""
+        return [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(self.times[1:])]
+
+
+_JOINT = fl.Privacy(clip=1.0, noise_multiplier=1.0, units={"m": 0.1, "v_hat": 1e-2})
+FORMS = {
+    "plain": None,
+    "private": _JOINT,
+    "scaled": replace(_JOINT, scaled=True),
+    "server": replace(_JOINT, units={}, second_moment="server"),
+}
+"""Of FedLALR, whose cost is measured; ε is not computed."""
+
+
+def cost_job(name: str, device: str) -> tuple[nn.Module, fl.data.Population, fl.FedLALR, dict[str, Any]]:
+    """Model, clients, method and options of a round in which as many clients as in a cohort take part."""
+    if name == "paper":
+        model, whole, algorithm, options = gpu_run.paper(gpu_run.images(None), device, gpu_run.Laps())
+        cohort = options.pop("clients_per_round")
+    else:
+        problem = PROBLEMS[name]
+        torch.manual_seed(0)
+        model, whole, cohort = problem.model(), population(problem, tuning=False), problem.cohort
+        algorithm, options = fl.FedLALR(lr=1e-3, eps=1e-2), {"local": fl.Steps(problem.steps)}
+        options["batch_size"] = problem.batch
+    some = whole.partition.offsets[: cohort + 1]
+    part = fl.data.Partition(whole.partition.indices[: some[-1]], some)
+    return model, fl.data.Population(whole.inputs, whole.targets, part, transform=whole.transform), algorithm, options
 
 
 def cost(arguments: argparse.Namespace) -> None:
-    """The median round of plain and private runs in turn. As many clients as in a cohort take part in every round."""
-    problem = PROBLEMS[arguments.problem]
-    whole = population(arguments.problem, load(arguments.problem, arguments.arrays), tuning=False)
-    some = whole.partition.offsets[: problem.cohort + 1]
-    part = fl.data.Partition(whole.partition.indices[: some[-1]], some)
-    clients = fl.data.Population(whole.inputs, whole.targets, part, transform=whole.transform, name=arguments.problem)
-    private = fl.Privacy(clip=1.0, noise_multiplier=1.0, units={"m": 0.1, "v_hat": 1e-2})
-    clocks: dict[str, list[tuple[float, float]]] = {"plain": [], "private": []}
-    for _ in range(3):
-        for name, privacy in (("plain", None), ("private", private)):
-            torch.manual_seed(0)
-            clock = Clock()
-            fl.run(
-                problem.model(),
-                clients,
-                fl.FedLALR(lr=1e-3, eps=1e-2),
-                rounds=arguments.rounds or 20,
-                local=fl.Steps(problem.steps),
-                batch_size=problem.batch,
-                privacy=privacy,
-                device=arguments.device,
-                observers=[clock],
-            )
-            clocks[name] += clock.rounds()
+    """The median round of plain and private runs in turn."""
+    clocks: dict[str, list[tuple[float, float]]] = {form: [] for form in FORMS}
+    for form, privacy in itertools.chain.from_iterable([FORMS.items()] * 3):
+        model, clients, algorithm, options = cost_job(arguments.problem, arguments.device)
+        if privacy is not None:
+            options |= {"privacy": privacy, "buffers": "local"}
+        if form == "server":
+            algorithm = replace(algorithm, momentum="restart")
+        clock = Clock()
+        rounds = arguments.rounds or 20
+        fl.run(model, clients, algorithm, rounds=rounds, device=arguments.device, observers=[clock], **options)
+        clocks[form] += clock.rounds()
     for place, kind in enumerate(("wall", "processor")):
-        plain, noised = (statistics.median(each[place] for each in times) for times in clocks.values())
-        print(json.dumps({"time": kind, "plain_s": plain, "private_s": noised, "more": noised / plain - 1}))
+        medians = {form: statistics.median(each[place] for each in times) for form, times in clocks.items()}
+        for form, seconds in medians.items():
+            print(json.dumps({"form": form, kind: seconds, "more": seconds / medians["plain"] - 1}))
 
 
 def main() -> None:
@@ -295,13 +356,15 @@ def main() -> None:
     for command in (solve, tune, final, cost):
         one = commands.add_parser(command.__name__)
         one.set_defaults(command=command)
-        one.add_argument("problem", choices=PROBLEMS)
+        one.add_argument("problem", choices=[*PROBLEMS, "paper"] if command is cost else PROBLEMS)
         one.add_argument("--rounds", type=int)
         one.add_argument("--device", default="auto")
-        one.add_argument("--arrays", help="a file written by the command arrays")
         if command in (tune, final):
             one.add_argument("--noise", type=float, required=True)
-            one.add_argument("--methods", nargs="+", choices=GRIDS, default=list(GRIDS))
+            one.add_argument("--limit", type=float, default=math.inf, help="seconds after which no run is started")
+            one.add_argument("--processes", type=int, default=1, help="runs side by side")
+            one.add_argument("--methods", nargs="+", choices=GRIDS["digits"])
+            one.add_argument("--dtype", help="such as bfloat16")
         if command is final:
             one.add_argument("--tuned", required=True)
             one.add_argument("--seeds", type=int, default=5)
@@ -311,11 +374,7 @@ def main() -> None:
     shown = commands.add_parser("table")
     shown.add_argument("files", nargs="+")
     shown.set_defaults(command=table)
-    written = commands.add_parser("arrays")
-    written.add_argument("problem", choices=PROBLEMS)
-    written.add_argument("file")
-    written.set_defaults(command=lambda given: save_file(load(given.problem, None), given.file))
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(namespace=argparse.Namespace(began=time.time()))
     arguments.command(arguments)
 
 
