@@ -11,7 +11,8 @@ from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 
 import fedlalr as fl
-from flower.federation import POPULATION, InProcessGrid, cohorts, nodes, same, simulated, strategy, with_buffers
+from flower import federation
+from flower.federation import PAIRS, POPULATION, InProcessGrid, cohorts, nodes, same, simulated, strategy, with_buffers
 from flower.in_process import Node
 
 LALR = fl.FedLALR(lr=0.05)
@@ -105,6 +106,23 @@ def test_replies_that_cannot_be_used_do_not_fill_the_buffer(tmp_path):
     assert {(one.client, one.reason) for one in rejected} == {(client, "x is not finite")}
     assert [record.clients for record in server.result.history] == [2] * 7
     assert all(torch.isfinite(value).all() for value in server.result.state["x"].values())
+
+
+@pytest.mark.parametrize("buffer", [2, POPULATION], ids=["two", "everyone"])
+@pytest.mark.filterwarnings("ignore::fedlalr.RepliesRejected")
+def test_replies_that_cannot_be_used_are_treated_as_in_the_simulator(tmp_path, monkeypatch, buffer):
+    """The third client's samples are not finite: the same replies, bits and rejections in every update."""
+    pairs = [(inputs * math.nan, targets) if k == 2 else (inputs, targets) for k, (inputs, targets) in enumerate(PAIRS)]
+    monkeypatch.setattr(federation, "PAIRS", pairs)
+    settings = ALL | {"asynchronous": {"buffer": buffer, "concurrency": POPULATION}}
+    server, grid = started(LALR, tmp_path, settings)
+    server.start(grid)
+    wanted = simulated(LALR, settings=settings)
+    assert same(server.result, wanted)
+    rejected = [record.rejected for record in wanted.history]
+    assert [record.rejected for record in server.result.history] == rejected
+    assert [client for each in rejected for client, _ in each].count(2) >= 2
+    assert {record.clients for record in wanted.history} == {min(buffer, POPULATION - 1)}
 
 
 def test_a_node_that_fails_takes_nobodys_place(tmp_path):
