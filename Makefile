@@ -75,7 +75,7 @@ test-data: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m data -rs
 
 test-flower: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -m flower -n 4 --dist loadfile --durations=25
+	$(BIN)/python -m pytest tests/flower -m flower -n 4 --dist loadfile --durations=25
 
 test-faults: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m faults

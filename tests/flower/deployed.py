@@ -11,25 +11,25 @@ from safetensors.torch import load_file
 import fedlalr as fl
 from fedlalr.config import RunDirectory
 from fedlalr.flower.local.launch import LocalFederation
+from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.layout import Layout
 
 APP = Path(__file__).parent / "faulty"
 sys.path.append(str(APP))
 task = importlib.import_module("faulty_app.task")
-MISBEHAVING = importlib.import_module("faulty_app").MISBEHAVING
 
 PATIENCE = 900.0
 """Timeout: seconds without a finished round; generous, for busy machines."""
 DEFAULTS = {
     "algorithm": "fedlalr", "momentum": "average", "second-moment": "mean", "rounds": 2, "min-clients": 3,
-    "hidden": 8, "compression": "", "noise": 0.0, "buffer": 0,
+    "hidden": 8, "compression": "", "noise": 0.0, "buffer": 0, "partial": 0.0,
 }  # fmt: skip
 
 
-def start(folder):
+def start(folder, *, database):
     """A federation of three nodes. A context manager that has been entered."""
-    federation = LocalFederation(folder, database=True).__enter__()
-    federation.processes.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.2"  # seconds; Flower's default is 1
+    federation = LocalFederation(folder, database=database).__enter__()
+    federation.processes.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.5"  # seconds; Flower's default is 1
     try:
         federation.start_superlink()
         for node in range(task.CLIENTS):
@@ -61,6 +61,21 @@ def run_to_end(federation, run_dir, **config):
     return records
 
 
+def start_and_kill_node_1(federation, run_dir, waiting=(1,), **config):
+    """Start a run whose clients `waiting` wait in round 2, and kill the node of client 1 then.
+
+    Returns a function that reports the run's progress, and the files to remove so that the others continue.
+    """
+    marker = run_dir.with_name("marker")
+    progress = submit(
+        federation, run_dir, faults="+".join(f"{client}:wait" for client in waiting), marker=str(marker), **config
+    )
+    markers = [Path(f"{marker}-{client}") for client in waiting]
+    wait_until(lambda: all(each.exists() for each in markers))
+    federation.processes.kill("node-1")
+    return progress, markers
+
+
 def final_state(run_dir):
     """The server's slots and buffers in the last checkpoint."""
     return load_file(sorted((run_dir / "checkpoint").glob("round-*"))[-1] / "state.safetensors")
@@ -89,15 +104,25 @@ class Clock(fl.Observer):
         return ()
 
 
-def simulate(broken=(), **config):
-    """The same run in the simulator, with client 1 failing in some rounds."""
+def simulate(broken=None, cut=(), **config):
+    """The same run in the simulator.
+
+    broken: round → clients that fail; cut: rounds and clients that make one local step only.
+    """
     config = {**DEFAULTS, **{name.replace("_", "-"): value for name, value in config.items()}}
-    clients = [Breaking(client, broken if client == MISBEHAVING else ()) for client in range(task.CLIENTS)]
+
+    class Cut(ReferenceEngine):
+        def train_client(self, work, row, client, traces):
+            return super().train_client(work, row, client, traces, lambda: (work.round, client) in cut)
+
+    def rounds(client):
+        return [round for round, clients in (broken or {}).items() if client in clients]
+
     return fl.run(
         task.model(config["hidden"]),
-        clients,
+        [Breaking(client, rounds(client)) for client in range(task.CLIENTS)],
         task.algorithm(config),
-        engine="reference",
+        engine=Cut,
         observers=[Clock()],
         **task.settings(config),
     )

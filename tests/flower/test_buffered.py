@@ -1,17 +1,22 @@
-"""Asynchronous updates and over-selection on Flower: the simulator's arithmetic, whatever arrives when."""
+"""Asynchronous updates, over-selection and deadlines on Flower: the simulator's arithmetic, whatever arrives when."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.data import Dataset
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
-from flwr.app import Error, Message
+from flwr.app import Error, Message, MetricRecord
 from flwr.common.constant import ErrorCode
 
 import fedlalr as fl
-from flower.federation import POPULATION, InProcessGrid, cohorts, nodes, same, simulated, strategy, with_buffers
+from conftest import make_clients
+from fedlalr.flower.client import training
+from flower import federation
+from flower.federation import PAIRS, POPULATION, InProcessGrid, cohorts, nodes, same, simulated, strategy, with_buffers
 from flower.in_process import Node
 
 LALR = fl.FedLALR(lr=0.05)
@@ -107,6 +112,23 @@ def test_replies_that_cannot_be_used_do_not_fill_the_buffer(tmp_path):
     assert all(torch.isfinite(value).all() for value in server.result.state["x"].values())
 
 
+@pytest.mark.parametrize("buffer", [2, POPULATION], ids=["two", "everyone"])
+@pytest.mark.filterwarnings("ignore::fedlalr.RepliesRejected")
+def test_replies_that_cannot_be_used_are_treated_as_in_the_simulator(tmp_path, monkeypatch, buffer):
+    """The third client's samples are not finite: the same replies, bits and rejections in every update."""
+    pairs = [(inputs * math.nan, targets) if k == 2 else (inputs, targets) for k, (inputs, targets) in enumerate(PAIRS)]
+    monkeypatch.setattr(federation, "PAIRS", pairs)
+    settings = ALL | {"asynchronous": {"buffer": buffer, "concurrency": POPULATION}}
+    server, grid = started(LALR, tmp_path, settings)
+    server.start(grid)
+    wanted = simulated(LALR, settings=settings)
+    assert same(server.result, wanted)
+    rejected = [record.rejected for record in wanted.history]
+    assert [record.rejected for record in server.result.history] == rejected
+    assert [client for each in rejected for client, _ in each].count(2) >= 2
+    assert {record.clients for record in wanted.history} == {min(buffer, POPULATION - 1)}
+
+
 def test_a_node_that_fails_takes_nobodys_place(tmp_path):
     server, grid = started(LALR, tmp_path, ALL)
     broken = next(iter(grid.nodes))
@@ -134,6 +156,76 @@ def test_a_run_resumes_after_its_last_update(tmp_path):
         server.start(grid)
     assert [record.round for record in server.result.history] == [1, 2, 3, 4, 5]
     assert len(cohorts(grid)[3]) == POPULATION  # everyone starts again from the version that is resumed
+
+
+class Timed(Dataset):
+    """A client's samples. Reading a batch of four takes 1 / speed seconds on a clock of its own."""
+
+    now = 0.0
+
+    def __init__(self, pair, speed):
+        self.pair, self.speed = pair, speed
+
+    def __len__(self):
+        return len(self.pair[1])
+
+    def __getitem__(self, index):
+        Timed.now += 1 / (4 * self.speed)
+        return self.pair[0][index], self.pair[1][index]
+
+
+@pytest.mark.parametrize("algorithm", [fl.FedNova(0.1), LALR, fl.SCAFFOLD(0.1)], ids=["FedNova", "FedLALR", "SCAFFOLD"])
+def test_a_client_that_runs_out_of_time_sends_what_it_has(algorithm, tmp_path, monkeypatch):
+    """With two seconds, the clients finish 1, 2, 4, 4 and 4 of their 4 local steps; the last one has time left."""
+    speeds = [0.5, 1.0, 2.0, 2.0, 16.0]
+    pairs = [Timed(pair, speed) for pair, speed in zip(make_clients((8,) * POPULATION), speeds, strict=True)]
+    monkeypatch.setattr(federation, "PAIRS", pairs)
+    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: Timed.now))
+    settings = {"stragglers": {"deadline": 2}, "local": fl.Steps(4), "batch_size": 4, "rounds": 3}
+    server, grid = started(algorithm, tmp_path, settings)
+    steps = []
+    for node in grid.nodes.values():
+        node.tamper = lambda message, reply: steps.append(reply.content["metrics"]["steps"]) or reply
+    server.start(grid)
+    assert steps == [1, 2, 4, 4, 4] * 3
+    assert [(record.clients, record.rejected) for record in server.result.history] == [(POPULATION, ())] * 3
+    assert same(server.result, simulated(algorithm, settings=settings | {"speeds": speeds}))
+
+
+@pytest.mark.parametrize(
+    ("stragglers", "claimed", "said"),
+    [
+        ({"deadline": 30}, 5, "steps is 5, but a client with 8 samples takes at most 4 in this round"),
+        ({"deadline": 30}, 0, "steps is 0, but a whole number from 1"),
+        (None, 3, "steps is 3, but a client with 8 samples takes 4 in this round"),
+        ({"oversample": 0.0}, 3, "steps is 3, but a client with 8 samples takes 4 in this round"),
+    ],
+)
+def test_fewer_local_steps_are_accepted_only_if_the_run_has_a_deadline(
+    stragglers, claimed, said, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(federation, "PAIRS", make_clients((8,) * POPULATION))
+    settings = {"stragglers": stragglers, "local": fl.Steps(4), "batch_size": 4, "rounds": 1}
+    server, grid = started(LALR, tmp_path, settings)
+
+    def claim(message, reply):
+        reply.content["metrics"] = MetricRecord({**reply.content["metrics"], "steps": claimed})
+        return reply
+
+    list(grid.nodes.values())[3].tamper = claim
+    server.start(grid)
+    ((client, reason),) = server.result.history[0].rejected
+    assert client == 3
+    assert said in reason
+
+
+def test_a_round_that_ends_before_its_clients_is_rejected():
+    settings = {"stragglers": {"deadline": 60}}
+    with pytest.raises(ValueError, match=r"may train for 60 s, the deadline of stragglers, but .* only for 60 s"):
+        strategy(LALR, settings=settings, deadline=60.0)
+    server = strategy(LALR, settings=settings, deadline=61.0)
+    with pytest.raises(ValueError, match="only for 5 s, the deadline of the strategy; make that one longer"):
+        server.start(InProcessGrid({}), timeout=5.0)
 
 
 def test_the_first_replies_of_more_clients_are_taken(tmp_path):

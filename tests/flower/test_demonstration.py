@@ -57,18 +57,22 @@ def test_a_demonstration_runs_and_cleans_up(tmp_path):
     assert "cannot be resumed with different settings" in output
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_demonstration_cleans_up(tmp_path, number):
+@pytest.mark.parametrize(
+    ("number", "awaited"),
+    [(signal.SIGINT, b"client.trainer"), (signal.SIGTERM, b"flower-supernode")],
+    ids=["SIGINT while nodes train", "SIGTERM while nodes start"],
+)
+def test_an_interrupted_demonstration_cleans_up(tmp_path, number, awaited):
     process = command(tmp_path)
     seen = ""
     for line in process.stdout:
         seen += line
-        if "starting the run" in line:
+        if "starting the superlink" in line:
             break
     deadline = time.monotonic() + 600
-    while not any(b"client.trainer" in name for name in left_behind(tmp_path)[0]):
+    while not any(awaited in name for name in left_behind(tmp_path)[0]):
         assert process.poll() is None, seen
-        assert time.monotonic() < deadline, "no node has started its trainer"
+        assert time.monotonic() < deadline, f"there is no process {awaited}"
         time.sleep(0.2)
     process.send_signal(number)
     rest, _ = process.communicate(timeout=120)

@@ -2,11 +2,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+import fedlalr as fl
 from fedlalr import config
 from fedlalr.report.groups import MOST_POINTS, curves_of, group_runs
+from fedlalr.report.html import page
 from fedlalr.report.rerun_command import description_of
-from fedlalr.report.runs import ReportedRun
+from fedlalr.report.runs import ReportedRun, read_run
 from fedlalr.report.sections import runs_table
 from report.curves import curve
 
@@ -76,6 +79,19 @@ def test_runs_from_python_that_differ_in_the_seed_alone_are_one_group() -> None:
 def test_runs_from_python_with_the_same_seed_stand_alone() -> None:
     runs = [from_python("a", seed=0), from_python("b", seed=0)]
     assert [group.label for group in group_runs(runs)] == ["FedAvg in a", "FedAvg in b"]
+
+
+def test_a_private_run_shows_its_settings_in_the_users_words(tmp_path: Path) -> None:
+    """The server derives v̂, which is recorded as a kind of compression."""
+    clients = [(torch.ones(2, 3), torch.tensor([0, 1]))] * 2
+    private = fl.Privacy(clip=1.0, noise_multiplier=1.0, second_moment="server")
+    method = fl.FedLALR(momentum="restart")
+    fl.run(torch.nn.Linear(3, 2), clients, method, rounds=1, local=fl.Steps(1), run_dir=tmp_path, privacy=private)
+    shown = page([read_run(tmp_path)])
+    assert "Withholding" not in shown
+    assert "compression.withheld" not in shown
+    settings = group_runs([read_run(tmp_path)])[0].settings
+    assert (settings["compression"], settings["privacy.second_moment"]) == (None, "server")
 
 
 def test_a_digest_names_no_group() -> None:

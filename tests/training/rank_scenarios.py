@@ -88,6 +88,11 @@ DICTS = {
 }
 PERSONAL = {"personal": ("1.*", "4.*"), "buffers": "local", "test": None, "holdout": 0.2, "batch_size": 20}
 ASYNCHRONOUS = {"asynchronous": fl.Async(2, 4), "speeds": 1.0, "clients_per_round": None, "observers": [], "rounds": 5}
+PRIVATE = {
+    "privacy": fl.Privacy(clip=0.1, noise_multiplier=1.0, units={"m": 0.1, "v_hat": 0.01, "buffers": 1.0}),
+    "rounds": 6,  # cohorts of 2, 2, 2, 3, 0 and 1 clients
+    "clients_per_round": 2,
+}
 JOBS = {
     "fedlalr": lambda engine: job(engine, weighting="samples"),
     "fedlalr max": lambda engine: job(engine, fl.FedLALR(momentum="restart", second_moment="max")),
@@ -103,6 +108,7 @@ JOBS = {
     "two clients": lambda engine: job(engine, clients_per_round=2),
     "one client": lambda engine: job(engine, clients_per_round=1),
     "asynchronous": lambda engine: job(engine, **ASYNCHRONOUS),
+    "private": lambda engine: job(engine, **PRIVATE),
     "dicts": lambda engine: job(engine, model=token_model(), **DICTS),
 }
 """Runs that must give the same result on any number of ranks."""

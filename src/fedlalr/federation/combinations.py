@@ -33,7 +33,6 @@ SCORES = "evaluation of the clients"
 RARE_CHECKPOINTS = "checkpoint_every above 1"
 ASYNCHRONOUS = "asynchronous rounds"
 STRAGGLERS = "stragglers"
-DEADLINE = "a deadline of stragglers"
 
 COMBINATIONS = (
     Combination(
@@ -109,11 +108,6 @@ COMBINATIONS = (
         ASYNCHRONOUS,
         STRAGGLERS,
         "the server never waits for slow clients there; use one of the two",
-    ),
-    Combination(
-        FLOWER,
-        DEADLINE,
-        "nodes always finish their local steps; the `deadline` of the strategy ends a round with the replies it has",
     ),
 )
 

@@ -24,7 +24,6 @@ from fedlalr.federation.asynchronous.settings import Async
 from fedlalr.federation.combinations import (
     ASYNCHRONOUS,
     COMPRESSION,
-    DEADLINE,
     MIN_CLIENTS,
     NORM_RATIO,
     PERSONAL,
@@ -304,7 +303,6 @@ class Options(LocalOptions):
             RARE_CHECKPOINTS: self.checkpoint_every > 1,
             ASYNCHRONOUS: self.asynchronous is not None,
             STRAGGLERS: self.stragglers is not None,
-            DEADLINE: isinstance(self.stragglers, Stragglers) and self.stragglers.deadline is not None,
         }
         return {feature for feature, is_chosen in chosen.items() if is_chosen}
 

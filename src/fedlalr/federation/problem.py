@@ -76,7 +76,7 @@ class Problem:
         speeds = None
         if any(each is not None for each in (options.asynchronous, options.stragglers, options.speeds)):
             speeds = client_speeds(options.speeds, len(clients), options.seed)
-        if isinstance(options.stragglers, Stragglers) and speeds is not None:
+        if isinstance(options.stragglers, Stragglers) and speeds is not None and not remote:
             training = replace(training, most_steps=options.stragglers.most_steps(speeds))
         given = options.test if options.test is not None else getattr(clients, "test", None)
         if training.is_personal:

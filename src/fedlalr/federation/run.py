@@ -15,7 +15,7 @@ from fedlalr.algorithms.slots import Algorithm
 from fedlalr.common.printable import has_terminal
 from fedlalr.data.population import Clients, as_clients
 from fedlalr.federation.asynchronous.clock import Clock
-from fedlalr.federation.asynchronous.rounds import run_update
+from fedlalr.federation.asynchronous.rounds import Unusable, run_update
 from fedlalr.federation.asynchronous.settings import Async
 from fedlalr.federation.client_evaluation import Score, evaluate_clients
 from fedlalr.federation.debug import Debugger
@@ -105,6 +105,7 @@ class Simulation:
         self._debugger = Debugger(problem.training) if problem.options.debug and self.ranks.is_first else None
         self._chosen: Engine | None = None
         self._clock: Clock | None = None
+        self._unusable: Unusable = {}
 
     def start(self, state: ServerState, choices: dict[str, Any]) -> RunInfo:
         """Create the engine: as requested, or as the run was started with."""
@@ -114,7 +115,7 @@ class Simulation:
         else:
             chosen, reason = create_engine(choices.get("engine", self._requested), training, self.problem.cohort_size)
         self._chosen = chosen
-        self._clock = _clock_after(self.problem, state.round)
+        self._restore_clock(state.round, choices)
         seconds = self._estimate(chosen, state)
         if choices:
             reason = "the run was started with it"
@@ -127,6 +128,16 @@ class Simulation:
         reason = "; ".join(filter(None, [reason, getattr(training.clients, "note", "")]))
         slots = tuple(starting_slots(training.algorithm, state.slots))
         return run_info(self.problem, state, chosen.name, reason, slots, seconds)
+
+    def _restore_clock(self, updates: int, choices: dict[str, Any]) -> None:
+        """The virtual clock of an asynchronous run after some updates, with the replies in flight."""
+        options = self.problem.options
+        if isinstance(options.asynchronous, Async):
+            assert self.problem.speeds is not None
+            self._clock = Clock(self.problem.training, options.sampling, options.asynchronous, self.problem.speeds)
+            known = self.ranks.first(choices.get("clock", {"more": [], "unusable": []}))
+            self._clock.replay(updates, dict(known["more"]))
+            self._unusable = {(version, client): reason for version, client, reason in known["unusable"]}
 
     def _estimate(self, chosen: Engine, state: ServerState) -> float | None:
         """How long the rest of a heavy run takes on a CPU; None for other runs, and if the caller chose the engine."""
@@ -147,8 +158,10 @@ class Simulation:
         if self._clock is not None:
             assert isinstance(problem.options.asynchronous, Async)
             reject_chosen_clients(self.observers, t)
-            period, how = self._clock.advance(), problem.options.asynchronous
-            return run_update(state, period, lr, self._chosen, training, problem.rules, how, self._debugger)
+            how, clock = problem.options.asynchronous, self._clock
+            return run_update(
+                state, clock, self._unusable, lr, self._chosen, training, problem.rules, how, self._debugger
+            )
         sampled = with_included(problem.cohort(t, training.seed), self.observers, t, problem)
         cohort, seconds, too_slow = _taken(problem, sampled, t)
         probe = _probe(self.observers, t)
@@ -162,8 +175,11 @@ class Simulation:
         return {} if tests is None else evaluate_clients(self.problem.training, state, tests, self.ranks)
 
     def recorded(self, choices: dict[str, Any]) -> None:
-        """Record the chunk size, which a resumed run must reuse to get the same bits."""
+        """Record the chunk size, which a resumed run must reuse to get the same bits, and what its clock needs."""
         choices["chunk"] = getattr(self._chosen, "chunk", None)
+        if self._clock is not None:
+            unusable = [[*flight, reason] for flight, reason in self._unusable.items()]
+            choices["clock"] = {"more": list(self._clock.more.items()), "unusable": unusable}
 
     def saved(self) -> None:
         """Nothing to do: the checkpoint holds everything."""
@@ -172,18 +188,6 @@ class Simulation:
         """End the engine's processes."""
         if self._chosen is not None:
             self._chosen.close()
-
-
-def _clock_after(problem: Problem, updates: int) -> Clock | None:
-    """The virtual clock of an asynchronous run after some updates."""
-    options = problem.options
-    if not isinstance(options.asynchronous, Async):
-        return None
-    assert problem.speeds is not None
-    clock = Clock(problem.training, options.sampling, options.asynchronous, problem.speeds)
-    for _ in range(updates):
-        clock.advance()
-    return clock
 
 
 def reject_chosen_clients(observers: Sequence[Observer], update: int) -> None:

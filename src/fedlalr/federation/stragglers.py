@@ -17,7 +17,8 @@ TOO_SLOW = "it finished no local step before the deadline"
 @dataclass(frozen=True)
 class Stragglers:
     """oversample: sample this share of clients in addition, and take the first `clients_per_round` replies.
-    deadline: virtual seconds after which a client sends what it has, with its own number of local steps.
+    deadline: virtual seconds after which a client sends what it has, with its own number of local steps. On Flower:
+        seconds of local training on its node, which sends what it has after the step that ends then or later.
     """
 
     oversample: float = 0.0

@@ -68,7 +68,7 @@ def _distinct(runs: list[ReportedRun]) -> list[list[ReportedRun]]:
 def settings_of(run: ReportedRun) -> Settings:
     """Everything the result depends on, except the seed."""
     if run.config is None:
-        return {name: _short(name, value) for name, value in run.facts.items() if name != "seed"}
+        return _from_facts(run.facts)
     flat: dict[str, Any] = {}
     for name, value in run.config.problem().items():
         if name == "seed":
@@ -78,6 +78,19 @@ def settings_of(run: ReportedRun) -> Settings:
         else:
             flat[name] = value
     return flat
+
+
+def _from_facts(facts: Mapping[str, Any]) -> Settings:
+    """Recorded facts as settings. The slots that a private run does not send follow from `privacy.second_moment`.
+
+    >>> recorded = {"seed": 0, "compression": "fedlalr.Withholding", "compression.withheld": ["v_hat"]}
+    >>> _from_facts(recorded), _from_facts(recorded | {"compression.up.x": "fedlalr.Int"})
+    ({'compression': None}, {'compression': 'Compression', 'compression.up.x': 'Int'})
+    """
+    told = {n: _short(n, value) for n, value in facts.items() if n not in ("seed", "compression.withheld")}
+    if "compression" in told:  # every run has an object here, most of them without any codec
+        told["compression"] = "Compression" if any(n.startswith("compression.") for n in told) else None
+    return told
 
 
 def _short(name: str, value: Any) -> Any:

@@ -1,19 +1,20 @@
 """Which clients start, and which replies arrive, before each update of the server: a function of seed and speeds.
 
-A client needs K / speed virtual seconds for its K local steps. The server updates its model when `buffer` replies have
-arrived since the last update. `concurrency` clients train at the same time: when one replies, another one starts from
-the current version. Replies that arrive at the same instant are received before anyone starts, so that clients of
-equal speed and a buffer for all of them give synchronous rounds.
+A client needs K / speed virtual seconds for its K local steps. The server updates its model when `buffer` usable
+replies have arrived since the last update. `concurrency` clients train at the same time: when one replies, another one
+starts from the current version. Replies that arrive at the same instant are received before anyone starts, so that
+clients of equal speed and a buffer for all of them give synchronous rounds.
 
 A client starts at most once from each version: (version, client) then identifies its batches and all its other random
 numbers, as (round, client) does in a synchronous run. If nobody else is free, its place stays empty until the update.
 
-Nothing here depends on what clients learn, so a resumed run replays the clock from the start.
+Of what clients learn, only the number of replies before each update matters here: those that cannot be used do not
+count, and the server waits for others. A resumed run replays the clock from the start with these numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -56,22 +57,44 @@ class Clock:
         self._buffer, self._concurrency = asynchronous.buffer, asynchronous.concurrency
         self._flights: list[Flight] = []  # a heap
         self._training: set[int] = set()
-        self.now, self.version = 0.0, 0
+        self.now, self.version = 0.0, -1
+        self.more: dict[int, int] = {}
+        """Version → replies beyond the buffer that the server waited for before it updated that version."""
 
     def advance(self) -> Period:
-        """Move on to the next update."""
-        local, began = self._local, self.now
-        line = Line(self._sampling, local.clients.sizes, self._concurrency, local.seed, self.version + 1)
-        started: list[int] = []
-        arrived: list[Flight] = []
-        while len(arrived) < self._buffer:
-            if not (self._flights and self._flights[0].arrives <= self.now):
-                started += self._start(line)
-                self.now = self._flights[0].arrives
-            arrived.append(heappop(self._flights))
-            self._training.remove(arrived[-1].client)
+        """Receive the first replies after an update, as many as the buffer takes."""
         self.version += 1
-        return Period(_ids(sorted(started)), tuple(arrived), frozenset(self._training), self.now - began)
+        local = self._local
+        self._line = Line(self._sampling, local.clients.sizes, self._concurrency, local.seed, self.version + 1)
+        self._began, self._started, self._arrived = self.now, list[int](), list[Flight]()
+        return self._receive(self._buffer)
+
+    def extend(self, count: int) -> Period:
+        """The same period with this many more replies; with fewer if nobody trains and nobody is left to start."""
+        before = len(self._arrived)
+        longer = self._receive(count)
+        self.more[self.version] = self.more.get(self.version, 0) + len(longer.arrived) - before
+        return longer
+
+    def replay(self, updates: int, more: Mapping[int, int]) -> None:
+        """Move on to the end of the last of some updates."""
+        for version in range(updates):
+            self.advance()
+            if version in more:
+                self.extend(more[version])
+
+    def _receive(self, count: int) -> Period:
+        wanted = len(self._arrived) + count
+        while len(self._arrived) < wanted:
+            if not (self._flights and self._flights[0].arrives <= self.now):
+                self._started += self._start(self._line)
+                if not self._flights:
+                    break
+                self.now = self._flights[0].arrives
+            self._arrived.append(heappop(self._flights))
+            self._training.remove(self._arrived[-1].client)
+        started, arrived = _ids(sorted(self._started)), tuple(self._arrived)
+        return Period(started, arrived, frozenset(self._training), self.now - self._began)
 
     def _start(self, line: Line) -> list[int]:
         """Let clients start until enough train; returns them."""

@@ -25,7 +25,8 @@ it is stored with what the client keeps, as changes from its version, so no old 
     reply.steps                 its K; 0 if it has nothing to send
     reply.samples, reply.loss   its number of samples and its training loss
 
-A reply that cannot be used is rejected when its client starts, and recorded there; the buffer does without it.
+A reply that cannot be used does not count: when it arrives it is recorded as rejected, and the server waits for another
+one. If nobody trains any more and nobody is left to start, an update takes the replies it has.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots
-from fedlalr.federation.asynchronous.clock import Period
+from fedlalr.federation.asynchronous.clock import Clock, Period
 from fedlalr.federation.asynchronous.settings import Async
 from fedlalr.federation.compression.channel import Channel
 from fedlalr.federation.replies.reducing import reduce_replies, weights
@@ -61,6 +62,8 @@ REPLY = "reply."
 """Prefix of the names under which a reply is stored until it arrives."""
 _BUFFER, _SAMPLES, _STEPS, _LOSS = "buffer.", "samples", "steps", "loss"
 
+Unusable = dict[tuple[int, int], str]
+"""(version, client) → why a reply in flight cannot be used."""
 OnRejected = Callable[[Work, Sequence[Rejection]], None]
 
 
@@ -77,7 +80,8 @@ def no_reply(training: Training, slots: Slots, buffers: Buffers) -> Slots:
 
 def run_update(
     state: ServerState,
-    period: Period,
+    clock: Clock,
+    unusable: Unusable,
     lr: float,
     engine: Engine,
     training: Training,
@@ -85,14 +89,31 @@ def run_update(
     asynchronous: Async,
     on_rejected: OnRejected | None = None,
 ) -> RoundOutcome:
-    """One update of the server. The state passed in is never changed, so it is still valid on `RoundFailed`."""
-    clock = Stopwatch()
+    """One update of the server. The state passed in is never changed, so it is still valid on `RoundFailed`.
+
+    `unusable` are the replies in flight that cannot be used: those that arrive are removed, new ones are added.
+    """
+    watch = Stopwatch()
     channel = Channel.of(rules.compression, training, state.round + 1)
-    work = replace(work_of(state, period.started, lr, training, channel), cohort=asynchronous.buffer)
-    fresh, rejected = _train(state, work, engine, training, channel, on_rejected)
-    clock.lap("train")
+    period, fresh, trained = clock.advance(), dict[int, Slots](), set[int]()
+    while True:
+        starting = period.started[[client not in trained for client in period.started.tolist()]]
+        work = replace(work_of(state, starting, lr, training, channel), cohort=asynchronous.buffer)
+        some, rejected = _train(state, work, engine, training, channel, on_rejected)
+        fresh |= some
+        trained.update(starting.tolist())
+        unusable |= {(state.round, client): reason for client, reason in rejected}
+        lost = [each for each in period.arrived if (each.version, each.client) in unusable]
+        missing = asynchronous.buffer - (len(period.arrived) - len(lost))
+        longer = clock.extend(missing) if missing else period
+        if len(longer.arrived) == len(period.arrived):
+            break
+        period = longer
+    watch.lap("train")
+    reasons = [Rejection(each.client, unusable.pop((each.version, each.client))) for each in lost]
     arrived = _arrived(period, state, fresh)
-    outcome = reduce_arrived(state, work, arrived, rejected, training, rules, asynchronous, clock)
+    work = replace(work, clients=period.started)
+    outcome = reduce_arrived(state, work, arrived, reasons, training, rules, asynchronous, watch)
     new = replace(outcome.state, kept=_kept(state, period, fresh, training))
     return replace(outcome, state=new, virtual_seconds=period.seconds)
 

@@ -75,6 +75,8 @@ class Expected:
     """Clients that have already replied."""
     steps: Callable[[int], int] | None = None
     """Number of samples → local steps of a client in this round, if known."""
+    partial: bool = False
+    """Whether a client may send fewer local steps, since the run has a deadline."""
     channel: Channel | None = None
     """How slots are encoded; None: all travel as they are."""
     counts: bool = True
@@ -121,8 +123,10 @@ def unpack(reply: Reply, expected: Expected) -> Replies:
 def _counts(reply: Reply, expected: Expected) -> tuple[int, int]:
     """A client's numbers of samples and local steps."""
     samples, steps = check_count("samples", reply.samples), check_count("steps", reply.steps)
-    if expected.steps is not None and steps != (due := expected.steps(samples)):
-        raise Rejected(f"steps is {steps:,}, but a client with {samples:,} samples takes {due:,} in this round")
+    due = steps if expected.steps is None else expected.steps(samples)
+    if steps > due or (steps < due and not expected.partial):
+        most = "at most " if expected.partial else ""
+        raise Rejected(f"steps is {steps:,}, but a client with {samples:,} samples takes {most}{due:,} in this round")
     return samples, steps
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -32,6 +33,21 @@ class Answer(NamedTuple):
     """Mean over the local steps."""
 
 
+class StepLimit:
+    """Counts a client's local steps, and stops them at a deadline, in seconds from now; 0: never."""
+
+    def __init__(self, deadline: float, device: torch.device) -> None:
+        self.deadline, self.device = deadline, device
+        self.steps, self._began = 0, time.monotonic()
+
+    def __call__(self) -> bool:
+        """Called after every local step: whether it was the last."""
+        self.steps += 1
+        if self.deadline and self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # the step may only have been queued
+        return self.deadline > 0 and time.monotonic() - self._began >= self.deadline
+
+
 def train_locally(
     instruction: Instruction, training: Training, channel: Channel, broadcast: Slots, buffers: Buffers, kept: Slots
 ) -> Answer:
@@ -54,7 +70,8 @@ def train_locally(
         # For dropout. The key contains the client's id, so that nodes do not all draw the same numbers.
         torch.manual_seed(key(training.seed, MODULES, work.round, client))
         engine, collected = ReferenceEngine(training), Collector(work, training)
-        collected.add(0, *engine.train_client(to_clients(work, training), 0, client, []))
+        limit = StepLimit(instruction.deadline, device)
+        collected.add(0, *engine.train_client(to_clients(work, training), 0, client, [], limit))
     replies = from_clients(collected.replies(), work, training)
     broken = [
         name for name, value in replies.kept.items() if not name.startswith(BUFFER) and not value.isfinite().all()
@@ -69,6 +86,6 @@ def train_locally(
         buffers={name: buffer[0] for name, buffer in replies.buffers.items()},
         kept=replies.kept.map(lambda tensor: tensor[0]).replace(**errors),
         samples=int(replies.samples[0]),
-        steps=int(replies.steps[0]),
+        steps=limit.steps,
         loss=float(replies.losses[0]),
     )

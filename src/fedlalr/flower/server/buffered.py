@@ -1,8 +1,7 @@
 """Asynchronous updates over Flower's grid: nodes train whenever they are free, with the arithmetic of the simulator.
 
-A client starts at most once from each version, as in the simulator. Unlike there, only usable replies fill the buffer:
-a node that fails at once must not take the place of others. If nobody trains any more and nobody is left to start, an
-update takes the replies it has.
+As in the simulator, a client starts at most once from each version, and only usable replies fill the buffer. If nobody
+trains any more and nobody is left to start, an update takes the replies it has.
 
 Messages in flight are not part of a checkpoint: a resumed run starts its clients again, from the version it resumes.
 """

@@ -52,6 +52,11 @@ class Rounds:
         join_deadline: float,
         poll: float,
     ) -> None:
+        if server.train_deadline >= deadline:
+            raise ValueError(
+                f"clients may train for {server.train_deadline:g} s, the deadline of stragglers, but a round waits for "
+                f"replies only for {deadline:g} s, the deadline of the strategy; make that one longer"
+            )
         self.server, self.observers = server, observers
         self.deadline, self.join_deadline, self.poll = deadline, join_deadline, poll
         self._registry: NodeRegistry | None = None

@@ -24,6 +24,7 @@ from fedlalr.federation.replies.payload import Expected
 from fedlalr.federation.replies.reducing import reduce_buffers, weights
 from fedlalr.federation.round import RoundFailed, RoundOutcome, ServerState, Stopwatch, too_few, update_slots
 from fedlalr.federation.storage.fingerprint import contract
+from fedlalr.federation.stragglers import Stragglers
 from fedlalr.flower.server.accepted_rounds import AcceptedRounds
 from fedlalr.flower.server.inbox import Closed, SpooledInbox
 from fedlalr.flower.wire.instruction import Instruction
@@ -85,6 +86,12 @@ class FederatedServer:
     def population(self) -> int:
         return len(self.training.clients)
 
+    @property
+    def train_deadline(self) -> float:
+        """Seconds after which clients send what they have; 0: they finish their local steps."""
+        stragglers = self.problem.options.stragglers
+        return float(stragglers.deadline or 0.0) if isinstance(stragglers, Stragglers) else 0.0
+
     def open(self, include: Callable[[Tensor, int], Tensor] | None = None) -> OpenRound:
         """Start the next round: sample its cohort. `include` may replace sampled clients by others."""
         t, mechanism = self.state.round + 1, self.rules.mechanism
@@ -124,6 +131,7 @@ class FederatedServer:
             buffers=work.buffers,
             channel=channel,
             steps=partial(self._steps, t),
+            partial=self.train_deadline > 0,
             counts=mechanism is None,
         )
         return Offer(work, expected, channel, content)
@@ -142,6 +150,7 @@ class FederatedServer:
             layout=self.layout,
             kept=self.accepted_rounds.kept(client),
             settled=self.accepted_rounds.settled(client),
+            deadline=self.train_deadline,
         )
 
     def close(self, opened: OpenRound) -> RoundOutcome:

@@ -29,6 +29,8 @@ class Instruction:
     """The client continues from its state after this round; 0: from the initial state."""
     settled: int = 0
     """The server will not request a client state from before this round."""
+    deadline: float = 0.0
+    """Seconds of local training after which the client sends what it has; 0: it finishes its local steps."""
 
     def as_dict(self) -> dict[str, int | float | str]:
         """Plain values for a Flower record."""

@@ -6,7 +6,7 @@ a fused form use it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -48,9 +48,10 @@ class ReferenceEngine:
         return collected.replies()
 
     def train_client(
-        self, work: Work, row: int, client: int, traces: list[Trace]
+        self, work: Work, row: int, client: int, traces: list[Trace], stop: Callable[[], bool] = lambda: False
     ) -> tuple[Slots, Buffers, Slots, Tensor]:
-        """One client's round: its upload, buffers, kept slots and mean training loss."""
+        """One client's round: its upload, buffers, kept slots and mean training loss. `stop` is called after every
+        local step, and ends the round early."""
         training, (broadcast, buffers) = self.training, work.of(row)
         model, algorithm = training.model, training.algorithm
         set_buffers(model, buffers)
@@ -77,9 +78,11 @@ class ReferenceEngine:
                 total += loss
                 if work.probe is not None and client in work.probe.clients:
                     traces.append(Trace(client, k, work.probe.measure(state, context)))
+            if stop():
+                break
         with torch.no_grad():
-            upload, kept = finish(training, state, broadcast, work.context(steps=len(batches), step=len(batches)))
-        return upload, get_buffers(model), kept, total / len(batches)
+            upload, kept = finish(training, state, broadcast, work.context(steps=k, step=k))
+        return upload, get_buffers(model), kept, total / k
 
     def _batches(self, work: Work, client: int) -> list[Tensor]:
         training, ids = self.training, torch.tensor([client], device="cpu")

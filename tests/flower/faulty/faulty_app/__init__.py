@@ -1,4 +1,1 @@
-"""An app whose client 1 fails on request."""
-
-MISBEHAVING = 1
-"""The client that fails."""
+"""An app whose clients fail on request."""

@@ -1,4 +1,4 @@
-"""A client app with a modifier that spoils what client 1 sends."""
+"""A client app with a modifier that spoils what clients send."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 from flwr.app import Array, ConfigRecord, Context, Message
 
-from faulty_app import MISBEHAVING
 from fedlalr.flower import client_app
 
 
@@ -20,18 +19,19 @@ def misbehave(message: Message, context: Context, call_next: Callable[[Message, 
     if "torch" in sys.modules:
         raise RuntimeError("the process of a message has imported torch")
     facts = message.content.config_records["fedlalr"]
-    faults = str(context.run_config["faults"]).split(",")
-    place = int(facts["round"]) - 2
-    fault = faults[place] if facts["client"] == MISBEHAVING and 0 <= place < len(faults) else ""
+    client, place = int(facts["client"]), int(facts["round"]) - 2
+    rounds = str(context.run_config["faults"]).split(",")
+    here = rounds[place].split("+") if 0 <= place < len(rounds) else []
+    fault = next((one.partition(":")[2] for one in here if one.startswith(f"{client}:")), "")
+    marker = Path(f"{context.run_config['marker']}-{client}")
     if fault == "raise":
         raise RuntimeError("this client is broken")
     if fault == "die":
         os._exit(3)
-    if fault == "wait":
-        marker, until = Path(str(context.run_config["marker"])), time.monotonic() + float(context.run_config["wait"])
+    if fault in ("wait", "slow"):
         marker.touch()
-        while marker.exists() and time.monotonic() < until:
-            time.sleep(0.2)
+    while fault == "wait" and marker.exists():
+        time.sleep(0.2)
     reply = call_next(message, context)
     if fault == "stale":
         reply.content["fedlalr"] = ConfigRecord({**reply.content["fedlalr"], "round": int(facts["round"]) - 1})

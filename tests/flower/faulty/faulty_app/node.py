@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 import fedlalr as fl
 from faulty_app import task
@@ -16,9 +19,27 @@ def model(context: Context) -> nn.Module:
     return task.model(int(context.run_config["hidden"]))
 
 
-def data(context: Context) -> tuple[Tensor, Tensor]:
+def data(context: Context) -> object:
     """The samples of the node's client."""
-    return task.data(int(context.node_config["partition-id"]))
+    client, seconds = int(context.node_config["partition-id"]), float(context.run_config["partial"])
+    pair = task.data(client)
+    return Slow(pair, Path(f"{context.run_config['marker']}-{client}"), seconds) if seconds else pair
+
+
+class Slow(Dataset[tuple[Tensor, Tensor]]):
+    """Samples that take some seconds to read if a file exists, which is then removed."""
+
+    def __init__(self, pair: tuple[Tensor, Tensor], marker: Path, seconds: float) -> None:
+        self.pair, self.marker, self.seconds = pair, marker, seconds
+
+    def __len__(self) -> int:
+        return len(self.pair[1])
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if self.marker.exists():
+            self.marker.unlink()
+            time.sleep(self.seconds)
+        return self.pair[0][index], self.pair[1][index]
 
 
 def algorithm(context: Context) -> fl.Algorithm:

@@ -24,5 +24,5 @@ def main(grid: Grid, context: Context) -> None:
         deadline=float(config["deadline"]),
         join_deadline=float(config["join-deadline"]),
         layout=str(config["layout"]),
-        poll=0.2,
+        poll=0.5,
     ).start(grid)

@@ -50,5 +50,6 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
         "min_clients": int(config["min-clients"]),
         "compression": config["compression"] or None,
         "privacy": private if noise else None,
+        "stragglers": {"deadline": float(config["partial"])} if config["partial"] else None,
         "asynchronous": {"buffer": int(config["buffer"]), "concurrency": CLIENTS} if config["buffer"] else None,
     }
