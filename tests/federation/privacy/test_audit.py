@@ -94,7 +94,7 @@ def watch(runs: int) -> Watched:
         result = fl.run(
             model,
             clients,
-            fl.FedLALR(eps=10.0),  # v̂ starts at 100, far above the floor that would swallow noise
+            fl.FedLALR(eps=10.0),  # v̂ starts at its floor ε², which cuts off half of its noise: so x and m reveal more
             rounds=ROUNDS,
             clients_per_round=COHORT,
             local=fl.Steps(1),
