@@ -74,7 +74,7 @@ def run(model=None, clients=None, algorithm=None, **options):
         ({"clip_norm": 0.0}, "clip_norm must be a finite number above 0"),
         ({"weighting": "sizes"}, "weighting must be one of 'uniform', 'samples', not 'sizes'"),
         ({"buffers": "none"}, "buffers must be one of 'average', 'recalibrate', 'local'"),
-        ({"engine": "turbo"}, "engine must be one of 'auto', 'reference'"),
+        ({"engine": "turbo"}, "there is no engine 'turbo'; choose one of auto, reference"),
         ({"min_clients": 3}, "min_clients is 3 but only 2 clients take part"),
         ({"resume": True}, "resume=True needs run_dir"),
         ({"run_dir": ""}, "run_dir is empty"),

@@ -17,8 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from fedlalr.common.suggestions import hint
-from fedlalr.config.errors import listed
+from fedlalr.common.named import check_known
 from fedlalr.federation import Observer, Record, RunInfo
 
 RUN_ID_FILE = "mlflow_run_id"
@@ -175,8 +174,7 @@ def create_tracker(name: str, run_dir: Path, run_name: str, settings: Mapping[st
         "tensorboard": lambda: TensorBoard(run_dir / "tensorboard", settings),
         "mlflow": lambda: MLflow(name=run_name, settings=settings, run_dir=run_dir),
     }
-    if name not in trackers:
-        raise ValueError(f"there is no tracker {name!r}; choose from {listed(list(trackers))}.{hint(name, trackers)}")
+    check_known("there is no tracker", name, trackers)
     return trackers[name]()
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from fedlalr.common.named import check_known
 from fedlalr.data.fetch import Progress
 from fedlalr.data.sources import digits, idx, routes, shakespeare
 from fedlalr.data.sources import text_readers as scripts
@@ -168,8 +169,7 @@ class Description:
 
 def source_of(name: str) -> Source:
     """The data set with a name; the error for an unknown one lists the names."""
-    if name not in SOURCES:
-        raise ValueError(f"there is no data set {name!r}; choose one of {', '.join(SOURCES)}")
+    check_known("there is no data set", name, SOURCES)
     return SOURCES[name]
 
 
