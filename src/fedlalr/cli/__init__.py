@@ -12,7 +12,6 @@ from typing import Annotated
 
 import typer
 
-import fedlalr.public  # noqa: F401 - before the memory is frozen
 from fedlalr.cli import (
     bench,
     compare,

@@ -8,6 +8,10 @@ from typing import Annotated
 import typer
 
 from fedlalr.cli.files import check_figure, check_page, writing
+from fedlalr.cli.progress import standard_output
+from fedlalr.config.run_dir import REPORT_FILE
+from fedlalr.report.figures import bytes_figure
+from fedlalr.report.html import write_report
 
 
 def report(
@@ -46,13 +50,7 @@ def report(
 
     fedlalr report runs/demo --figure megabytes.png
     """
-    from fedlalr.cli.progress import standard_output
-    from fedlalr.config.run_dir import REPORT_FILE
-    from fedlalr.report.html import write_report
-
     if figure is not None:
-        from fedlalr.report.figures import bytes_figure
-
         check_figure(figure, "--figure")
         with writing(figure, "--figure"):
             standard_output().print(f"written to {' and '.join(map(str, bytes_figure(places, figure, title)))}")

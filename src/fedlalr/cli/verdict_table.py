@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-    from fedlalr.paper.figures import Drawn
-    from fedlalr.paper.plans import Request
-    from fedlalr.paper.verdicts import Claim
+from fedlalr.cli.progress import standard_output
+from fedlalr.paper.figures import Drawn, running
+from fedlalr.paper.plans import Request
+from fedlalr.paper.verdicts import DEFINITIONS, Claim, seeds_in_words
+from fedlalr.report.failures import alike
 
 
 def show(
@@ -29,10 +34,6 @@ def show(
     if as_json:
         print(json.dumps(as_plain(drawn, claims, folder, request, seeds, failures), ensure_ascii=False))
         return
-    from fedlalr.cli.progress import standard_output
-    from fedlalr.paper.figures import running
-    from fedlalr.paper.verdicts import DEFINITIONS
-    from fedlalr.report.failures import alike
 
     console = standard_output()
     claims.sort(key=lambda claim: claim.key)
@@ -70,11 +71,6 @@ def why_none(one: Drawn, draw_only: bool) -> str:
 
 def show_numbers(one: Drawn, console: Console) -> None:
     """Show the curves of a figure that the paper makes no claim about, as numbers."""
-    from rich import box
-    from rich.table import Table
-
-    from fedlalr.paper.verdicts import seeds_in_words
-
     several = any(len(numbers.seeds) > 1 for numbers in one.numbers)
     title = f"{one.figure}, mean ± standard deviation over the seeds" if several else one.figure
     table = Table(box=box.SIMPLE_HEAD, pad_edge=True, title=title, title_justify="left")
@@ -104,12 +100,6 @@ def points(share: float, deviation: float | None) -> str:
 
 def show_claim(claim: Claim, console: Console) -> None:
     """Show a claim with its verdict, and its statements below."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    from fedlalr.paper.verdicts import seeds_in_words
-
     console.print(Text.assemble((f"Claim {claim.key}", "bold"), f" {claim.text}"))
     console.print(f"  {claim.summary}", style="bold")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=True)
@@ -126,11 +116,6 @@ def show_claim(claim: Claim, console: Console) -> None:
 
 def show_verdicts(claims: Sequence[Claim], console: Console) -> None:
     """Show all claims in one table, one or two lines each."""
-    from rich import box
-    from rich.table import Table
-
-    from fedlalr.paper.verdicts import seeds_in_words
-
     table = Table(box=box.SIMPLE_HEAD, pad_edge=True)
     table.add_column("claim")
     table.add_column("the paper's claim", ratio=5)
@@ -150,8 +135,6 @@ def as_plain(
     seeds: int,
     failures: Mapping[str, str],
 ) -> dict[str, Any]:
-    from dataclasses import asdict
-
     return {
         "scale": request.scale,
         "seeds": seeds,

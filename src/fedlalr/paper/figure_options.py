@@ -8,9 +8,9 @@ from itertools import product
 from typing import Any
 
 from fedlalr.algorithms.registry import PAPER_METHODS
-from fedlalr.common.suggestions import hint
+from fedlalr.common.named import check_known
 from fedlalr.config import ConfigError
-from fedlalr.config.errors import listed
+from fedlalr.config.errors import as_config_errors, listed
 from fedlalr.config.overrides import parse_overrides
 from fedlalr.config.schema import check_method
 from fedlalr.paper.plans import HOW_RUN, Beside, key_of
@@ -73,10 +73,8 @@ def check_methods(given: str | None, figures: Sequence[str]) -> Sequence[str]:
     """The methods to run; a single figure must have runs of all of them."""
     names = [name.strip() for name in given.split(",")] if given else list(PAPER_METHODS)
     for name in names:
-        if name not in PAPER_METHODS:
-            raise ConfigError(
-                f"the paper has no method {name!r}; choose from {listed(PAPER_METHODS)}.{hint(name, PAPER_METHODS)}"
-            )
+        with as_config_errors(ValueError):
+            check_known("the paper has no method", name, PAPER_METHODS)
     if given and len(figures) == 1:
         (figure,) = figures
         if figure in FEDLALR_ALONE and set(names) != {"fedlalr"}:
@@ -111,10 +109,8 @@ def parse_beside(text: str) -> Beside:
     given = parse_overrides(filter(None, re.split(r",(?![^\[]*\])", settings)))  # at commas outside brackets
     if not given:
         raise ConfigError(f"--beside {text!r} changes nothing; write --beside {method}:lr=0.1")
-    try:
+    with as_config_errors(ValueError, TypeError):
         check_method(method, given)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(str(error)) from error
     return Beside(method, tuple(given.items()))
 
 
