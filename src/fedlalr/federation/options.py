@@ -21,23 +21,6 @@ from fedlalr.common.reading import at_home
 from fedlalr.common.suggestions import hint
 from fedlalr.data.population import Clients
 from fedlalr.federation.asynchronous.settings import Async
-from fedlalr.federation.combinations import (
-    ASYNCHRONOUS,
-    COMPRESSION,
-    DEADLINE,
-    MIN_CLIENTS,
-    NORM_RATIO,
-    PERSONAL,
-    PRIVACY,
-    RARE_CHECKPOINTS,
-    RECALIBRATE,
-    REDUCE,
-    SAMPLES,
-    SAMPLING,
-    SCORES,
-    SIZES,
-    STRAGGLERS,
-)
 from fedlalr.federation.compression.compression import Compression, compression_for
 from fedlalr.federation.metrics import Metrics
 from fedlalr.federation.observers import Observer
@@ -285,28 +268,6 @@ class Options(LocalOptions):
         if isinstance(self.privacy, Privacy) and self.privacy.withheld:
             compression = Withholding(compression.up, compression.down, compression.every, self.privacy.withheld)
         return Rules(self.weighting, self.min_clients, reductions, self.max_norm_ratio, compression)
-
-    @property
-    def features(self) -> set[str]:
-        """The chosen features that exclude others."""
-        chosen = {
-            COMPRESSION: self.compression is not None,
-            RECALIBRATE: self.buffers == "recalibrate",
-            PERSONAL: self.personal is not None,
-            SIZES: self.sampling == "size",
-            PRIVACY: self.privacy is not None,
-            SAMPLES: self.weighting == "samples",
-            REDUCE: bool(self.reduce),
-            NORM_RATIO: self.max_norm_ratio not in (None, MAX_NORM_RATIO),
-            SAMPLING: self.sampling != "uniform",
-            MIN_CLIENTS: self.min_clients > 1,
-            SCORES: self.holdout is not None or self.client_tests is not None,
-            RARE_CHECKPOINTS: self.checkpoint_every > 1,
-            ASYNCHRONOUS: self.asynchronous is not None,
-            STRAGGLERS: self.stragglers is not None,
-            DEADLINE: isinstance(self.stragglers, Stragglers) and self.stragglers.deadline is not None,
-        }
-        return {feature for feature, is_chosen in chosen.items() if is_chosen}
 
     def rate(self, algorithm: Algorithm, round: int) -> float:
         """The clients' rate in a round (from 1)."""
