@@ -31,6 +31,33 @@ from fedlalr.algorithms.slots import Algorithm
 from fedlalr.algorithms.slowmo import SlowMo
 from fedlalr.common.named import check_known, check_options, options_of
 
+__all__ = [
+    "SCAFFOLD",
+    "AlignedLALR",
+    "DeltaSGD",
+    "DiLoCo",
+    "FedAMS",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAdamW",
+    "FedAvg",
+    "FedAvgM",
+    "FedCM",
+    "FedLADA",
+    "FedLALR",
+    "FedMuon",
+    "FedNova",
+    "FedProx",
+    "FedYogi",
+    "LAFedOpt",
+    "LocalAdaAlter",
+    "LocalAdam",
+    "MimeLite",
+    "SharedAMSGrad",
+    "SlowMo",
+]
+"""The methods that `fl` exports."""
+
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "fedlalr": FedLALR,
     "fedavg": FedAvg,
