@@ -60,36 +60,28 @@ class Transport(Protocol):
     @property
     def holds_kept(self) -> bool:
         """Whether this process holds what clients keep, so that its checkpoints contain it."""
-        ...
 
     @property
     def engine(self) -> str:
         """The requested engine, which a resumed run must agree with."""
-        ...
 
     def start(self, state: ServerState, choices: dict[str, Any]) -> RunInfo:
         """Prepare the first round. `choices` are those a resumed run was started with; a new run fills them in."""
-        ...
 
     def run_round(self, state: ServerState, lr: float) -> RoundOutcome:
         """Sample a cohort, train it, reduce its replies. `RoundFailed` leaves the state as it was."""
-        ...
 
     def evaluate_clients(self, state: ServerState) -> Mapping[int, Score]:
         """Evaluate every client that can be reached on its own samples; none if clients have no test samples."""
-        ...
 
     def recorded(self, choices: dict[str, Any]) -> None:
         """Before a round is written: record in `choices` what a resumed run needs to know."""
-        ...
 
     def saved(self) -> None:
         """After a checkpoint of the last round."""
-        ...
 
     def close(self) -> None:
         """Release processes and memory."""
-        ...
 
 
 class Session:
