@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fedlalr.common.checks import check_count, check_fraction, check_share
+from fedlalr.common.checks import check_count, check_fraction, check_share, whole_number
 from fedlalr.common.named import check_known, check_options, options_of
 
 Schedule = Callable[[int], float] | Callable[[int, int], float]
@@ -63,8 +63,7 @@ class _Falling(ABC):
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
-        if isinstance(self.warmup, bool) or not isinstance(self.warmup, int) or self.warmup < 0:
-            raise ValueError(f"{kind}'s warmup must be a whole number of at least 0, not {self.warmup!r}")
+        whole_number(f"{kind}'s warmup", self.warmup, least=0)
         check_fraction(f"{kind}'s final", self.final)
 
     def __call__(self, round: int, rounds: int) -> float:
