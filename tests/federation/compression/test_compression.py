@@ -356,7 +356,7 @@ def test_a_codec_that_returns_something_else_than_it_says_is_rejected(part):
     [
         (BEST, "blanced", "there is no compression 'blanced'.*Did you mean 'balanced'"),
         (BEST, 8, r"compression must be fl.Compression\(…\), a short form or None, not 8"),
-        (BEST, {"upp": {}}, "compression has no 'upp'; it has up, down, every. Did you mean 'up'"),
+        (BEST, {"upp": {}}, "compression has no option 'upp'; it takes up, down, every. Did you mean 'up'"),
         (BEST, {"up": {"m": "int"}}, "up names the slot 'm', but FedLALR uploads x, v_hat"),
         (BEST, {"down": {"m": "int"}}, "down names the slot 'm', but FedLALR broadcasts x, v_hat"),
         (BEST, {"every": {"m": 2}}, "every names the slot 'm'"),
