@@ -10,7 +10,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ class IdxSet:
 
     images: Images
     facts: Mapping[str, Fact]
+    formats: ClassVar[str] = f"the files {', '.join(FILES.values())} (plain or .gz)"
 
     def holds(self, folder: Path) -> bool:
         """Whether a folder has any of the files."""
