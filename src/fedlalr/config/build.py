@@ -96,14 +96,8 @@ def _in_float64(population: Population) -> Population:
         return samples.double() / 255 if isinstance(samples, Tensor) and samples.dtype == torch.uint8 else samples
 
     test = population.test
-    return Population(
-        convert(population.inputs),
-        population.targets,
-        population.partition,
-        transform=population.transform,
-        test=None if test is None else (convert(test[0]), test[1]),
-        classes=population.classes,
-        name=population.name,
+    return population.replaced(
+        inputs=convert(population.inputs), test=None if test is None else (convert(test[0]), test[1])
     )
 
 
