@@ -19,6 +19,7 @@ from fedlalr.cli.errors import FAILED, hint_to_repeat
 from fedlalr.cli.options import (
     MOST_SEEDS,
     Arguments,
+    Jobs,
     Json,
     Quiet,
     at_home,
@@ -81,9 +82,7 @@ def compare(
             show_default=False,
         ),
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Parallel runs.", show_default="one per processor; one on a GPU")
-    ] = None,
+    jobs: Jobs = None,
     run_dir: Annotated[
         Path | None,
         typer.Option(

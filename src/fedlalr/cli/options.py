@@ -41,6 +41,11 @@ def at_home(path: Path | None) -> Path | None:
     return path
 
 
+Places = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN...", help="Run directories, or a directory that contains several.", show_default=False),
+]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Parallel runs.", show_default="one per processor; one on a GPU")]
 RunDir = Annotated[
     Path | None,
     typer.Option(help="Directory for the run's files.", show_default="a new folder under runs/", callback=at_home),

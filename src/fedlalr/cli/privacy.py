@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedlalr.cli.options import Json
+from fedlalr.cli.options import Json, Places
 from fedlalr.cli.progress import standard_output, table
 from fedlalr.config.errors import ConfigError, as_config_errors
 from fedlalr.federation.privacy.accounting import Spent, composed_epsilon, solve_noise_multiplier
@@ -17,12 +16,7 @@ from fedlalr.report.runs import ReportedRun, find_runs, read_run
 
 
 def privacy(
-    places: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN...", help="Run directories, or a directory that contains several.", show_default=False
-        ),
-    ],
+    places: Places,
     delta: Annotated[
         float | None, typer.Option(help="The δ at which ε is computed.", show_default="the smallest one of the runs")
     ] = None,

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedlalr.cli.files import check_figure, check_page, writing
+from fedlalr.cli.options import Places
 from fedlalr.cli.progress import standard_output
 from fedlalr.config.run_dir import REPORT_FILE
 from fedlalr.report.figures import bytes_figure
@@ -15,12 +16,7 @@ from fedlalr.report.html import write_report
 
 
 def report(
-    places: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN...", help="Run directories, or a directory that contains several.", show_default=False
-        ),
-    ],
+    places: Places,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="The page to write.", show_default="report.html in the first directory"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import typer
 
 from fedlalr.cli.compare import reject_algorithm
 from fedlalr.cli.errors import FAILED, NO_DATA
-from fedlalr.cli.options import MOST_SEEDS, Json, Quiet, at_home, check_device, progress_console
+from fedlalr.cli.options import MOST_SEEDS, Jobs, Json, Quiet, at_home, check_device, progress_console
 from fedlalr.common.files import as_file_name
 from fedlalr.config.jobs import default_workers
 from fedlalr.paper.figure_options import check_beside, check_methods, figures_for, split_device
@@ -47,9 +48,7 @@ def reproduce(
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")] = "auto",
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Parallel runs.", show_default="one per processor; one on a GPU")
-    ] = None,
+    jobs: Jobs = None,
     draw_only: Annotated[
         bool, typer.Option("--draw-only", help="Run nothing; draw and judge the existing runs.")
     ] = False,
@@ -88,7 +87,7 @@ def reproduce(
     fedlalr reproduce cifar --scale paper --beside fedadam:server_lr=0.1
     """
     from fedlalr.cli.figure_runs import Making, data_of_runs, find_data  # here, as matplotlib takes a second
-    from fedlalr.cli.verdict_table import show
+    from fedlalr.cli.verdict_table import as_plain, show
 
     device, changes = split_device(overrides or (), device)
     reject_algorithm(changes)
@@ -112,7 +111,10 @@ def reproduce(
     command = shlex.join(["fedlalr", *sys.argv[1:]])
     drawn = made.draw(names, command)
     failures = made.broken | {run["run"]: run["failure"] for one in drawn for run in one.runs if run["failure"]}
-    show(drawn, folder, request, seeds, failures, draw_only, as_json, command)
+    if as_json:
+        print(json.dumps(as_plain(made, drawn, failures), ensure_ascii=False))
+    else:
+        show(made, drawn, failures, command)
     if failures:
         raise typer.Exit(FAILED)
     if not any(one.files for one in drawn):

@@ -51,10 +51,4 @@ def resume(
         configuration.execute(config)
         return
     with tracked(track, config, run_dir) as trackers:
-        run_shown(
-            run_dir,
-            progress_console(as_json),
-            quiet,
-            as_json,
-            lambda progress: configuration.execute(config, run_dir, [progress, *trackers], resume=True, debug=debug),
-        )
+        run_shown(config, run_dir, trackers, progress_console(as_json), quiet, as_json, resume=True, debug=debug)

@@ -6,7 +6,7 @@ import json
 import shlex
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import chain, count
 from pathlib import Path
@@ -33,6 +33,7 @@ from fedlalr.cli.tracking import Track, tracked
 from fedlalr.common.files import as_file_name
 from fedlalr.config import Config, ConfigError, RunDirectory
 from fedlalr.config.run_dir import REPORT_FILE
+from fedlalr.federation import Observer
 from fedlalr.federation.progress import RunProgress, duration, megabytes
 from fedlalr.federation.record import distributions_in, over_clients
 from fedlalr.report.html import write_report
@@ -86,25 +87,23 @@ def run(
         new_folder(config) if run_dir is None else nullcontext(run_dir) as folder,
         tracked(track, config, folder) as trackers,
     ):
-        run_shown(
-            folder,
-            console,
-            quiet,
-            as_json,
-            lambda progress: configuration.execute(
-                config, folder, [progress, *trackers], overwrite=overwrite, debug=debug
-            ),
-        )
+        run_shown(config, folder, trackers, console, quiet, as_json, overwrite=overwrite, debug=debug)
 
 
 def run_shown(
-    folder: Path, console: Console, quiet: bool, as_json: bool, execute: Callable[[RunProgress], object]
+    config: Config,
+    folder: Path,
+    trackers: Sequence[Observer],
+    console: Console,
+    quiet: bool,
+    as_json: bool,
+    **how: bool,
 ) -> None:
-    """Run with progress, then show the summary, also after an interrupt."""
+    """Run with progress, then show the summary, also after an interrupt. `how` is passed to `execute`."""
     silent = quiet or (as_json and not console.is_terminal)
     try:
         with plain_warnings(), RunProgress(console, silent) as progress:
-            execute(progress)
+            configuration.execute(config, folder, [progress, *trackers], **how)
     except KeyboardInterrupt:
         if show(folder, as_json):
             raise InterruptShown from None

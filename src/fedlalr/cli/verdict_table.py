@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -13,27 +11,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedlalr.cli.figure_runs import Making
 from fedlalr.cli.progress import standard_output
 from fedlalr.paper.figures import Drawn, running
-from fedlalr.paper.plans import Request
 from fedlalr.paper.verdicts import DEFINITIONS, Claim, seeds_in_words
 from fedlalr.report.failures import alike
 
 
-def show(
-    drawn: Sequence[Drawn],
-    folder: Path,
-    request: Request,
-    seeds: int,
-    failures: Mapping[str, str],
-    draw_only: bool,
-    as_json: bool,
-    command: str,
-) -> None:
-    claims = [claim for one in drawn for claim in one.claims]
-    if as_json:
-        print(json.dumps(as_plain(drawn, claims, folder, request, seeds, failures), ensure_ascii=False))
-        return
+def show(made: Making, drawn: Sequence[Drawn], failures: Mapping[str, str], command: str) -> None:
+    claims, folder = [claim for one in drawn for claim in one.claims], made.folder
 
     console = standard_output()
     claims.sort(key=lambda claim: claim.key)
@@ -41,14 +27,16 @@ def show(
         show_claim(claim, console)
     if claims:
         console.print(
-            "\n".join([*request.verdict_scope, "Definitions:", *(f"  {definition}" for definition in DEFINITIONS)])
+            "\n".join([*made.request.verdict_scope, "Definitions:", *(f"  {definition}" for definition in DEFINITIONS)])
         )
     for note in dict.fromkeys(note for one in drawn for note in one.notes):
         console.print(note)
     for runs, reason in alike(failures.items()):
         console.print(f"failed: {', '.join(runs)}: {reason}")
     for one in drawn:
-        place = f"{', '.join(path.name for path in one.files)} in {folder}" if one.files else why_none(one, draw_only)
+        place = (
+            f"{', '.join(path.name for path in one.files)} in {folder}" if one.files else why_none(one, made.draw_only)
+        )
         console.print(f"{one.figure}: {place}")
     for one in drawn:
         if one.files and one.planned:
@@ -127,18 +115,12 @@ def show_verdicts(claims: Sequence[Claim], console: Console) -> None:
     console.print(table)
 
 
-def as_plain(
-    drawn: Sequence[Drawn],
-    claims: Sequence[Claim],
-    folder: Path,
-    request: Request,
-    seeds: int,
-    failures: Mapping[str, str],
-) -> dict[str, Any]:
+def as_plain(made: Making, drawn: Sequence[Drawn], failures: Mapping[str, str]) -> dict[str, Any]:
+    claims = [claim for one in drawn for claim in one.claims]
     return {
-        "scale": request.scale,
-        "seeds": seeds,
-        "run_dir": str(folder),
+        "scale": made.request.scale,
+        "seeds": made.seeds,
+        "run_dir": str(made.folder),
         "files": {one.figure: [str(path) for path in one.files] for one in drawn},
         "notes": {one.figure: one.notes for one in drawn},
         "numbers": {one.figure: [asdict(row) for row in one.numbers] for one in drawn if one.numbers},
