@@ -10,6 +10,10 @@ from typing import Any
 from fedlalr.common.suggestions import hint
 
 
+class UnknownOption(TypeError, ValueError):
+    """An option that does not exist: a `TypeError` as in Python, and a `ValueError` in a configuration."""
+
+
 def check_known(unknown: str, name: str, table: Collection[str], also: str = "") -> None:
     """Reject a name that is not in the table. `unknown` begins the message; `also` says what else is allowed."""
     if name not in table:
@@ -21,7 +25,7 @@ def check_options(owner: str, given: Iterable[str], allowed: Collection[str]) ->
     for option in given:
         if option not in allowed:
             takes = ", ".join(allowed) or "none"
-            raise ValueError(f"{owner} has no option {option!r}; it takes {takes}.{hint(option, allowed)}")
+            raise UnknownOption(f"{owner} has no option {option!r}; it takes {takes}.{hint(option, allowed)}")
 
 
 def options_of(factory: Callable[..., Any]) -> dict[str, Any]:

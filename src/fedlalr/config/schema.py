@@ -29,6 +29,7 @@ from fedlalr.common.named import check_known, check_options, options_of
 from fedlalr.common.option_types import Count, NotNegative, Positive, Seed
 from fedlalr.config.overrides import has_own_data
 from fedlalr.config.own import EXAMPLE, check_name, is_own
+from fedlalr.data.partition import Scheme
 from fedlalr.data.sources import SOURCES
 from fedlalr.federation import schedules
 from fedlalr.federation.options import Options, in_reading_order
@@ -59,7 +60,6 @@ def _with_limits(kind: Any) -> Any:
 if not TYPE_CHECKING:
     Count, NotNegative, Positive, Seed = map(_with_limits, (Count, NotNegative, Positive, Seed))
 LocalCount = Annotated[int, Field(ge=1, le=MOST_STEPS)]
-Scheme = Literal["dirichlet", "dirichlet-classes", "iid", "shards", "lognormal", "natural"]
 Settings = dict[str, Any]
 
 

@@ -15,7 +15,7 @@ import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, Literal, get_args, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,7 +26,8 @@ from fedlalr.data import schemes
 
 Indices = NDArray[np.int64]
 
-SCHEMES = ("dirichlet", "dirichlet-classes", "iid", "shards", "lognormal", "natural")
+Scheme = Literal["dirichlet", "dirichlet-classes", "iid", "shards", "lognormal", "natural"]
+SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 
 _BY_CLASS = ("dirichlet", "dirichlet-classes", "shards")
 

@@ -15,10 +15,10 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fedlalr.algorithms.slots import Algorithm
+from fedlalr.common.named import check_options as check_given
 from fedlalr.common.named import made
 from fedlalr.common.option_types import Count, Positive
 from fedlalr.common.reading import at_home
-from fedlalr.common.suggestions import hint
 from fedlalr.data.population import Clients
 from fedlalr.federation.asynchronous.settings import Async
 from fedlalr.federation.compression.compression import Compression, compression_for
@@ -202,10 +202,7 @@ class Options(LocalOptions):
     @classmethod
     def named(cls, given: Mapping[str, Any], allowed: Sequence[str] | None = None, where: str = "fl.run") -> Options:
         """The options in a dict; an unknown name is rejected with a suggestion."""
-        names = allowed or [each.name for each in in_reading_order()]
-        for name in given:
-            if name not in names:
-                raise TypeError(f"{where} has no option {name!r}; choose from {', '.join(names)}.{hint(name, names)}")
+        check_given(where, given, allowed or [each.name for each in in_reading_order()])
         return cls(**given)
 
     def check(self, model: nn.Module, algorithm: Algorithm) -> None:

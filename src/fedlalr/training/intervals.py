@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from fedlalr.common.checks import whole_number
+from fedlalr.common.checks import check_choice, whole_number
 
 LEAST_BASE = 1.001
 """With a smaller base the second round would have hundreds more steps than the first, and later ones far too many."""
@@ -67,8 +67,7 @@ class LogInterval:
         is_number = isinstance(self.base, int | float) and not isinstance(self.base, bool)
         if not is_number or not LEAST_BASE <= self.base < float("inf"):
             raise ValueError(f"LogInterval's base must be a finite number of at least {LEAST_BASE}, not {self.base!r}")
-        if self.unit not in ("steps", "epochs"):
-            raise ValueError(f"LogInterval's unit must be 'steps' or 'epochs', not {self.unit!r}")
+        check_choice("LogInterval's unit", self.unit, ("steps", "epochs"))
 
     def length(self, round: int) -> int:
         """K_t, by repeated multiplication: a floating-point logarithm would miss exact powers."""

@@ -434,8 +434,9 @@ def test_what_cannot_be_combined_is_rejected_with_the_reason_of_the_table(pair):
     check_combinations(pair[1:])
 
 
-def test_the_page_has_the_tables_that_its_command_prints():
-    """Print them with: python -m fedlalr.federation.compression.tables."""
+def test_the_page_has_the_tables_that_the_code_prints():
+    """Print them with: python -m fedlalr.federation.compression.tables, and with
+    python -c 'from fedlalr.federation.combinations import combinations_table as t; print(t())'."""
     page = (Path(__file__).parents[3] / "docs" / "compression.md").read_text(encoding="utf-8")
     assert bytes_table() in page
     assert combinations_table() in page

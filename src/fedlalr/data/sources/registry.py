@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from fedlalr.common.named import check_known
+from fedlalr.common.named import check_known, check_options
 from fedlalr.data.fetch import Progress
 from fedlalr.data.sources import digits, idx, routes, shakespeare
 from fedlalr.data.sources import text_readers as scripts
@@ -230,7 +230,4 @@ def _with_edition(source: Source, options: dict[str, Any]) -> Source:
 
 def _reject_unknown(source: Source, options: dict[str, Any]) -> None:
     known = list(inspect.signature(shakespeare.federation).parameters)[1:-1] if source.name == "shakespeare" else []
-    unknown = [option for option in options if option not in known]
-    if unknown:
-        allowed = f"it takes {', '.join(known)}" if known else "it takes none"
-        raise TypeError(f"{source.name} has no option {unknown[0]!r}; {allowed}")
+    check_options(source.name, options, known)
