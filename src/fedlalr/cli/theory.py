@@ -162,12 +162,12 @@ def show(
         console.print(f"• {remark}")
     console.print(f"• {_regime(problem, N, K)}")
     title = f"to a mean squared gradient norm of {next(iter(costs.values())).delta:g}, from the leading term only"
-    rows = []
+    cells = []
     for name, cost in costs.items():
         whole = math.ceil(cost.rounds)
         sizes = _size(cost.bytes_down), _size(cost.bytes_up)
-        rows.append((name, f"{whole:.6g}", f"{whole * cost.clients:.6g}", *sizes))
-    console.print(table(("local steps", "rounds", "rounds × clients", "down", "up"), rows, title))
+        cells.append((name, f"{whole:.6g}", f"{whole * cost.clients:.6g}", *sizes))
+    console.print(table(("local steps", "rounds", "rounds × clients", "down", "up"), cells, title))
     if plot is not None:
         console.print(f"Largest terms over N and T: {plot}")
 

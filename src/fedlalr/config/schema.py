@@ -198,13 +198,13 @@ class Completed(Named):
 class AlgorithmConfig(Completed):
     """The method, with all its hyper-parameters."""
 
-    makers = registry
+    makers: ClassVar[ModuleType] = registry
 
 
 class ScheduleConfig(Completed):
     """The learning-rate schedule, with all its options."""
 
-    makers = schedules
+    makers: ClassVar[ModuleType] = schedules
 
 
 class ProblemConfig(Section):
