@@ -15,8 +15,8 @@ from fedlalr.config import Config, ConfigError
 from fedlalr.config.errors import as_config_errors
 from fedlalr.config.own import is_own
 from fedlalr.data import sources
-from fedlalr.federation.options import choose_device
 from fedlalr.federation.progress import Terminal
+from fedlalr.training.machine import choose_device
 
 MOST_SEEDS = 10_000
 """A larger number is a typing error, and planning so many runs would exhaust the memory."""

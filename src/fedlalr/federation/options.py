@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
@@ -12,7 +11,6 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from fedlalr.algorithms.slots import Algorithm
 from fedlalr.common.named import check_options as check_given
@@ -32,14 +30,14 @@ from fedlalr.federation.sampling import Kind, Sampler, check_sampling
 from fedlalr.federation.schedules import Constant, Schedule, check_rates, check_schedule, rates
 from fedlalr.federation.speeds import Speeds, check_speeds
 from fedlalr.federation.stragglers import Stragglers
+from fedlalr.federation.validation import check_algorithm, check_model
 from fedlalr.training import Engine, Training
 from fedlalr.training.engines.registry import check_engine
 from fedlalr.training.layout import Layout
-from fedlalr.training.machine import half_precision_fault
+from fedlalr.training.machine import choose_device, half_precision_fault
 from fedlalr.training.options import LocalOptions, check_options, option
 from fedlalr.training.parameter_groups import freeze_others, matching, trainable_parameters
-from fedlalr.training.ranks import own_gpu
-from fedlalr.training.torch_state import undisturbed
+from fedlalr.training.torch_state import private_copy, undisturbed
 
 _DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 
@@ -302,65 +300,3 @@ def options_table() -> str:
 
 def _shown(default: object) -> str:
     return f"`{getattr(default, '__name__', repr(default))}`"
-
-
-def check_model(model: object) -> None:
-    """Reject anything but a module whose parameters are initialised."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, not {model!r}")
-    lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
-    if lazy:
-        raise ValueError(
-            f"the model's {lazy[0]} has no shape before the first forward pass (a lazy module); pass a batch "
-            f"through the model first, such as model(inputs[:2])"
-        )
-
-
-def check_algorithm(algorithm: object) -> None:
-    """Reject anything but an instance with an algorithm's functions."""
-    if isinstance(algorithm, type):
-        raise TypeError(
-            f"algorithm is the class {algorithm.__name__}; pass an instance, such as {algorithm.__name__}()"
-        )
-    if not isinstance(algorithm, Algorithm):
-        raise TypeError(
-            f"algorithm must be one of fedlalr's, such as fl.FedLALR(), or a class with the same functions "
-            f"(slots, init, start, step, finish, update and lr), not {algorithm!r}"
-        )
-
-
-def choose_device(device: str | torch.device) -> torch.device:
-    """`"auto"` is the current CUDA device if there is one (under torchrun, each process's own), else the CPU."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        chosen = torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(f"there is no device {device!r}; use 'auto', 'cpu', 'cuda' or 'cuda:0'") from error
-    if chosen.type not in ("cpu", "cuda"):
-        raise ValueError(f"device {device!r} is not supported; use 'auto', 'cpu', 'cuda' or 'cuda:0'")
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            f"device {device!r} was requested, but this machine has no usable CUDA device; use device='cpu'"
-        )
-    return own_gpu(chosen)
-
-
-def private_copy(
-    model: nn.Module, device: torch.device, dtype: torch.dtype | None
-) -> tuple[nn.Module, torch.dtype | None]:
-    """A copy of the module to train, and the dtype to compute in if it differs from that of the parameters."""
-    try:
-        private = copy.deepcopy(model).to(device)
-    except RuntimeError as error:
-        if "deepcopy" not in str(error):
-            raise
-        raise ValueError(
-            "the model cannot be copied, because it keeps a tensor computed from its parameters, which training "
-            "would not reach: compute it in forward, or set it to None if it is left over from a forward pass; instead "
-            "of torch.nn.utils.weight_norm and spectral_norm use those of torch.nn.utils.parametrizations"
-        ) from error
-    if dtype in (torch.float32, torch.float64):
-        # `to` would drop the imaginary part of complex buffers
-        return private.double() if dtype == torch.float64 else private.float(), None
-    return private, dtype

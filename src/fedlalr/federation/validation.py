@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedlalr.algorithms.slots import Algorithm, Slots
 from fedlalr.data.population import Clients, Population, as_clients
@@ -27,6 +28,31 @@ from fedlalr.training.torch_state import get_buffers, in_mode, set_buffers
 
 _NO_CLASS = 255
 """Marks pixels without a label in image masks."""
+
+
+def check_model(model: object) -> None:
+    """Reject anything but a module whose parameters are initialised."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {model!r}")
+    lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise ValueError(
+            f"the model's {lazy[0]} has no shape before the first forward pass (a lazy module); pass a batch "
+            f"through the model first, such as model(inputs[:2])"
+        )
+
+
+def check_algorithm(algorithm: object) -> None:
+    """Reject anything but an instance with an algorithm's functions."""
+    if isinstance(algorithm, type):
+        raise TypeError(
+            f"algorithm is the class {algorithm.__name__}; pass an instance, such as {algorithm.__name__}()"
+        )
+    if not isinstance(algorithm, Algorithm):
+        raise TypeError(
+            f"algorithm must be one of fedlalr's, such as fl.FedLALR(), or a class with the same functions "
+            f"(slots, init, start, step, finish, update and lr), not {algorithm!r}"
+        )
 
 
 def check_observers(observers: object) -> None:
