@@ -32,7 +32,7 @@ def _small_cifar100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         images=Images("cifar100", (3, 32, 32), (EACH,) * 100, (1,) * 100),
         layouts=tuple(replace(layout, facts={}) for layout in CIFAR100.layouts),
     )
-    monkeypatch.setitem(SOURCES, "cifar100", image_files(small, "small", ()))
+    monkeypatch.setitem(SOURCES, "cifar100", image_files(small, "small", (), subfolders=("",)))
     monkeypatch.setenv("FEDLALR_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
 
