@@ -234,7 +234,7 @@ def hold(parameters: int, replies: int, where: str) -> float:
 
     import fedlalr as fl
     from fedlalr.algorithms.slots import Slots
-    from fedlalr.federation import Expected, Reply
+    from fedlalr.federation.replies.payload import Expected, Reply
     from fedlalr.federation.replies.reducing import reduce_slots, weights
     from fedlalr.flower.server.inbox import SpooledInbox
     from fedlalr.training.layout import Layout

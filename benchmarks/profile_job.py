@@ -22,7 +22,8 @@ from fedlalr.benchmark import JOBS
 from fedlalr.data.population import as_clients
 from fedlalr.federation.round import Rules, run_round
 from fedlalr.federation.session import initial_state
-from fedlalr.training import Training, create_engine
+from fedlalr.training import Training
+from fedlalr.training.engines.registry import create_engine
 from fedlalr.training.engines.worker_process import Worker
 from fedlalr.training.engines.workers import ALLOCATOR
 from fedlalr.training.interfaces import Work

@@ -23,7 +23,8 @@ from fedlalr.benchmark.results import machine
 from fedlalr.data.population import as_clients
 from fedlalr.federation.round import Rules, run_round
 from fedlalr.federation.session import initial_state
-from fedlalr.training import Engine, Training, create_engine
+from fedlalr.training import Engine, Training
+from fedlalr.training.engines.registry import create_engine
 from fedlalr.training.layout import Layout
 
 ENGINES = ("reference", "stacked", "workers")

@@ -19,7 +19,7 @@ def __getattr__(name: str) -> Any:
     """Import the library, and torch with it, when one of its names is first used."""
     if not name.startswith("__") or name == "__all__":
         public = import_module("fedlalr.public")
-        globals().update({each: getattr(public, each) for each in getattr(public, "__all__", ())})  # none halfway
+        globals().update({each: getattr(public, each) for each in getattr(public, "_NAMES", ())})  # none halfway
         if name in globals() or name == "__all__":
-            return globals().get(name, public.__all__)
+            return globals().get(name, public._NAMES)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

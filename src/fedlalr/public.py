@@ -1,123 +1,16 @@
-"""The names of the library, which `import fedlalr as fl` gives."""
+"""The names of the library, which `import fedlalr as fl` gives: all that are imported here."""
 
-from fedlalr import data, hf, models, theory
-from fedlalr.algorithms import (
-    SCAFFOLD,
-    Algorithm,
-    AlignedLALR,
-    Context,
-    DeltaSGD,
-    DiLoCo,
-    FedAdagrad,
-    FedAdam,
-    FedAdamW,
-    FedAMS,
-    FedAvg,
-    FedAvgM,
-    FedCM,
-    FedLADA,
-    FedLALR,
-    FedMuon,
-    FedNova,
-    FedProx,
-    FedYogi,
-    LAFedOpt,
-    LocalAdaAlter,
-    LocalAdam,
-    MimeLite,
-    SharedAMSGrad,
-    Slots,
-    SlotTable,
-    SlowMo,
-)
-from fedlalr.federation import (
-    CheckpointError,
-    EarlyStopping,
-    GradientNorms,
-    Observer,
-    Record,
-    Rejection,
-    RepliesRejected,
-    Result,
-    RoundFailed,
-    RunDirectoryError,
-    RunInfo,
-    Stop,
-    Trajectory,
-    load,
-    run,
-    schedules,
-)
-from fedlalr.federation.asynchronous.settings import Async
-from fedlalr.federation.compression import codecs
-from fedlalr.federation.compression.compression import Compression
-from fedlalr.federation.privacy.privacy import Privacy
-from fedlalr.federation.replies import reductions
-from fedlalr.federation.stragglers import Stragglers
-from fedlalr.training import Engine, Epochs, Interval, LogInterval, Probe, Replies, Steps, Trace, Training, Work
+# ruff: noqa: F403
+from fedlalr import data as data
+from fedlalr import hf as hf
+from fedlalr import models as models
+from fedlalr import theory as theory
+from fedlalr.algorithms.registry import *
+from fedlalr.algorithms.slots import Algorithm as Algorithm
+from fedlalr.algorithms.slots import Context as Context
+from fedlalr.algorithms.slots import Slots as Slots
+from fedlalr.algorithms.slots import SlotTable as SlotTable
+from fedlalr.federation import *
+from fedlalr.training import *
 
-__all__ = [
-    "SCAFFOLD",
-    "Algorithm",
-    "AlignedLALR",
-    "Async",
-    "CheckpointError",
-    "Compression",
-    "Context",
-    "DeltaSGD",
-    "DiLoCo",
-    "EarlyStopping",
-    "Engine",
-    "Epochs",
-    "FedAMS",
-    "FedAdagrad",
-    "FedAdam",
-    "FedAdamW",
-    "FedAvg",
-    "FedAvgM",
-    "FedCM",
-    "FedLADA",
-    "FedLALR",
-    "FedMuon",
-    "FedNova",
-    "FedProx",
-    "FedYogi",
-    "GradientNorms",
-    "Interval",
-    "LAFedOpt",
-    "LocalAdaAlter",
-    "LocalAdam",
-    "LogInterval",
-    "MimeLite",
-    "Observer",
-    "Privacy",
-    "Probe",
-    "Record",
-    "Rejection",
-    "Replies",
-    "RepliesRejected",
-    "Result",
-    "RoundFailed",
-    "RunDirectoryError",
-    "RunInfo",
-    "SharedAMSGrad",
-    "SlotTable",
-    "Slots",
-    "SlowMo",
-    "Steps",
-    "Stop",
-    "Stragglers",
-    "Trace",
-    "Training",
-    "Trajectory",
-    "Work",
-    "codecs",
-    "data",
-    "hf",
-    "load",
-    "models",
-    "reductions",
-    "run",
-    "schedules",
-    "theory",
-]
+_NAMES = [name for name in globals() if not name.startswith("_")]

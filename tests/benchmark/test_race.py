@@ -139,7 +139,7 @@ def test_the_command_times_a_job():
     ("arguments", "message"),
     [
         (["bench", "nothing"], "must be one of"),
-        (["bench", "cnn", "--engines", "warp"], "must be one of"),
+        (["bench", "cnn", "--engines", "warp"], "there is no engine 'warp'"),
         (["bench", "cnn", "--methods", "fedavg,fedmagic"], "there is no algorithm 'fedmagic'"),
     ],
 )

@@ -247,12 +247,12 @@ def test_a_terminal_shows_a_bar_and_failures(tmp_path: Path) -> None:
     from rich.console import Console
 
     from fedlalr import config
-    from fedlalr.cli.compare import run_shown
+    from fedlalr.cli.compare import Shown
     from fedlalr.config.jobs import Job
 
     console = Console(force_terminal=True, width=120, record=True)
     bad = config.load("quickstart", [*SMALL, "algorithm=fedavg", "algorithm.lr=1e30"])
-    run_shown([Job(bad, tmp_path / "bad")], 1, tmp_path, console, silent=False)
+    Shown(1, tmp_path, console, silent=False).run([Job(bad, tmp_path / "bad")])
     assert "bad: failed, round" in console.export_text()
 
 
@@ -281,8 +281,11 @@ def test_a_method_is_compared_with_itself_compressed() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--methods", "fedlalr+blanced"), "unknown compression 'blanced' of fedlalr; choose from fedlalr+balanced"),
-        (("--methods", "fedlaler+balanced"), "unknown method 'fedlaler'"),
+        (
+            ("--methods", "fedlalr+blanced"),
+            "no compressed method 'fedlalr+blanced'; choose one of fedlalr+balanced",
+        ),
+        (("--methods", "fedlaler+balanced"), "there is no method 'fedlaler'"),
         (("--methods", "fedlalr+balanced", "--grid"), "--grid tunes methods without compression; remove +balanced"),
     ],
 )

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 from fedlalr.cli import app
 from fedlalr.cli.reproduce import folder_name
 from fedlalr.paper.figure_options import figures_for
-from fedlalr.paper.figures import FIGURES
+from fedlalr.paper.plans import FIGURES
 from fedlalr.paper.speedup import VARIANTS, Scale, measure
 from fedlalr.paper.speedup_results import Speedup
 

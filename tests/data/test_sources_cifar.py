@@ -18,7 +18,7 @@ from fedlalr.data.sources import cifar
 from fedlalr.data.sources.cifar import Cifar, LabelledImages
 from fedlalr.data.sources.cifar_facts import CIFAR10, CIFAR100
 from fedlalr.data.sources.rawdata import Images
-from fedlalr.data.sources.registry import cifar_source
+from fedlalr.data.sources.registry import image_files
 from fedlalr.data.sources.source import obtain
 
 
@@ -121,18 +121,18 @@ def test_every_original_format_gives_the_same_images(data: Cifar, layout: int, p
     if packed:
         folder = tmp_path
         pack(place, tmp_path / data.layouts[layout].archive)
-    found = obtain(cifar_source(data, "", ()), folder=folder)
+    found = obtain(image_files(data, "", ()), folder=folder)
     assert np.array_equal(found.arrays["inputs"], np.concatenate([part.images for part in parts[:-1]]))
     assert np.array_equal(found.arrays["targets"], np.concatenate([part.labels for part in parts[:-1]]))
     assert np.array_equal(found.arrays["test_inputs"], parts[-1].images)
-    raw = cifar_source(data, "", ()).build(found.arrays, found.where)
+    raw = image_files(data, "", ()).build(found.arrays, found.where)
     assert raw.inputs.shape == (sum(data.images.train_counts), 3, 32, 32)
     assert raw.classes == data.images.classes
 
 
 def test_the_archive_itself_may_be_given(data: Cifar, tmp_path: Path) -> None:
     archive = pack(write(tmp_path, data, parts_of(data), 0), tmp_path / data.layouts[0].archive)
-    assert len(obtain(cifar_source(data, "", ()), folder=archive).arrays["targets"]) == sum(data.images.train_counts)
+    assert len(obtain(image_files(data, "", ()), folder=archive).arrays["targets"]) == sum(data.images.train_counts)
 
 
 def test_python_3_pickles_are_read_too(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_wrong_class_counts_are_refused(tmp_path: Path) -> None:
     parts[0].labels[:] = 3
     write(tmp_path, data, parts, 1)
     with pytest.raises(DataCorrupt, match="labels of the training part of cifar10"):
-        obtain(cifar_source(data, "", ()), folder=tmp_path)
+        obtain(image_files(data, "", ()), folder=tmp_path)
 
 
 def test_a_label_out_of_range_is_refused(tmp_path: Path) -> None:
@@ -270,6 +270,6 @@ def test_labels_that_do_not_fit_the_sheets_are_refused() -> None:
 
 def test_a_given_folder_without_the_data_says_what_it_must_hold(tmp_path: Path) -> None:
     with pytest.raises(DataNotFound, match=r"does not contain cifar100; it must contain cifar-100-python.tar.gz"):
-        obtain(cifar_source(CIFAR100, "", ()), folder=tmp_path)
+        obtain(image_files(CIFAR100, "", ()), folder=tmp_path)
     with pytest.raises(DataNotFound, match="does not exist"):
-        obtain(cifar_source(CIFAR100, "", ()), folder=tmp_path / "nowhere")
+        obtain(image_files(CIFAR100, "", ()), folder=tmp_path / "nowhere")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedlalr.data.fetch import DataCorrupt, Fact
 from fedlalr.data.sources.idx import FASHION, FILES, MNIST, IdxSet, parse
 from fedlalr.data.sources.rawdata import Images
-from fedlalr.data.sources.registry import idx_source
+from fedlalr.data.sources.registry import image_files
 from fedlalr.data.sources.source import obtain
 
 
@@ -55,7 +55,7 @@ def test_the_files_are_found_in_the_usual_folders(
 ) -> None:
     (tmp_path / below).mkdir(parents=True, exist_ok=True)
     put(tmp_path / below, files, packed)
-    found = obtain(idx_source(data, "", (), ("mnist", "MNIST/raw")), folder=tmp_path)
+    found = obtain(image_files(data, "", (), subfolders=("mnist", "MNIST/raw")), folder=tmp_path)
     assert found.where == str(tmp_path / below)
     assert found.arrays["inputs"].shape == (20, 1, 28, 28)
     assert found.arrays["inputs"].tobytes() == files["train-images-idx3-ubyte"][16:]
@@ -126,7 +126,7 @@ def test_wrong_class_counts_are_refused(data: IdxSet, files: dict[str, bytes], t
     put(tmp_path, files)
     uneven = dataclasses.replace(data, images=dataclasses.replace(data.images, train_counts=(3, 1, *(2,) * 8)))
     with pytest.raises(DataCorrupt, match="2 images are of class 0, but 3 are expected"):
-        obtain(idx_source(uneven, "", (), ()), folder=tmp_path)
+        obtain(image_files(uneven, "", ()), folder=tmp_path)
 
 
 def test_images_of_another_size_are_refused(data: IdxSet, files: dict[str, bytes], tmp_path: Path) -> None:

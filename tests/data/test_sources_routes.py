@@ -14,7 +14,7 @@ from data.small_sets import small_cifar, small_idx
 from fedlalr.data.fetch import DataNotFound
 from fedlalr.data.sources import routes
 from fedlalr.data.sources.idx import FILES
-from fedlalr.data.sources.registry import cifar_source, idx_source
+from fedlalr.data.sources.registry import image_files
 from fedlalr.data.sources.source import fetch
 
 
@@ -47,7 +47,7 @@ def test_idx_files_come_from_the_first_host_that_has_them(site: tuple[str, Path]
         (folder / f"{name}.gz").write_bytes(gzip.compress(content))
     seen: list[str] = []
     way = routes.idx_host(data, [f"{url}/nothing", url])
-    found = fetch(idx_source(data, "", [way], ()), lambda title, *_: seen.append(title))
+    found = fetch(image_files(data, "", [way]), lambda title, *_: seen.append(title))
     assert found.arrays["inputs"].tobytes() == files["train-images-idx3-ubyte"][16:]
     assert seen == [f"downloading {name}.gz" for name in FILES.values()]
     assert sorted(path.name for path in data_folder.iterdir()) == [".mnist.lock", "mnist.safetensors"]
@@ -59,7 +59,7 @@ def test_a_host_with_a_damaged_file_is_not_believed(site: tuple[str, Path], data
     for name, content in files.items():
         (folder / f"{name}.gz").write_bytes(gzip.compress(content[:-1] + b"\x07"))
     with pytest.raises(DataNotFound, match=r"train-images-idx3-ubyte.gz is wrong: its sha256 checksum"):
-        fetch(idx_source(data, "", [routes.idx_host(data, [url])], ()))
+        fetch(image_files(data, "", [routes.idx_host(data, [url])]))
     assert not (data_folder / "mnist.safetensors").exists()
 
 
@@ -68,11 +68,11 @@ def test_cifar_comes_from_its_host(site: tuple[str, Path], monkeypatch: pytest.M
     data, parts, archive = small_cifar()
     (folder / data.layouts[0].archive).write_bytes(archive)
     monkeypatch.setattr(routes, "_CIFAR_HOSTS", (f"{url}/nothing", url))
-    found = fetch(cifar_source(data, "", [routes.cifar_host(data)]))
+    found = fetch(image_files(data, "", [routes.cifar_host(data)]))
     assert np.array_equal(found.arrays["test_inputs"], parts[-1].images)
     (folder / data.layouts[0].archive).write_bytes(archive[:-10])
     with pytest.raises(DataNotFound, match=r"gives [\d,]* bytes, but [\d,]* are expected"):
-        fetch(cifar_source(data, "", [routes.cifar_host(data)]), force=True)
+        fetch(image_files(data, "", [routes.cifar_host(data)]), force=True)
 
 
 @pytest.fixture
@@ -103,13 +103,13 @@ def test_cifar_from_hugging_face_is_compared_with_the_original_files(hub: Path, 
     labels = np.concatenate([part.labels for part in parts[:-1]])
     test = (parts[-1].images.transpose(0, 2, 3, 1), parts[-1].labels)
     way = routes.cifar_huggingface(data, store(hub, "img", {"train": (train, labels), "test": test}), "label")
-    found = fetch(cifar_source(data, "", [way]))
+    found = fetch(image_files(data, "", [way]))
     assert np.array_equal(found.arrays["inputs"], train.transpose(0, 3, 1, 2))
 
     labels[[0, 1]] = labels[[1, 0]]
     store(hub, "img", {"train": (train, labels)})
     with pytest.raises(DataNotFound, match=r"data_batch_1 of .* is wrong: its md5 checksum"):
-        fetch(cifar_source(data, "", [way]), force=True)
+        fetch(image_files(data, "", [way]), force=True)
 
 
 def test_an_idx_set_comes_from_hugging_face(hub: Path) -> None:
@@ -118,16 +118,16 @@ def test_an_idx_set_comes_from_hugging_face(hub: Path) -> None:
     for split, part in (("train", ""), ("test", "test_")):
         pixels = np.frombuffer(files[FILES[f"{part}inputs"]], np.uint8, offset=16).reshape(-1, 28, 28)
         parts[split] = (pixels, np.frombuffer(files[FILES[f"{part}targets"]], np.uint8, offset=8))
-    found = fetch(idx_source(data, "", [routes.idx_huggingface(data, store(hub, "image", parts))], ()))
+    found = fetch(image_files(data, "", [routes.idx_huggingface(data, store(hub, "image", parts))]))
     assert found.arrays["inputs"].tobytes() == files["train-images-idx3-ubyte"][16:]
     assert found.arrays["test_targets"].tolist() == list(range(10))
     pixels, labels = parts["train"]
     repository = store(hub, "image", {"train": (pixels, labels[::-1])})
     with pytest.raises(DataNotFound, match=r"train-labels-idx1-ubyte of .*, as an idx file, is wrong"):
-        fetch(idx_source(data, "", [routes.idx_huggingface(data, repository)], ()), force=True)
+        fetch(image_files(data, "", [routes.idx_huggingface(data, repository)]), force=True)
 
 
 def test_a_repository_that_is_not_there_is_a_reason_not_a_crash(hub: Path) -> None:
     data, _ = small_idx()
     with pytest.raises(DataNotFound, match="cannot be loaded"):
-        fetch(idx_source(data, "", [routes.idx_huggingface(data, str(hub))], ()))
+        fetch(image_files(data, "", [routes.idx_huggingface(data, str(hub))]))

@@ -8,7 +8,7 @@ import torch
 import fedlalr as fl
 from conftest import make_clients, make_model
 from fedlalr import reductions
-from fedlalr.training import ENGINES
+from fedlalr.training.engines.registry import ENGINES
 
 
 @pytest.mark.parametrize(

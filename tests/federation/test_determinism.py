@@ -16,7 +16,7 @@ from torch import nn
 import fedlalr as fl
 from conftest import make_clients, make_model
 from fedlalr.federation.storage.journal import RunDirectoryError
-from fedlalr.training import ENGINES
+from fedlalr.training.engines.registry import ENGINES
 
 SETTINGS = {"rounds": 3, "local": fl.Epochs(2), "batch_size": 4, "clients_per_round": 4, "seed": 5}
 

@@ -88,7 +88,7 @@ def test_what_is_no_schedule_is_rejected(schedule):
         (lambda: fl.schedules.Cosine(warmup=-1), "Cosine's warmup must be a whole number of at least 0, not -1"),
         (lambda: fl.schedules.Linear(final=1.5), r"Linear's final must lie in \[0, 1\), not 1\.5"),
         (lambda: fl.schedules.create("cosin"), "there is no schedule 'cosin'; .* Did you mean 'cosine'"),
-        (lambda: fl.schedules.create("constant", factor=2), "constant has no option 'factor'; it has no options"),
+        (lambda: fl.schedules.create("constant", factor=2), "constant has no option 'factor'; it takes none"),
     ],
 )
 def test_options_of_schedules_are_checked(make, message):

@@ -20,10 +20,10 @@ import fedlalr as fl
 from conftest import make_clients, make_model
 from federation.fuzzing import damaged, fuzz
 from fedlalr.data.population import as_clients
-from fedlalr.federation import Expected, Rejection
+from fedlalr.federation import Rejection
 from fedlalr.federation.compression.channel import Channel
 from fedlalr.federation.compression.compression import compression_for
-from fedlalr.federation.replies.payload import ENCODED, Rejected, Reply
+from fedlalr.federation.replies.payload import ENCODED, Expected, Rejected, Reply
 from fedlalr.federation.session import initial_state
 from fedlalr.flower.wire.arrays import broadcast_from, decode, encode, to_npy
 from fedlalr.training.engines.reference import ReferenceEngine

@@ -15,8 +15,8 @@ import fedlalr as fl
 from conftest import make_clients
 from federation.fuzzing import damaged, fuzz
 from fedlalr.data.population import as_clients
-from fedlalr.federation import Expected, Rejection
-from fedlalr.federation.replies.payload import Rejected
+from fedlalr.federation import Rejection
+from fedlalr.federation.replies.payload import Expected, Rejected
 from fedlalr.federation.session import initial_state
 from fedlalr.federation.storage.fingerprint import contract
 from fedlalr.flower.wire.arrays import LAYOUTS, encode, to_npy

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import fedlalr as fl
 from fedlalr.algorithms.slots import Slots
-from fedlalr.federation import Expected, Reply
+from fedlalr.federation.replies.payload import Expected, Reply
 from fedlalr.federation.replies.reducing import reduce_slots, weights
 from fedlalr.federation.replies.reductions import Bounded, Max, Mean, Median, Trimmed
 from fedlalr.flower.server import inbox as inbox_module

@@ -681,7 +681,7 @@ def test_an_observer_that_probes_later_is_rejected_then(tmp_path):
     ("options", "message"),
     [
         ({"test": DataLoader(TensorDataset(*PAIRS[0]))}, r"test must be a pair \(inputs, targets\), .* not DataLoader"),
-        ({"test": (PAIRS[0][0].numpy(), PAIRS[0][1])}, "the test set consists of NumPy arrays"),
+        ({"test": (PAIRS[0][0].numpy(), PAIRS[0][1])}, "the test set's samples are NumPy arrays"),
         ({"observers": [fl.Observer]}, "observers has the class Observer; pass an instance"),
     ],
 )

@@ -237,7 +237,7 @@ def test_batch_norm_under_vmap_refuses_buffers_that_are_not_stacked():
     ("make", "message"),
     [
         (lambda: ConvMixer(kernel=4), "kernel must be odd"),
-        (lambda: ConvMixer(norm="layer"), "norm must be 'batch' or 'group', not 'layer'"),
+        (lambda: ConvMixer(norm="layer"), "norm must be one of 'batch', 'group', not 'layer'"),
         (lambda: ConvMixer(depth=0), "depth must be a whole number of at least 1, not 0"),
         (lambda: CharLSTM(hidden=-1), "hidden must be a whole number"),
         (lambda: CNN(size=3), "at least 4 pixels"),

@@ -146,7 +146,7 @@ def test_dropout_is_off_by_default_and_only_acts_in_training():
     [
         (lambda: GPT(dim=10, heads=3), "10 is not a multiple of 3"),
         (lambda: GPT(dropout=1.0), r"dropout must lie in \[0, 1\), not 1.0"),
-        (lambda: GPT(positions="none"), "'learned' or 'rotary', not 'none'"),
+        (lambda: GPT(positions="none"), "'learned', 'rotary', not 'none'"),
         (lambda: GPT(dim=9, heads=3, positions="rotary"), "even number of features per head, not 3"),
         (lambda: GPT(layers=0), "layers"),
         (lambda: ViT(size=30, patch=4), "30 × 30 do not split into patches of 4 × 4"),

@@ -12,7 +12,7 @@ from fedlalr.cli import app
 from fedlalr.data.sources import SOURCES
 from fedlalr.data.sources.cifar_facts import CIFAR100
 from fedlalr.data.sources.rawdata import Images
-from fedlalr.data.sources.registry import cifar_source
+from fedlalr.data.sources.registry import image_files
 
 EACH = 4
 """Training images of a class."""
@@ -32,7 +32,7 @@ def _small_cifar100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         images=Images("cifar100", (3, 32, 32), (EACH,) * 100, (1,) * 100),
         layouts=tuple(replace(layout, facts={}) for layout in CIFAR100.layouts),
     )
-    monkeypatch.setitem(SOURCES, "cifar100", cifar_source(small, "small", ()))
+    monkeypatch.setitem(SOURCES, "cifar100", image_files(small, "small", (), subfolders=("",)))
     monkeypatch.setenv("FEDLALR_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlalr.paper.figures import FIGURES
-from fedlalr.paper.plans import Request
+from fedlalr.paper.plans import FIGURES, Request
 from fedlalr.paper.verdicts import CLAIMS, DEFINITIONS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reproducing.md").read_text(encoding="utf-8")

@@ -154,7 +154,7 @@ def test_a_library_that_is_missing_is_named_with_the_way_to_get_it(
 
 
 def test_an_unknown_tracker_is_refused_with_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"choose from tensorboard, mlflow. Did you mean 'tensorboard'\?"):
+    with pytest.raises(ValueError, match=r"choose one of tensorboard, mlflow. Did you mean 'tensorboard'\?"):
         create_tracker("tensorbord", tmp_path, "run", {})
 
 

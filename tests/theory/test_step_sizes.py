@@ -66,5 +66,5 @@ def test_impossible_numbers_are_refused_by_name(call, word):
 
 
 def test_a_fractional_number_of_rounds_is_refused():
-    with pytest.raises(TypeError, match="T must be a whole number"):
+    with pytest.raises(ValueError, match="T must be a whole number"):
         step_size(N=1, K=1, T=2.5, eps=1, L=1)

@@ -18,7 +18,8 @@ from fedlalr.data.population import as_clients
 from fedlalr.federation.round import RoundOutcome, Rules, ServerState, run_round
 from fedlalr.federation.sampling import sample
 from fedlalr.federation.session import initial_state
-from fedlalr.training import ENGINES, Engine, Epochs, Training
+from fedlalr.training import Engine, Epochs, Training
+from fedlalr.training.engines.registry import ENGINES
 from fedlalr.training.layout import Layout
 
 TOLERANCE = 1e-10

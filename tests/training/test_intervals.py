@@ -48,7 +48,10 @@ def test_log_interval_is_the_floor_of_the_logarithm(start, base, exponent, t):
         (lambda: fl.LogInterval(0, 2.0), "LogInterval's start must be"),
         (lambda: fl.LogInterval(3, 1.0), "LogInterval's base must be a finite number of at least 1.001"),
         (lambda: fl.LogInterval(3, 1.0 + 1e-9), "LogInterval's base must be a finite number of at least 1.001"),
-        (lambda: fl.LogInterval(3, 2.0, unit="rounds"), "LogInterval's unit must be 'steps' or 'epochs', not 'rounds'"),
+        (
+            lambda: fl.LogInterval(3, 2.0, unit="rounds"),
+            "LogInterval's unit must be one of 'steps', 'epochs', not 'rounds'",
+        ),
     ],
 )
 def test_bad_intervals_are_rejected(make, message):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 from fedlalr.algorithms.adaalter import LocalAdaAlter
@@ -30,7 +29,34 @@ from fedlalr.algorithms.scaffold import SCAFFOLD
 from fedlalr.algorithms.sharedamsgrad import SharedAMSGrad
 from fedlalr.algorithms.slots import Algorithm
 from fedlalr.algorithms.slowmo import SlowMo
-from fedlalr.common.suggestions import hint
+from fedlalr.common.named import check_known, check_options, options_of
+
+__all__ = [
+    "SCAFFOLD",
+    "AlignedLALR",
+    "DeltaSGD",
+    "DiLoCo",
+    "FedAMS",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAdamW",
+    "FedAvg",
+    "FedAvgM",
+    "FedCM",
+    "FedLADA",
+    "FedLALR",
+    "FedMuon",
+    "FedNova",
+    "FedProx",
+    "FedYogi",
+    "LAFedOpt",
+    "LocalAdaAlter",
+    "LocalAdam",
+    "MimeLite",
+    "SharedAMSGrad",
+    "SlowMo",
+]
+"""The methods that `fl` exports."""
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "fedlalr": FedLALR,
@@ -69,24 +95,12 @@ def create(name: str, /, **hyperparameters: object) -> Algorithm:
     >>> create("fedamsv2", lr=0.5, betas=[0.9, 0.98])
     FedAMS(lr=0.5, server_lr=0.1, betas=(0.9, 0.98), eps=None, option=2)
     """
-    allowed = options(name)
-    for option in hyperparameters:
-        if option not in allowed:
-            raise ValueError(_unknown(f"{name} has no option", option, allowed))
+    check_options(name, hyperparameters, options(name))
     frozen = {option: tuple(v) if isinstance(v, list) else v for option, v in hyperparameters.items()}
     return ALGORITHMS[name](**frozen)
 
 
 def options(name: str) -> dict[str, object]:
     """The options of an algorithm with their defaults, without those that its name already fixes."""
-    if name not in ALGORITHMS:
-        raise ValueError(_unknown("there is no algorithm", name, ALGORITHMS))
-    factory = ALGORITHMS[name]
-    fixed = factory.keywords if isinstance(factory, partial) else {}
-    parameters = inspect.signature(factory).parameters
-    return {option: parameter.default for option, parameter in parameters.items() if option not in fixed}
-
-
-def _unknown(what: str, given: str, choices: Iterable[str]) -> str:
-    choices = list(choices)
-    return f"{what} {given!r}; choose one of {', '.join(choices)}.{hint(given, choices)}"
+    check_known("there is no algorithm", name, ALGORITHMS)
+    return options_of(ALGORITHMS[name])

@@ -161,29 +161,22 @@ class Algorithm(Protocol):
     @property
     def lr(self) -> float:
         """The clients' learning rate, before any schedule."""
-        ...
 
     @property
     def slots(self) -> SlotTable:
         """Which slots travel, how they are reduced, and which are kept."""
-        ...
 
     def init(self, params: Tensor) -> Slots:
         """The server's initial state, from the model's parameters."""
-        ...
 
     def start(self, broadcast: Slots, kept: Slots) -> Slots:
         """A client's state at the start of a round."""
-        ...
 
     def step(self, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:
         """One local step. Element-wise, so that it serves one client and a stack of clients."""
-        ...
 
     def finish(self, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
         """What the client sends (the table's `up`) and what it keeps (the table's `kept`)."""
-        ...
 
     def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
         """The server's new state from the reduced uploads."""
-        ...

@@ -1,4 +1,7 @@
-"""The command line: parses, calls, prints. Each command is a module here; add it to `COMMANDS` or `GROUPS`."""
+"""The command line: parses, calls, prints.
+
+Each command is a function in a module of its name; add it to `COMMANDS`, or a group of commands to `GROUPS`.
+"""
 
 from __future__ import annotations
 
@@ -6,44 +9,27 @@ import gc
 import io
 import os
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
-import fedlalr.public  # noqa: F401 - before the memory is frozen
-from fedlalr.cli import (
-    bench,
-    compare,
-    data,
-    doctor,
-    flower,
-    presets,
-    privacy,
-    report,
-    reproduce,
-    resume,
-    run,
-    theory,
-    watch,
-)
+from fedlalr.cli import data, flower
+from fedlalr.cli.bench import bench
 from fedlalr.cli.command import Command
+from fedlalr.cli.compare import compare
+from fedlalr.cli.doctor import doctor
 from fedlalr.cli.errors import Commands
+from fedlalr.cli.presets import presets
+from fedlalr.cli.privacy import privacy
+from fedlalr.cli.report import report
+from fedlalr.cli.reproduce import reproduce
+from fedlalr.cli.resume import resume
+from fedlalr.cli.run import run
+from fedlalr.cli.theory import theory
+from fedlalr.cli.watch import watch
 
-COMMANDS: dict[str, Callable[..., None]] = {
-    "run": run.run,
-    "resume": resume.resume,
-    "compare": compare.compare,
-    "reproduce": reproduce.reproduce,
-    "report": report.report,
-    "watch": watch.watch,
-    "privacy": privacy.privacy,
-    "theory": theory.theory,
-    "presets": presets.presets,
-    "bench": bench.bench,
-    "doctor": doctor.doctor,
-}
+COMMANDS = (run, resume, compare, reproduce, report, watch, privacy, theory, presets, bench, doctor)
 GROUPS = {"data": data.app, "flower": flower.app}
 
 app = typer.Typer(
@@ -77,8 +63,8 @@ def _main(
     """Federated optimisation with client-specific adaptive learning rates."""
 
 
-for _name, _command in COMMANDS.items():
-    app.command(_name, cls=Command)(_command)
+for _command in COMMANDS:
+    app.command(cls=Command)(_command)
 for _name, _group in GROUPS.items():
     app.add_typer(_group, name=_name)
 

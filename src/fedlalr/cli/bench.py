@@ -8,8 +8,15 @@ from typing import Annotated
 
 import typer
 
+from fedlalr.algorithms import registry
+from fedlalr.benchmark import GPU_JOBS, JOBS, ours, plain_loop, race
+from fedlalr.benchmark.results import as_dict, plot_races, report
 from fedlalr.cli.files import check_figure, writing
 from fedlalr.cli.options import Json, Quiet, check_device, progress_console
+from fedlalr.cli.progress import standard_output
+from fedlalr.common.checks import check_choice
+from fedlalr.config.errors import as_config_errors
+from fedlalr.training.engines.registry import check_engine
 
 
 def bench(
@@ -45,29 +52,19 @@ def bench(
 
     fedlalr bench --device cuda
     """
-    from fedlalr.algorithms import registry
-    from fedlalr.benchmark import GPU_JOBS, JOBS, ours, plain_loop, race
-    from fedlalr.benchmark.results import as_dict, plot_races, report
-    from fedlalr.cli.progress import standard_output
-    from fedlalr.common.checks import check_choice
-    from fedlalr.config import ConfigError
-    from fedlalr.training.engines.registry import check_engine
-
     names, chosen_methods = ([name.strip() for name in given.split(",")] for given in (engines, methods))
     check_device(device)
     if plot is not None:
         check_figure(plot, "--plot")
     known = JOBS | GPU_JOBS
     chosen = jobs or list(JOBS if device == "cpu" else GPU_JOBS)
-    try:
+    with as_config_errors(ValueError):
         for name in names:
             check_engine(name)
         for method in chosen_methods:
             registry.create(method)
         for job in chosen:
             check_choice("a job", job, tuple(known))
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
     console = progress_console(as_json)
     races = {}

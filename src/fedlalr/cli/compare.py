@@ -7,16 +7,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
+from fedlalr.algorithms.registry import ALGORITHMS, PAPER_METHODS
 from fedlalr.cli.compare_plan import PlannedComparison, in_words, reject_other_runs, replacing
 from fedlalr.cli.compare_table import show
 from fedlalr.cli.errors import FAILED, hint_to_repeat
 from fedlalr.cli.options import (
     MOST_SEEDS,
     Arguments,
+    Jobs,
     Json,
     Quiet,
     at_home,
@@ -24,18 +27,25 @@ from fedlalr.cli.options import (
     progress_console,
     split_arguments,
 )
+from fedlalr.cli.progress import JobsProgress, standard_output
 from fedlalr.cli.run import write_page
 from fedlalr.cli.variations import parse_variations
-from fedlalr.common.files import as_file_name
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from fedlalr.config import Config
-    from fedlalr.config.grid import Choice
-    from fedlalr.config.jobs import Job
-    from fedlalr.report import Comparison
-    from fedlalr.report.tables import Table
+from fedlalr.common.files import as_file_name, write_whole
+from fedlalr.common.named import check_known
+from fedlalr.config import Config, ConfigError, load
+from fedlalr.config.errors import as_config_errors
+from fedlalr.config.grid import Choice, choose, qualities, score, without_accuracy
+from fedlalr.config.jobs import Job, default_workers, run_jobs
+from fedlalr.config.loading import check
+from fedlalr.federation.compression.compression import SHORT_FORMS
+from fedlalr.report import Comparison
+from fedlalr.report import compare as compare_runs
+from fedlalr.report.comparison import Curve
+from fedlalr.report.figures import accuracy_figure
+from fedlalr.report.groups import group_runs
+from fedlalr.report.losses import losses_table
+from fedlalr.report.runs import read_run
+from fedlalr.report.tables import Table, comparison_table
 
 
 def compare(
@@ -72,9 +82,7 @@ def compare(
             show_default=False,
         ),
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Parallel runs.", show_default="one per processor; one on a GPU")
-    ] = None,
+    jobs: Jobs = None,
     run_dir: Annotated[
         Path | None,
         typer.Option(
@@ -107,54 +115,55 @@ def compare(
 
     fedlalr compare model=mypackage.model:make data=mypackage.data:clients --methods fedlalr,fedavg --grid
     """
-    from fedlalr import config as configuration
-    from fedlalr.cli.progress import standard_output
-    from fedlalr.config.jobs import default_workers
-
     source, overrides = split_arguments(arguments)
     reject_algorithm([*overrides, *(vary or [])])
     if target is not None and not 0 < target <= 1:
-        raise configuration.ConfigError(f"--target must be an accuracy above 0 and at most 1, not {target:g}")
+        raise ConfigError(f"--target must be an accuracy above 0 and at most 1, not {target:g}")
     variations = parse_variations(vary or [])
-    configs = [configuration.load(source, [*overrides, *variation.overrides]) for variation in variations]
+    configs = [load(source, [*overrides, *variation.overrides]) for variation in variations]
     named = [check_methods(methods, config, grid) for config in configs]
     root = run_dir or Path("runs") / f"compare-{configs[0].name}"
-    console = progress_console(as_json)
-    silent = quiet or (as_json and not console.is_terminal)
     parts = [
         PlannedComparison(variation, config, names, root / as_file_name(variation.label))
         for variation, config, names in zip(variations, configs, named, strict=True)
     ]
     reject_other_runs(parts, seeds, grid_seeds if grid else None)
-    shown = Shown(jobs or default_workers(), root, console, silent)
+    console = progress_console(as_json)
+    shown = Shown(jobs or default_workers(), root, console, silent=quiet or (as_json and not console.is_terminal))
     shown.tell(in_words(parts, seeds, grid_seeds if grid else None))
 
     results: list[Compared] = []
     for i, part in enumerate(parts):
         if part.variation.settings:
             shown.tell(f"variation {i + 1} of {len(parts)}: {part.variation.label}")
-        fetch_if_needed(part.config, console, silent)
+        fetch_if_needed(part.config, console, shown.silent)
         config, choices = tune(part, grid_seeds, shown) if grid else (part.config, [])
         comparison, table, pictures = run_all(part, config, seeds, target or config.target, shown)
         results.append(Compared(part, comparison, table, choices, pictures))
         results[-1].write()
         if not as_json:
             show(part, table, choices, pictures)
-    if vary:
-        write_all(results, root)
-    report = write_page(root)
-    if as_json:
-        plain = as_plain(results, root) if vary else results[0].as_plain()
-        print(json.dumps({**plain, "report": None if report is None else str(report)}, ensure_ascii=False))
-    elif report is not None:
-        standard_output().print(f"Report: {report}")
+    show_all(results, root, several=bool(vary), as_json=as_json)
     if any(failure for result in results for outcome in result.comparison.outcomes for failure in outcome.failures):
         raise typer.Exit(FAILED)
 
 
-def reject_algorithm(overrides: Sequence[str]) -> None:
-    from fedlalr.config import ConfigError
+def show_all(results: Sequence[Compared], root: Path, *, several: bool, as_json: bool) -> None:
+    """Write the report and, for several variations, all of them as one table and one JSON file above their folders."""
+    plain = results[0].as_plain()
+    if several:
+        plain = {"variations": [result.as_plain() for result in results], "run_dir": str(root)}
+        tables = "\n".join(f"## {result.part.variation.label}\n\n{result.table.markdown()}" for result in results)
+        write_whole(root / "table.md", tables)
+        _write_json(plain, root)
+    report = write_page(root)
+    if as_json:
+        print(json.dumps({**plain, "report": None if report is None else str(report)}, ensure_ascii=False))
+    elif report is not None:
+        standard_output().print(f"Report: {report}")
 
+
+def reject_algorithm(overrides: Sequence[str]) -> None:
     for text in overrides:
         key = text.partition("=")[0]
         if key.split(".")[0] == "algorithm":
@@ -167,12 +176,6 @@ def reject_algorithm(overrides: Sequence[str]) -> None:
 
 def check_methods(given: str | None, config: Config, grid: bool = False) -> list[str]:
     """The methods to compare; FedLALR first, since colours follow this order."""
-    from fedlalr.algorithms.registry import ALGORITHMS, PAPER_METHODS
-    from fedlalr.common.suggestions import hint
-    from fedlalr.config import ConfigError
-    from fedlalr.config.errors import listed
-    from fedlalr.federation.compression.compression import SHORT_FORMS
-
     names = (
         list(config.methods) or list(PAPER_METHODS) if given is None else [name.strip() for name in given.split(",")]
     )
@@ -184,13 +187,10 @@ def check_methods(given: str | None, config: Config, grid: bool = False) -> list
                 f"--methods contains {name} twice; to compare its settings, use --vary methods.{name}.KEY=A,B"
             )
         method, plus, compression = name.partition("+")
-        if method not in ALGORITHMS:
-            raise ConfigError(
-                f"unknown method {method!r}; choose from {listed(list(ALGORITHMS))}.{hint(method, ALGORITHMS)}"
-            )
-        if plus and compression not in SHORT_FORMS:
-            forms = listed([f"{method}+{form}" for form in SHORT_FORMS])
-            raise ConfigError(f"unknown compression {compression!r} of {method}; choose from {forms}")
+        with as_config_errors(ValueError):
+            check_known("there is no method", method, ALGORITHMS)
+            if plus:
+                check_known("there is no compressed method", name, [f"{method}+{form}" for form in SHORT_FORMS])
         if plus and grid:
             raise ConfigError(f"--grid tunes methods without compression; remove +{compression} from {name!r}")
     return sorted(names, key=lambda name: (name != "fedlalr", names.index(name)))
@@ -210,14 +210,13 @@ class Shown:
             self.console.print(text)
 
     def run(self, jobs: Sequence[Job]) -> None:
-        run_shown(jobs, self.workers, self.root, self.console, self.silent)
+        """Run jobs, with a progress bar on a terminal and one line per run elsewhere."""
+        with hint_to_repeat(), JobsProgress(self.console, self.root, self.silent) as progress:
+            run_jobs(jobs, self.workers, progress.show)
 
 
 def tune(part: PlannedComparison, seeds: int, shown: Shown) -> tuple[Config, list[Choice]]:
     """The configuration with every method's learning rates set to the best of its grid."""
-    from fedlalr.config.grid import choose, qualities, score, without_accuracy
-    from fedlalr.config.loading import check
-
     config, names = part.config, part.names
     planned = part.tuning(seeds)
     shown.run([job for trial in planned for job in trial.jobs])
@@ -240,15 +239,6 @@ def run_all(
     part: PlannedComparison, config: Config, seeds: int, target: float | None, shown: Shown
 ) -> tuple[Comparison, Table, list[Path]]:
     """Every method with every seed, compared and drawn; without an accuracy, compared by their losses."""
-    from fedlalr.config.grid import without_accuracy
-    from fedlalr.report import compare as compare_runs
-    from fedlalr.report.comparison import Curve
-    from fedlalr.report.figures import accuracy_figure
-    from fedlalr.report.groups import group_runs
-    from fedlalr.report.losses import losses_table
-    from fedlalr.report.runs import read_run
-    from fedlalr.report.tables import comparison_table
-
     planned = part.runs(seeds, config)
     jobs = [job for each in planned.values() for job in each]
     if others := replacing(jobs, part.folder):
@@ -267,15 +257,6 @@ def run_all(
     return comparison, comparison_table(comparison), pictures
 
 
-def run_shown(jobs: Sequence[Job], workers: int, root: Path, console: Console, silent: bool) -> None:
-    """Run jobs, with a progress bar on a terminal and one line per run elsewhere."""
-    from fedlalr.cli.progress import JobsProgress
-    from fedlalr.config.jobs import run_jobs
-
-    with hint_to_repeat(), JobsProgress(console, root, silent) as progress:
-        run_jobs(jobs, workers, progress.show)
-
-
 @dataclass(frozen=True)
 class Compared:
     """One comparison and its files."""
@@ -291,8 +272,6 @@ class Compared:
         return self._content() | {"run_dir": str(self.part.folder), "figures": [str(path) for path in self.pictures]}
 
     def write(self) -> None:
-        from fedlalr.common.files import write_whole
-
         write_whole(self.part.folder / "table.md", self.table.markdown())
         _write_json(self._content(), self.part.folder)
 
@@ -314,20 +293,5 @@ class Compared:
         return varied | self.comparison.as_dict() | ({"grid": tuned} if tuned else {})
 
 
-def as_plain(results: Sequence[Compared], root: Path) -> dict[str, Any]:
-    return {"variations": [result.as_plain() for result in results], "run_dir": str(root)}
-
-
-def write_all(results: Sequence[Compared], root: Path) -> None:
-    """Write all variations as one table and one JSON file, above their folders."""
-    from fedlalr.common.files import write_whole
-
-    tables = "\n".join(f"## {result.part.variation.label}\n\n{result.table.markdown()}" for result in results)
-    write_whole(root / "table.md", tables)
-    _write_json(as_plain(results, root), root)
-
-
 def _write_json(content: dict[str, Any], folder: Path) -> None:
-    from fedlalr.common.files import write_whole
-
     write_whole(folder / "compare.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedlalr.cli.variations import Variation
-
-if TYPE_CHECKING:
-    from fedlalr.config import Config
-    from fedlalr.config.grid import GridPoint
-    from fedlalr.config.jobs import Job
+from fedlalr.config import Config, ConfigError, with_method
+from fedlalr.config.grid import GridPoint, trials
+from fedlalr.config.jobs import Job, changes
 
 MOST_NAMED = 5
 """Differences listed in an error."""
@@ -38,9 +35,6 @@ class PlannedComparison:
 
     def runs(self, seeds: int, config: Config | None = None) -> dict[str, list[Job]]:
         """The runs of each method, with the tuned configuration if given."""
-        from fedlalr.config import with_method
-        from fedlalr.config.jobs import Job
-
         chosen = config or self.config
         return {
             name: [
@@ -51,8 +45,6 @@ class PlannedComparison:
         }
 
     def tuning(self, seeds: int) -> list[GridPoint]:
-        from fedlalr.config.grid import trials
-
         return trials(self.config, self.names, seeds, self.grid_folder)
 
 
@@ -88,16 +80,11 @@ def reject_other_runs(parts: Sequence[PlannedComparison], seeds: int, grid_seeds
 
 def replacing(jobs: Sequence[Job], folder: Path) -> str | None:
     """A message if runs with the learning rates of an earlier tuning are replaced."""
-    from fedlalr.config.jobs import changes
-
     count = sum(bool(changes(job)) for job in jobs)
     return f"replacing {_counted(count, 'run')} with learning rates of an earlier tuning in {folder}" if count else None
 
 
 def _reject(jobs: Sequence[Job], folder: Path, ignored: Collection[str] = ()) -> None:
-    from fedlalr.config import ConfigError
-    from fedlalr.config.jobs import changes
-
     different = [(job, found) for job in jobs if (found := changes(job, ignored))]
     if not different:
         return

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 
-    from fedlalr.cli.compare_plan import PlannedComparison
-    from fedlalr.config.grid import Choice
-    from fedlalr.report.tables import Table
+from fedlalr.cli.compare_plan import PlannedComparison
+from fedlalr.cli.progress import standard_output, table
+from fedlalr.config.grid import Choice
+from fedlalr.report.rerun_command import description_of
+from fedlalr.report.tables import Table as Cells
 
 
-def show(part: PlannedComparison, cells: Table, choices: Sequence[Choice], pictures: Sequence[Path]) -> None:
-    from fedlalr.cli.progress import standard_output
-    from fedlalr.report.rerun_command import description_of
-
+def show(part: PlannedComparison, cells: Cells, choices: Sequence[Choice], pictures: Sequence[Path]) -> None:
     console = standard_output()
     if choices:
         console.print(
@@ -37,19 +36,11 @@ def show(part: PlannedComparison, cells: Table, choices: Sequence[Choice], pictu
         console.print(f"Figure: {' and '.join(map(str, pictures))}")
 
 
-def laid_out(cells: Table, title: str, console: Console) -> RenderableType:
+def laid_out(cells: Cells, title: str, console: Console) -> Table:
     """One row per method, or one list per method if the terminal is too narrow for a row."""
-    from rich import box
-    from rich.measure import Measurement
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title=title, title_justify="left")
-    for i, heading in enumerate(cells.heading):
-        table.add_column(heading, justify="left" if i == 0 else "right")
-    for row in cells.rows:
-        table.add_row(*row)
-    if Measurement.get(console, console.options.update(max_width=1000), table).minimum <= console.width:
-        return table
+    in_rows = table(cells.heading, cells.rows, title)
+    if Measurement.get(console, console.options.update(max_width=1000), in_rows).minimum <= console.width:
+        return in_rows
     lists = Table(box=None, show_header=False, pad_edge=False, title=title, title_justify="left")
     for name, *values in cells.rows:
         lists.add_row(name, style="bold")

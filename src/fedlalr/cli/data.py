@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
 from fedlalr.cli.command import Command
 from fedlalr.cli.files import check_figure, writing
 from fedlalr.cli.options import Json, Quiet, progress_console
+from fedlalr.cli.progress import fetch_progress, standard_output
+from fedlalr.common.named import check_known
+from fedlalr.config.errors import as_config_errors
+from fedlalr.data import load, sources
+from fedlalr.data.heterogeneity import count_labels, draw, summarise
 
 app = typer.Typer(no_args_is_help=True, help="List, fetch and inspect data sets.")
 
@@ -20,13 +27,6 @@ Name = Annotated[str, typer.Argument(help="A data set; see `fedlalr data list`."
 @app.command("list", cls=Command)
 def list_(as_json: Json = False) -> None:
     """List all data sets, and where they are on this machine."""
-    from dataclasses import asdict
-
-    from rich.table import Table
-
-    from fedlalr.cli.progress import standard_output
-    from fedlalr.data import sources
-
     found = sources.available()
     if as_json:
         print(json.dumps([asdict(data) for data in found], ensure_ascii=False))
@@ -50,9 +50,6 @@ def fetch(
 
     [bold]Example[/]   fedlalr data fetch fashion
     """
-    from fedlalr.cli.progress import fetch_progress, standard_output
-    from fedlalr.data import sources
-
     check_name(name)
     console = progress_console(as_json=False)
     with fetch_progress(console, quiet) as progress:
@@ -89,13 +86,6 @@ def show(
 
     [bold]Example[/]   fedlalr data show cifar10 --partition dirichlet --alpha 0.3
     """
-    from dataclasses import asdict
-
-    from fedlalr.cli.progress import fetch_progress, standard_output
-    from fedlalr.config import ConfigError
-    from fedlalr.data import load, sources
-    from fedlalr.data.heterogeneity import count_labels, draw, summarise
-
     check_name(name)
     skew = f" {alpha:g}" if partition.startswith("dirichlet") else ""
     picture = output or Path(f"{name}-{partition}{skew.replace(' ', '-')}.png")
@@ -105,12 +95,8 @@ def show(
         described = sources.describe(name, folder=folder, progress=progress)
     own: dict[str, Any] = {"classes_per_client": classes_per_client, "sigma": sigma}
     given = {option: value for option, value in own.items() if value is not None}
-    try:
+    with as_config_errors(ValueError, TypeError):
         population = load(name, clients, partition, alpha, seed, folder=folder, **given)
-    except sources.DataCorrupt:
-        raise
-    except (ValueError, TypeError) as error:
-        raise ConfigError(str(error)) from error
     counts = count_labels(population.targets.numpy(), population.partition, population.classes)
     summary = summarise(counts)
     with writing(picture, "--output"):
@@ -130,10 +116,5 @@ def show(
 
 
 def check_name(name: str) -> None:
-    from fedlalr.common.suggestions import hint
-    from fedlalr.config import ConfigError
-    from fedlalr.config.errors import listed
-    from fedlalr.data.sources import SOURCES
-
-    if name not in SOURCES:
-        raise ConfigError(f"unknown data set {name!r}; choose one of {listed(list(SOURCES))}.{hint(name, SOURCES)}")
+    with as_config_errors(ValueError):
+        check_known("there is no data set", name, sources.SOURCES)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedlalr.cli.errors import FAILED
 from fedlalr.cli.options import Json
-
-if TYPE_CHECKING:
-    from fedlalr.federation.doctor import Health
+from fedlalr.cli.progress import standard_output
+from fedlalr.federation.doctor import GIB, Health, examine
 
 
 def doctor(
@@ -23,11 +23,6 @@ def doctor(
 
     Does two tiny runs, and writes and removes one checkpoint. The exit code is 1 if a check fails.
     """
-    from dataclasses import asdict
-
-    from fedlalr.cli.progress import standard_output
-    from fedlalr.federation.doctor import examine
-
     health = examine(run_dir)
     if as_json:
         print(json.dumps(asdict(health), ensure_ascii=False))
@@ -38,8 +33,6 @@ def doctor(
 
 
 def in_words(health: Health) -> list[str]:
-    from fedlalr.federation.doctor import GIB
-
     versions = ", ".join(f"{name} {version or 'not installed'}" for name, version in health.versions.items())
     memory = f", {health.memory / GIB:.1f} GiB of memory free"
     load = f", load {health.load:.1f}" if health.load is not None else ""

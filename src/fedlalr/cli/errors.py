@@ -22,6 +22,13 @@ from typer.core import TyperGroup
 
 from fedlalr.common.interrupts import terminable
 from fedlalr.common.printable import printable
+from fedlalr.config import ConfigError
+from fedlalr.config.jobs import ProcessDied
+from fedlalr.data.sources import DataCorrupt, DataNotFound
+from fedlalr.federation import RoundFailed
+from fedlalr.federation.storage.journal import RunDirectoryError
+from fedlalr.training.engines.workers import WorkerDied
+from fedlalr.training.ranks import RankFailed
 
 FAILED, USAGE, NO_DATA = 1, 2, 3
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -63,14 +70,6 @@ class Commands(TyperGroup):
 
 def exit_code(error: Exception) -> int | None:
     """The exit code for an error of the library; None for a programming error."""
-    from fedlalr.config import ConfigError
-    from fedlalr.config.jobs import ProcessDied
-    from fedlalr.data.sources import DataCorrupt, DataNotFound
-    from fedlalr.federation import RoundFailed
-    from fedlalr.federation.storage.journal import RunDirectoryError
-    from fedlalr.training.engines.workers import WorkerDied
-    from fedlalr.training.ranks import RankFailed
-
     if isinstance(error, DataNotFound | DataCorrupt):
         return NO_DATA
     if isinstance(error, ConfigError):

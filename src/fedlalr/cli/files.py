@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedlalr.config import ConfigError
+from fedlalr.data.fetch import data_folder
+from fedlalr.data.sources import DataNotFound
+
 FIGURES = (".png", ".svg", ".pdf")
 """Allowed suffixes of figures."""
 
 
 def check_figure(path: Path, option: str) -> None:
     """Reject a figure that cannot be written, before computing it."""
-    from fedlalr.config import ConfigError
-
     if path.is_dir():
         raise ConfigError(f"{option} {path} is a folder; name the figure in it, such as {path / 'figure.png'}")
     if path.suffix.lower() not in FIGURES:
@@ -26,8 +28,6 @@ def check_figure(path: Path, option: str) -> None:
 
 def check_page(path: Path, option: str) -> None:
     """Reject an HTML page whose path is a folder."""
-    from fedlalr.config import ConfigError
-
     if path.is_dir():
         raise ConfigError(f"{option} {path} is a folder; name the page in it, such as {path / 'report.html'}")
 
@@ -35,8 +35,6 @@ def check_page(path: Path, option: str) -> None:
 @contextmanager
 def writing(path: Path, option: str) -> Iterator[None]:
     """Explain why a file cannot be written, and which option changes its path."""
-    from fedlalr.config import ConfigError
-
     try:
         yield
     except OSError as error:
@@ -47,10 +45,6 @@ def writing(path: Path, option: str) -> Iterator[None]:
 @contextmanager
 def data_folder_errors() -> Iterator[None]:
     """Explain which data folder cannot be used, and how to choose another."""
-    from fedlalr.config import ConfigError
-    from fedlalr.data.fetch import data_folder
-    from fedlalr.data.sources import DataNotFound
-
     try:
         yield
     except DataNotFound:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import shlex
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -23,13 +24,17 @@ from fedlalr.cli.options import (
     progress_console,
     split_arguments,
 )
+from fedlalr.cli.progress import standard_output
 from fedlalr.cli.run import cost, outcome
-
-if TYPE_CHECKING:
-    from fedlalr.config import Config
-    from fedlalr.data import Population
-    from fedlalr.federation import Record, RunInfo
-    from fedlalr.federation.progress import RunProgress
+from fedlalr.config import Config, ConfigError, RunDirectory, build_algorithm, build_model
+from fedlalr.config.run_dir import summarise
+from fedlalr.data import Population
+from fedlalr.federation import Record, RunInfo
+from fedlalr.federation.progress import RunProgress
+from fedlalr.flower.export import export as write
+from fedlalr.flower.export import for_nodes
+from fedlalr.flower.preflight import check_data, check_settings, data_here
+from fedlalr.training.layout import Layout
 
 app = typer.Typer(no_args_is_help=True, help="Run on Flower: on other machines, with data that stays there.")
 
@@ -58,11 +63,6 @@ def export(
 
     fedlalr flower export fashion app algorithm=fedadam rounds=20 --nodes 10
     """
-    from fedlalr.cli.progress import standard_output
-    from fedlalr.flower.export import export as write
-    from fedlalr.flower.export import for_nodes
-    from fedlalr.flower.preflight import data_here
-
     place, settings = _split(preset, [str(folder), *(overrides or [])])
     config = for_nodes(preset, settings, nodes)
     write(config, place)
@@ -77,8 +77,6 @@ def export(
 
 def _split(preset: str, arguments: list[str]) -> tuple[Path, list[str]]:
     """The app's folder, and the settings, in any order."""
-    from fedlalr.config import ConfigError
-
     folders = [argument for argument in arguments if not is_setting(argument)]
     settings = [argument for argument in arguments if is_setting(argument)]
     if not folders:
@@ -115,14 +113,9 @@ def local(
 
     fedlalr flower local quickstart algorithm=scaffold rounds=5 --run-dir runs/flower
     """
-    from fedlalr.config import RunDirectory
-    from fedlalr.federation.progress import RunProgress
-
     _check_installed()
-    from fedlalr.flower.export import for_nodes
     from fedlalr.flower.local.demonstration import demonstrate
     from fedlalr.flower.local.launch import FederationError
-    from fedlalr.flower.preflight import check_data, check_settings
 
     _check_patience(patience)
     source, overrides = split_arguments(arguments)
@@ -156,11 +149,6 @@ def _stage(progress: RunProgress, stage: str, info: RunInfo) -> None:
 
 
 def _show(config: Config, info: RunInfo, records: list[Record], as_json: bool) -> None:
-    import json
-
-    from fedlalr.cli.progress import standard_output
-    from fedlalr.config.run_dir import summarise
-
     summary = summarise(config, info, records)
     if as_json:
         print(json.dumps(summary, ensure_ascii=False))
@@ -173,10 +161,6 @@ def _show(config: Config, info: RunInfo, records: list[Record], as_json: bool) -
 
 def _info(config: Config, population: Population, history: list[Record]) -> RunInfo:
     """The description of the run, before it starts."""
-    from fedlalr.config import build_algorithm, build_model
-    from fedlalr.federation import RunInfo
-    from fedlalr.training.layout import Layout
-
     clients = len(population)
     return RunInfo(
         algorithm=type(build_algorithm(config)).__name__,
@@ -193,14 +177,10 @@ def _info(config: Config, population: Population, history: list[Record]) -> RunI
 
 
 def _check_patience(patience: float) -> None:
-    from fedlalr.config import ConfigError
-
     if not (patience > 0 and math.isfinite(patience)):
         raise ConfigError(f"--patience must be a finite number of seconds above 0, not {patience:g}")
 
 
 def _check_installed() -> None:
     if importlib.util.find_spec("flwr") is None:
-        from fedlalr.config import ConfigError
-
         raise ConfigError("this needs Flower: pip install 'fedlalr[flower]'")

@@ -34,7 +34,7 @@ class GridProgress:
             job.folder for job in jobs if job.rounds_done() and not same_problem(job.config.model_dump(), job.folder)
         }
         self._began = time.monotonic()
-        self._before = sum(self._done(job) for job in self.jobs.values())
+        self._before = self._progress()[0]
         self._stop = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._bar = Progress(
@@ -80,10 +80,13 @@ class GridProgress:
 
     def left(self) -> float | None:
         """Seconds until the grid is done, at its pace so far; None before there is one."""
-        total = sum(work(job.config) for job in self.jobs.values())
-        done = sum(self._done(job) for job in self.jobs.values())
+        done, total = self._progress()
         made, elapsed = done - self._before, time.monotonic() - self._began
         return elapsed * (total - done) / made if made > 0 and elapsed > 0 else None
+
+    def _progress(self) -> tuple[float, float]:
+        """The work that is done, and all of it."""
+        return sum(map(self._done, self.jobs.values())), sum(work(job.config) for job in self.jobs.values())
 
     def _done(self, job: Job) -> float:
         if job.folder in self.over:
@@ -94,8 +97,7 @@ class GridProgress:
 
     def _watch(self) -> None:
         while not self._stop.wait(_MOMENT):
-            total = sum(work(job.config) for job in self.jobs.values())
-            done = sum(self._done(job) for job in self.jobs.values())
+            done, total = self._progress()
             facts = " · ".join(
                 f"{self.label(job)} {job.rounds_done()}/{job.config.rounds}" for job in self._running[:2]
             )

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from fedlalr.cli.progress import fetch_progress, standard_output
 from fedlalr.common import reading
-
-if TYPE_CHECKING:
-    from fedlalr.config import Config
+from fedlalr.config import Config, ConfigError
+from fedlalr.config.errors import as_config_errors
+from fedlalr.config.own import is_own
+from fedlalr.data import sources
+from fedlalr.federation.progress import Terminal
+from fedlalr.training.machine import choose_device
 
 MOST_SEEDS = 10_000
 """A larger number is a typing error, and planning so many runs would exhaust the memory."""
@@ -37,6 +41,11 @@ def at_home(path: Path | None) -> Path | None:
     return path
 
 
+Places = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN...", help="Run directories, or a directory that contains several.", show_default=False),
+]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Parallel runs.", show_default="one per processor; one on a GPU")]
 RunDir = Annotated[
     Path | None,
     typer.Option(help="Directory for the run's files.", show_default="a new folder under runs/", callback=at_home),
@@ -50,8 +59,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print only the result to sta
 
 def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]:
     """What to run, if it is given, and the overrides."""
-    from fedlalr.config import ConfigError
-
     given = arguments or []
     overrides = [argument for argument in given if is_setting(argument)]
     sources = [argument for argument in given if argument not in overrides]
@@ -75,18 +82,11 @@ def is_setting(argument: str) -> bool:
 
 def progress_console(as_json: bool) -> Console:
     """Where progress is shown: standard output, or standard error if the result is JSON."""
-    from fedlalr.cli.progress import standard_output
-    from fedlalr.federation.progress import Terminal
-
     return Terminal(stderr=True) if as_json else standard_output()
 
 
 def fetch_if_needed(config: Config, console: Console, quiet: bool) -> None:
     """Download the data set, with a progress bar, if it is not on this machine."""
-    from fedlalr.cli.progress import fetch_progress
-    from fedlalr.config.own import is_own
-    from fedlalr.data import sources
-
     if is_own(config.data.name):
         return
     where = {data.name: data.where for data in sources.available()}
@@ -97,10 +97,5 @@ def fetch_if_needed(config: Config, console: Console, quiet: bool) -> None:
 
 def check_device(device: str) -> None:
     """Reject an unavailable device, once instead of in every run."""
-    from fedlalr.config import ConfigError
-    from fedlalr.federation.options import choose_device
-
-    try:
+    with as_config_errors(ValueError):
         choose_device(device)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from fedlalr.cli.options import Arguments
+from fedlalr import config as configuration
+from fedlalr.cli.options import Arguments, split_arguments
 
 
 def presets(arguments: Arguments = None) -> None:
@@ -16,9 +17,6 @@ def presets(arguments: Arguments = None) -> None:
 
     fedlalr presets cifar10 algorithm=fedadam > mine.yaml
     """
-    from fedlalr import config as configuration
-    from fedlalr.cli.options import split_arguments
-
     if arguments:
         source, overrides = split_arguments(arguments)
         typer.echo(configuration.dump(configuration.load(source, overrides)), nl=False)

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from fedlalr.cli.options import Json
-
-if TYPE_CHECKING:
-    from fedlalr.federation.privacy.accounting import Spent
-    from fedlalr.report.runs import ReportedRun
+from fedlalr.cli.options import Json, Places
+from fedlalr.cli.progress import standard_output, table
+from fedlalr.config.errors import ConfigError, as_config_errors
+from fedlalr.federation.privacy.accounting import Spent, composed_epsilon, solve_noise_multiplier
+from fedlalr.federation.storage.journal import CHECKPOINTS
+from fedlalr.report.runs import ReportedRun, find_runs, read_run
 
 
 def privacy(
-    places: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN...", help="Run directories, or a directory that contains several.", show_default=False
-        ),
-    ],
+    places: Places,
     delta: Annotated[
         float | None, typer.Option(help="The δ at which ε is computed.", show_default="the smallest one of the runs")
     ] = None,
@@ -38,22 +33,16 @@ def privacy(
 
     fedlalr privacy runs/first runs/second --delta 1e-6
     """
-    from fedlalr.config import ConfigError
-    from fedlalr.federation.privacy.accounting import composed_epsilon
-    from fedlalr.report.runs import find_runs, read_run
-
     runs = [read_run(path) for path in find_runs(places, tuning=True)]
     deltas = [_stored(run)["privacy.delta"] for run in runs]
     if delta is None:
         delta = min((each for each in deltas if each is not None), default=None)
     if delta is None:
         raise ConfigError("the runs have no delta; choose one with --delta, such as 1e-5")
-    try:
+    with as_config_errors(ValueError, ImportError):
         spent = [_spent(run) for run in runs]
         each = [composed_epsilon([one], delta) for one in spent]
         together = composed_epsilon(spent, delta)
-    except (ValueError, ImportError) as error:
-        raise ConfigError(str(error)) from error
     names = [str(run.path) for run in runs]
     if as_json:
         rows = [
@@ -67,8 +56,6 @@ def privacy(
 
 def _stored(run: ReportedRun) -> dict[str, Any]:
     """The settings of a run with privacy, from its checkpoint."""
-    from fedlalr.config import ConfigError
-
     if not run.facts:
         raise ConfigError(f"{run.path} has no checkpoint that can be read, so its settings are not known")
     if run.facts.get("privacy") is None:
@@ -80,9 +67,6 @@ def _stored(run: ReportedRun) -> dict[str, Any]:
 
 def _spent(run: ReportedRun) -> Spent:
     """The rounds of a run, including one with a checkpoint whose record was not written."""
-    from fedlalr.federation.privacy.accounting import Spent, solve_noise_multiplier
-    from fedlalr.federation.storage.journal import CHECKPOINTS
-
     stored = _stored(run)
     rate = stored["clients_per_round"] / stored["data.clients"]
     noise = stored["privacy.noise_multiplier"]
@@ -99,19 +83,14 @@ def _same_clients(runs: list[ReportedRun]) -> bool:
 
 
 def _show(rows: list[tuple[str, Spent, float]], together: float, delta: float, same_clients: bool) -> None:
-    from rich import box
-    from rich.table import Table
-
-    from fedlalr.cli.progress import standard_output
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("run", "rounds", "rate", "noise multiplier", f"ε at δ = {delta:g}"):
-        table.add_column(heading, justify="left" if heading == "run" else "right")
-    for name, one, epsilon in rows:
-        table.add_row(name, str(one.rounds), f"{one.rate:.4g}", f"{one.noise_multiplier:g}", f"{epsilon:.3f}")
+    heading = ("run", "rounds", "rate", "noise multiplier", f"ε at δ = {delta:g}")
+    cells = [
+        (name, str(one.rounds), f"{one.rate:.4g}", f"{one.noise_multiplier:g}", f"{epsilon:.3f}")
+        for name, one, epsilon in rows
+    ]
     if len(rows) > 1:
-        table.add_row("together", str(sum(one.rounds for _, one, _ in rows)), "", "", f"{together:.3f}")
+        cells.append(("together", str(sum(one.rounds for _, one, _ in rows)), "", "", f"{together:.3f}"))
     console = standard_output()
-    console.print(table)
+    console.print(table(heading, cells))
     if not same_clients:
         console.print("The runs have different data: the last line holds for a client that is in all of them.")

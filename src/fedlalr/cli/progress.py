@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from fedlalr.cli.files import data_folder_errors
 from fedlalr.config.jobs import Event, Job
@@ -23,6 +25,16 @@ def standard_output() -> Console:
     """The console for results; wide enough for a table if it is not a terminal."""
     width = None if sys.stdout.isatty() else _PLAIN_WIDTH
     return Terminal(width=width, soft_wrap=not sys.stdout.isatty())
+
+
+def table(heading: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> Table:
+    """Rows under a heading; the first column is left-aligned, the others right-aligned."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title=title, title_justify="left")
+    for i, name in enumerate(heading):
+        made.add_column(name, justify="right" if i else "left")
+    for row in rows:
+        made.add_row(*row)
+    return made
 
 
 @contextmanager

@@ -8,15 +8,15 @@ from typing import Annotated
 import typer
 
 from fedlalr.cli.files import check_figure, check_page, writing
+from fedlalr.cli.options import Places
+from fedlalr.cli.progress import standard_output
+from fedlalr.config.run_dir import REPORT_FILE
+from fedlalr.report.figures import bytes_figure
+from fedlalr.report.html import write_report
 
 
 def report(
-    places: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN...", help="Run directories, or a directory that contains several.", show_default=False
-        ),
-    ],
+    places: Places,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="The page to write.", show_default="report.html in the first directory"),
@@ -46,13 +46,7 @@ def report(
 
     fedlalr report runs/demo --figure megabytes.png
     """
-    from fedlalr.cli.progress import standard_output
-    from fedlalr.config.run_dir import REPORT_FILE
-    from fedlalr.report.html import write_report
-
     if figure is not None:
-        from fedlalr.report.figures import bytes_figure
-
         check_figure(figure, "--figure")
         with writing(figure, "--figure"):
             standard_output().print(f"written to {' and '.join(map(str, bytes_figure(places, figure, title)))}")

@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 
+from fedlalr import config as configuration
 from fedlalr.cli.options import Debug, Json, Quiet, at_home, progress_console
 from fedlalr.cli.run import run_shown
 from fedlalr.cli.tracking import Track, tracked
+from fedlalr.config.loading import CONFIG_FILE
+from fedlalr.training.ranks import process_rank
 
 
 def resume(
@@ -31,10 +34,6 @@ def resume(
 
     fedlalr resume runs/cifar10 rounds=200
     """
-    from fedlalr import config as configuration
-    from fedlalr.config.loading import CONFIG_FILE
-    from fedlalr.training.ranks import process_rank
-
     if not run_dir.is_dir():
         raise configuration.ConfigError(
             f"there is no directory {run_dir}; give the run directory that `fedlalr run` printed"
@@ -52,10 +51,4 @@ def resume(
         configuration.execute(config)
         return
     with tracked(track, config, run_dir) as trackers:
-        run_shown(
-            run_dir,
-            progress_console(as_json),
-            quiet,
-            as_json,
-            lambda progress: configuration.execute(config, run_dir, [progress, *trackers], resume=True, debug=debug),
-        )
+        run_shown(config, run_dir, trackers, progress_console(as_json), quiet, as_json, resume=True, debug=debug)

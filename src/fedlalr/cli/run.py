@@ -6,14 +6,16 @@ import json
 import shlex
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
+from fedlalr import config as configuration
 from fedlalr.cli.errors import InterruptShown, complain
 from fedlalr.cli.files import writing
 from fedlalr.cli.options import (
@@ -26,14 +28,16 @@ from fedlalr.cli.options import (
     progress_console,
     split_arguments,
 )
+from fedlalr.cli.progress import standard_output
 from fedlalr.cli.tracking import Track, tracked
 from fedlalr.common.files import as_file_name
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from fedlalr.config import Config
-    from fedlalr.federation.progress import RunProgress
+from fedlalr.config import Config, ConfigError, RunDirectory
+from fedlalr.config.run_dir import REPORT_FILE
+from fedlalr.federation import Observer
+from fedlalr.federation.progress import RunProgress, duration, megabytes
+from fedlalr.federation.record import distributions_in, over_clients
+from fedlalr.report.html import write_report
+from fedlalr.training.ranks import process_rank
 
 RUNS = Path("runs")
 LONGEST_NAME = 120
@@ -71,9 +75,6 @@ def run(
 
     fedlalr run model=mypackage.model:make data=mypackage.data:clients rounds=20
     """
-    from fedlalr import config as configuration
-    from fedlalr.training.ranks import process_rank
-
     source, overrides = split_arguments(arguments)
     config = configuration.load(source, overrides)
     if process_rank() > 0:  # under torchrun only the first process writes and shows progress
@@ -86,27 +87,23 @@ def run(
         new_folder(config) if run_dir is None else nullcontext(run_dir) as folder,
         tracked(track, config, folder) as trackers,
     ):
-        run_shown(
-            folder,
-            console,
-            quiet,
-            as_json,
-            lambda progress: configuration.execute(
-                config, folder, [progress, *trackers], overwrite=overwrite, debug=debug
-            ),
-        )
+        run_shown(config, folder, trackers, console, quiet, as_json, overwrite=overwrite, debug=debug)
 
 
 def run_shown(
-    folder: Path, console: Console, quiet: bool, as_json: bool, execute: Callable[[RunProgress], object]
+    config: Config,
+    folder: Path,
+    trackers: Sequence[Observer],
+    console: Console,
+    quiet: bool,
+    as_json: bool,
+    **how: bool,
 ) -> None:
-    """Run with progress, then show the summary, also after an interrupt."""
-    from fedlalr.federation.progress import RunProgress
-
+    """Run with progress, then show the summary, also after an interrupt. `how` is passed to `execute`."""
     silent = quiet or (as_json and not console.is_terminal)
     try:
         with plain_warnings(), RunProgress(console, silent) as progress:
-            execute(progress)
+            configuration.execute(config, folder, [progress, *trackers], **how)
     except KeyboardInterrupt:
         if show(folder, as_json):
             raise InterruptShown from None
@@ -125,10 +122,6 @@ def plain_warnings() -> Iterator[None]:
 
 def write_page(folder: Path) -> Path | None:
     """Write the report of finished runs. Failing to write it is only a warning: the runs themselves are complete."""
-    from fedlalr.config import ConfigError
-    from fedlalr.config.run_dir import REPORT_FILE
-    from fedlalr.report.html import write_report
-
     try:
         return write_report([folder], folder / REPORT_FILE)
     except (OSError, ConfigError) as error:  # the latter if no run has a record
@@ -165,9 +158,6 @@ def note_defaults(config: Config, console: Console, quiet: bool) -> None:
 
 def show(folder: Path, as_json: bool) -> bool:
     """Show the outcome of a run, read from its directory. Returns whether it reported an interrupt to the user."""
-    from fedlalr.cli.progress import standard_output
-    from fedlalr.config import RunDirectory
-
     summary = RunDirectory(folder).summary()
     if summary is None:  # interrupted before it started
         return False
@@ -180,8 +170,6 @@ def show(folder: Path, as_json: bool) -> bool:
 
 def outcome(summary: dict[str, Any]) -> str:
     """Accuracy, loss and number of rounds."""
-    from fedlalr.federation.record import distributions_in, over_clients
-
     accuracy, best, rounds = summary["accuracy"], summary["best_accuracy"], summary["rounds"]
     if not rounds:
         return "no round was finished"
@@ -195,8 +183,6 @@ def outcome(summary: dict[str, Any]) -> str:
 
 def cost(summary: dict[str, Any]) -> str:
     """Bytes, time and rejected replies."""
-    from fedlalr.federation.progress import duration, megabytes
-
     rejected = f"; {summary['rejected']} replies rejected" if summary["rejected"] else ""
     sent = f"{megabytes(summary['bytes_up'])} up, {megabytes(summary['bytes_down'])} down"
     return f"{sent}, {duration(summary['seconds'])}{rejected}"

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
 
 from fedlalr.cli.files import check_figure, writing
 from fedlalr.cli.options import Json
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from fedlalr.theory import Bound, Communication, Problem
+from fedlalr.cli.progress import standard_output, table
+from fedlalr.config.errors import ConfigError, as_config_errors
+from fedlalr.theory import (
+    Bound,
+    Communication,
+    Problem,
+    communication,
+    corollary1,
+    corollary2,
+    dominance,
+    log_intervals,
+    plot_dominance,
+    rounds_to_speedup,
+    theorem1,
+    theorem2,
+)
 
 FORMS = {"statement": "as stated", "proof": "as the proof ends", "constants": "with the uncapped step size substituted"}
 
@@ -62,14 +75,11 @@ def theory(
 
     fedlalr theory -N 16 --start 3 --base 4 -T 1000 --eps 0.5 -d 8 --plot terms.png
     """
-    from fedlalr.config import ConfigError
-    from fedlalr.theory import Problem, log_intervals
-
     if (start is None) != (base is None):
         raise ConfigError("--start and --base must be given together: K_t = start + ⌊log_base t⌋")
     if plot is not None:
         check_figure(plot, "--plot")
-    try:
+    with as_config_errors(ValueError):
         problem = Problem(L=L, sigma=sigma, G_inf=G_inf, d=params, gap=gap, eps=eps, beta1=beta1)
         growing = None if start is None or base is None else (start, base)
         adaptive = None if growing is None else log_intervals(rounds, start=growing[0], base=growing[1])
@@ -79,8 +89,6 @@ def theory(
         if plot is not None:
             with writing(plot, "--plot"):
                 draw(problem, clients, steps, rounds, plot)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
     if as_json:
         print(json.dumps(as_plain(problem, bounds, costs, clients, steps), ensure_ascii=False))
     else:
@@ -91,8 +99,6 @@ def evaluate(
     problem: Problem, N: int, K: int, T: int, intervals: NDArray[np.int64] | None, alpha: float | None
 ) -> list[Bound]:
     """All bounds that apply to the given arguments."""
-    from fedlalr.theory import corollary1, corollary2, theorem1, theorem2
-
     if intervals is not None:
         bounds = [theorem2(problem, N=N, intervals=intervals, alpha=alpha)]
         return [*bounds, theorem2(problem, N=N, intervals=intervals, form="constants")] if alpha is None else bounds
@@ -108,8 +114,6 @@ def communicate(
     delta: float, N: int, K: int, params: int, growing: tuple[int, float] | None
 ) -> dict[str, Communication]:
     """Rounds and bytes to reach δ, from the leading term with constant 1, as in the paper."""
-    from fedlalr.theory import communication
-
     if growing is None:
         costs = {
             f"K = {K}": communication(delta, N=N, K=K, params=params),
@@ -123,9 +127,6 @@ def communicate(
 
 def draw(problem: Problem, N: int, K: int, T: int, path: Path) -> None:
     """Draw the dominating terms from one client and round to sixteen times the given numbers."""
-    import numpy as np
-
-    from fedlalr.theory import dominance, plot_dominance
 
     def reach(top: int) -> list[int]:
         return np.unique(np.geomspace(1, 16 * top, 60).astype(int)).tolist()  # type: ignore[no-any-return]
@@ -141,11 +142,6 @@ def show(
     K: int,
     plot: Path | None,
 ) -> None:
-    from rich import box
-    from rich.table import Table
-
-    from fedlalr.cli.progress import standard_output
-
     console = standard_output()
     step = bounds[0].step
     binds = "the cap binds" if step.cap_binds else "the cap does not bind"
@@ -155,35 +151,28 @@ def show(
         f"evaluated at α = {step.alpha:.3g}"
     )
     for bound in bounds:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-        table.title = f"{bound.source}, {FORMS[bound.form]}"
-        table.add_column("term")
-        for heading in ("constant", "factor", "value"):
-            table.add_column(heading, justify="right")
+        rows = []
         for term in bound.terms:
             mark = " ←" if term is bound.dominant else ""
-            table.add_row(term.name, f"{term.coefficient:.3g}", f"{term.factor:.3g}", f"{term.value:.3g}{mark}")
-        table.add_row("sum (vacuous)" if bound.is_vacuous else "sum", "", "", f"{bound.total:.3g}")
-        console.print(table)
+            rows.append((term.name, f"{term.coefficient:.3g}", f"{term.factor:.3g}", f"{term.value:.3g}{mark}"))
+        rows.append(("sum (vacuous)" if bound.is_vacuous else "sum", "", "", f"{bound.total:.3g}"))
+        title = f"{bound.source}, {FORMS[bound.form]}"
+        console.print(table(("term", "constant", "factor", "value"), rows, title))
     for remark in dict.fromkeys(remark for bound in bounds for remark in bound.remarks):
         console.print(f"• {remark}")
     console.print(f"• {_regime(problem, N, K)}")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    table.title = f"to a mean squared gradient norm of {next(iter(costs.values())).delta:g}, from the leading term only"
-    for heading in ("local steps", "rounds", "rounds × clients", "down", "up"):
-        table.add_column(heading, justify="left" if heading == "local steps" else "right")
+    title = f"to a mean squared gradient norm of {next(iter(costs.values())).delta:g}, from the leading term only"
+    cells = []
     for name, cost in costs.items():
-        sizes = map(_size, (cost.bytes_down, cost.bytes_up))
         whole = math.ceil(cost.rounds)
-        table.add_row(name, f"{whole:.6g}", f"{whole * cost.clients:.6g}", *sizes)
-    console.print(table)
+        sizes = _size(cost.bytes_down), _size(cost.bytes_up)
+        cells.append((name, f"{whole:.6g}", f"{whole * cost.clients:.6g}", *sizes))
+    console.print(table(("local steps", "rounds", "rounds × clients", "down", "up"), cells, title))
     if plot is not None:
         console.print(f"Largest terms over N and T: {plot}")
 
 
 def as_plain(problem: Problem, bounds: list[Bound], costs: dict[str, Communication], N: int, K: int) -> dict[str, Any]:
-    from dataclasses import asdict
-
     return {
         "problem": asdict(problem),
         "step_size": asdict(bounds[0].step) | {"cap_binds": bounds[0].step.cap_binds},
@@ -205,8 +194,6 @@ def as_plain(problem: Problem, bounds: list[Bound], costs: dict[str, Communicati
 
 
 def _regime(problem: Problem, N: int, K: int) -> str:
-    from fedlalr.theory import rounds_to_speedup
-
     try:
         rounds = rounds_to_speedup(problem, N=N, K=K)
     except ValueError as error:

@@ -8,6 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
+from fedlalr.config.errors import ConfigError, shortened
+from fedlalr.config.yaml_file import parse
+
 
 @dataclass(frozen=True)
 class Variation:
@@ -43,10 +48,6 @@ def parse_variations(texts: Sequence[str]) -> list[Variation]:
 
 
 def _axis(text: str) -> tuple[str, list[Any]]:
-    import yaml
-
-    from fedlalr.config.yaml_file import parse
-
     key, equals, written = text.partition("=")
     key = key.strip()
     if not equals or not key:
@@ -65,6 +66,4 @@ def _axis(text: str) -> tuple[str, list[Any]]:
 
 
 def _unusable(text: str, why: str) -> Exception:
-    from fedlalr.config.errors import ConfigError, shortened
-
     return ConfigError(f"--vary {shortened(text)!r} cannot be used: {why}")

@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-    from fedlalr.paper.figures import Drawn
-    from fedlalr.paper.plans import Request
-    from fedlalr.paper.verdicts import Claim
+from fedlalr.cli.figure_runs import Making
+from fedlalr.cli.progress import standard_output
+from fedlalr.paper.figures import Drawn, running
+from fedlalr.paper.verdicts import DEFINITIONS, Claim, seeds_in_words
+from fedlalr.report.failures import alike
 
 
-def show(
-    drawn: Sequence[Drawn],
-    folder: Path,
-    request: Request,
-    seeds: int,
-    failures: Mapping[str, str],
-    draw_only: bool,
-    as_json: bool,
-    command: str,
-) -> None:
-    claims = [claim for one in drawn for claim in one.claims]
-    if as_json:
-        print(json.dumps(as_plain(drawn, claims, folder, request, seeds, failures), ensure_ascii=False))
-        return
-    from fedlalr.cli.progress import standard_output
-    from fedlalr.paper.figures import running
-    from fedlalr.paper.verdicts import DEFINITIONS
-    from fedlalr.report.failures import alike
+def show(made: Making, drawn: Sequence[Drawn], failures: Mapping[str, str], command: str) -> None:
+    claims, folder = [claim for one in drawn for claim in one.claims], made.folder
 
     console = standard_output()
     claims.sort(key=lambda claim: claim.key)
@@ -40,14 +27,16 @@ def show(
         show_claim(claim, console)
     if claims:
         console.print(
-            "\n".join([*request.verdict_scope, "Definitions:", *(f"  {definition}" for definition in DEFINITIONS)])
+            "\n".join([*made.request.verdict_scope, "Definitions:", *(f"  {definition}" for definition in DEFINITIONS)])
         )
     for note in dict.fromkeys(note for one in drawn for note in one.notes):
         console.print(note)
     for runs, reason in alike(failures.items()):
         console.print(f"failed: {', '.join(runs)}: {reason}")
     for one in drawn:
-        place = f"{', '.join(path.name for path in one.files)} in {folder}" if one.files else why_none(one, draw_only)
+        place = (
+            f"{', '.join(path.name for path in one.files)} in {folder}" if one.files else why_none(one, made.draw_only)
+        )
         console.print(f"{one.figure}: {place}")
     for one in drawn:
         if one.files and one.planned:
@@ -70,11 +59,6 @@ def why_none(one: Drawn, draw_only: bool) -> str:
 
 def show_numbers(one: Drawn, console: Console) -> None:
     """Show the curves of a figure that the paper makes no claim about, as numbers."""
-    from rich import box
-    from rich.table import Table
-
-    from fedlalr.paper.verdicts import seeds_in_words
-
     several = any(len(numbers.seeds) > 1 for numbers in one.numbers)
     title = f"{one.figure}, mean ± standard deviation over the seeds" if several else one.figure
     table = Table(box=box.SIMPLE_HEAD, pad_edge=True, title=title, title_justify="left")
@@ -104,12 +88,6 @@ def points(share: float, deviation: float | None) -> str:
 
 def show_claim(claim: Claim, console: Console) -> None:
     """Show a claim with its verdict, and its statements below."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    from fedlalr.paper.verdicts import seeds_in_words
-
     console.print(Text.assemble((f"Claim {claim.key}", "bold"), f" {claim.text}"))
     console.print(f"  {claim.summary}", style="bold")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=True)
@@ -126,11 +104,6 @@ def show_claim(claim: Claim, console: Console) -> None:
 
 def show_verdicts(claims: Sequence[Claim], console: Console) -> None:
     """Show all claims in one table, one or two lines each."""
-    from rich import box
-    from rich.table import Table
-
-    from fedlalr.paper.verdicts import seeds_in_words
-
     table = Table(box=box.SIMPLE_HEAD, pad_edge=True)
     table.add_column("claim")
     table.add_column("the paper's claim", ratio=5)
@@ -142,20 +115,12 @@ def show_verdicts(claims: Sequence[Claim], console: Console) -> None:
     console.print(table)
 
 
-def as_plain(
-    drawn: Sequence[Drawn],
-    claims: Sequence[Claim],
-    folder: Path,
-    request: Request,
-    seeds: int,
-    failures: Mapping[str, str],
-) -> dict[str, Any]:
-    from dataclasses import asdict
-
+def as_plain(made: Making, drawn: Sequence[Drawn], failures: Mapping[str, str]) -> dict[str, Any]:
+    claims = [claim for one in drawn for claim in one.claims]
     return {
-        "scale": request.scale,
-        "seeds": seeds,
-        "run_dir": str(folder),
+        "scale": made.request.scale,
+        "seeds": made.seeds,
+        "run_dir": str(made.folder),
         "files": {one.figure: [str(path) for path in one.files] for one in drawn},
         "notes": {one.figure: one.notes for one in drawn},
         "numbers": {one.figure: [asdict(row) for row in one.numbers] for one in drawn if one.numbers},

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import webbrowser
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from fedlalr.cli.progress import standard_output
+from fedlalr.config import ConfigError
+from fedlalr.report.live import LiveServer
 
 
 def watch(
@@ -32,12 +37,6 @@ def watch(
 
     fedlalr watch runs --port 8000 --open
     """
-    import webbrowser
-
-    from fedlalr.cli.progress import standard_output
-    from fedlalr.config import ConfigError
-    from fedlalr.report.live import LiveServer
-
     for place in places:
         if place.is_file():
             raise ConfigError(f"{place} is a file; give the directory of a run, or of several")

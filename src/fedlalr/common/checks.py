@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,12 +14,18 @@ MOST = 2**31 - 1
 """The largest count that a setting can have. Products of two such counts still fit into 64 bits."""
 
 
+def whole_number(name: str, value: object, least: int = 1, most: int | None = MOST, also: str = "") -> int:
+    """A whole number within limits, also one of NumPy, as a Python int. `also` names what else is allowed."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}{also}, not {value!r}")
+    if most is not None and value > most:
+        raise ValueError(f"{name} must be at most {most:,}{also}, not {value!r}")
+    return int(value)
+
+
 def check_count(name: str, value: object, also: str = "") -> None:
-    """Reject anything but a whole number from 1 to `MOST`. `also` names what else is allowed."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1{also}, not {value!r}")
-    if value > MOST:
-        raise ValueError(f"{name} must be at most {MOST:,}{also}, not {value!r}")
+    """Reject anything but a whole number from 1 to `MOST`."""
+    whole_number(name, value, also=also)
 
 
 def check_seed(name: str, value: object, also: str = "") -> None:

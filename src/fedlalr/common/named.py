@@ -3,10 +3,36 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from fedlalr.common.suggestions import hint
+
+
+class UnknownOption(TypeError, ValueError):
+    """An option that does not exist: a `TypeError` as in Python, and a `ValueError` in a configuration."""
+
+
+def check_known(unknown: str, name: str, table: Collection[str], also: str = "") -> None:
+    """Reject a name that is not in the table. `unknown` begins the message; `also` says what else is allowed."""
+    if name not in table:
+        raise ValueError(f"{unknown} {name!r}; choose one of {', '.join(table)}{also}.{hint(name, table)}")
+
+
+def check_options(owner: str, given: Iterable[str], allowed: Collection[str]) -> None:
+    """Reject options that their owner does not have."""
+    for option in given:
+        if option not in allowed:
+            takes = ", ".join(allowed) or "none"
+            raise UnknownOption(f"{owner} has no option {option!r}; it takes {takes}.{hint(option, allowed)}")
+
+
+def options_of(factory: Callable[..., Any]) -> dict[str, Any]:
+    """The options of a class or function with their defaults, without those that a `partial` fixes."""
+    fixed = factory.keywords if isinstance(factory, partial) else {}
+    parameters = inspect.signature(factory).parameters
+    return {name: parameter.default for name, parameter in parameters.items() if name not in fixed}
 
 
 def built(given: object, table: Mapping[str, Callable[..., Any]], unknown: str, called: str) -> Any:
@@ -21,13 +47,8 @@ def built(given: object, table: Mapping[str, Callable[..., Any]], unknown: str, 
         given = given.get("name")
     if not isinstance(given, str):
         return given
-    if given not in table:
-        raise ValueError(f"{unknown} {given!r}; choose one of {', '.join(table)}.{hint(given, table)}")
-    allowed = list(inspect.signature(table[given]).parameters)
-    for option in options:
-        if option not in allowed:
-            takes = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
-            raise ValueError(f"{called.format(repr(given))} has no option {option!r}; {takes}")
+    check_known(unknown, given, table)
+    check_options(called.format(repr(given)), options, options_of(table[given]))
     return table[given](**options)
 
 
@@ -37,12 +58,9 @@ def made(given: object, kind: type, name: str) -> Any:
         return given
     if not isinstance(given, Mapping):
         raise TypeError(f"{name} must be fl.{kind.__name__}(…), a dict of its arguments, or None, not {given!r}")
-    parameters = inspect.signature(kind).parameters
-    for option in given:
-        if option not in parameters:
-            takes = ", ".join(parameters)
-            raise ValueError(f"{name} has no option {option!r}; it takes {takes}.{hint(str(option), parameters)}")
-    for option, parameter in parameters.items():
-        if parameter.default is parameter.empty and option not in given:
-            raise ValueError(f"{name} needs {option}; it takes {', '.join(parameters)}")
+    options = options_of(kind)
+    check_options(name, given, options)
+    for option, default in options.items():
+        if default is inspect.Parameter.empty and option not in given:
+            raise ValueError(f"{name} needs {option}; it takes {', '.join(options)}")
     return kind(**given)

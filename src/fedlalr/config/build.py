@@ -16,13 +16,12 @@ from fedlalr import data
 from fedlalr.algorithms import registry
 from fedlalr.algorithms.slots import Algorithm
 from fedlalr.common.reading import at_home
-from fedlalr.config.errors import ConfigError
+from fedlalr.config.errors import ConfigError, as_config_errors
 from fedlalr.config.own import find, is_own, own_data, own_model
 from fedlalr.config.run_dir import RunDirectory, summarise
 from fedlalr.config.schema import MODELS, OPTIONS, Config, LocalConfig, ModelConfig
 from fedlalr.data import Population
 from fedlalr.data.population import Clients, Samples
-from fedlalr.data.sources import DataCorrupt
 from fedlalr.federation import Observer, Rejection, RepliesRejected, Result, RoundFailed, RunInfo, run, schedules
 from fedlalr.federation.storage.journal import RunDirectoryError
 from fedlalr.federation.trajectory import TRAJECTORY_FILE, Trajectory
@@ -97,14 +96,8 @@ def _in_float64(population: Population) -> Population:
         return samples.double() / 255 if isinstance(samples, Tensor) and samples.dtype == torch.uint8 else samples
 
     test = population.test
-    return Population(
-        convert(population.inputs),
-        population.targets,
-        population.partition,
-        transform=population.transform,
-        test=None if test is None else (convert(test[0]), test[1]),
-        classes=population.classes,
-        name=population.name,
+    return population.replaced(
+        inputs=convert(population.inputs), test=None if test is None else (convert(test[0]), test[1])
     )
 
 
@@ -150,8 +143,9 @@ def execute(
     directory = RunDirectory(run_dir) if run_dir is not None else None
     prepared = _prepare(config)
     if directory is not None and not resume:
-        if overwrite:
-            _clear(directory)
+        with as_config_errors(RunDirectoryError):  # another process uses the directory
+            if overwrite:
+                directory.clear()
         directory.check_free()
     files = _RunFiles(config, directory)
     try:
@@ -170,23 +164,12 @@ def execute(
     return result
 
 
-def _clear(directory: RunDirectory) -> None:
-    try:
-        directory.clear()
-    except RunDirectoryError as error:  # another process uses the directory
-        raise ConfigError(str(error)) from error
-
-
 def _prepare(config: Config) -> dict[str, Any]:
     """The arguments of `fl.run`."""
-    try:
+    with as_config_errors(ValueError, TypeError):
         clients, test = build_clients(config)
         model = build_model(config.model, clients, config.seed)
         algorithm = build_algorithm(config)
-    except DataCorrupt:
-        raise
-    except (ValueError, TypeError) as error:
-        raise ConfigError(str(error)) from error
     if config.trajectory is not None and max(config.trajectory.clients) >= len(clients):
         raise ConfigError(f"trajectory.clients must be numbers from 0 to {len(clients) - 1}")
     return {

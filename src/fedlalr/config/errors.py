@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from fedlalr.data.fetch import DataCorrupt
 
 LONGEST_SHOWN = 200
 """Characters."""
@@ -21,5 +24,16 @@ def shortened(text: str) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
 
 
-def listed(choices: Sequence[str]) -> str:
-    return ", ".join(choices) if choices else "none"
+@contextmanager
+def as_config_errors(*kinds: type[Exception]) -> Iterator[None]:
+    """Raise errors of these kinds as `ConfigError`, except `DataCorrupt`, for which the data is to blame."""
+    try:
+        yield
+    except DataCorrupt:
+        raise
+    except kinds as error:
+        raise ConfigError(str(error)) from error
+
+
+def listed(choices: Iterable[str]) -> str:
+    return ", ".join(choices) or "none"

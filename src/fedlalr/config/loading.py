@@ -93,7 +93,7 @@ def _read(source: str | Path) -> Tree:
     if path.suffix in (".yaml", ".yml") or path.is_file():
         return _read_file(path)
     raise ConfigError(
-        f"there is no preset {text!r}; choose one of {listed(list(presets()))}, or give a YAML file or a run directory."
+        f"there is no preset {text!r}; choose one of {listed(presets())}, or give a YAML file or a run directory."
         f"{_like(path) or hint(text, presets())}"
     )
 
@@ -129,7 +129,7 @@ def _read_file(path: Path) -> Tree:
         return named
     if not isinstance(base, str) or base not in presets():
         near = hint(str(base), presets())
-        raise ConfigError(f"{path}: there is no preset {base!r}; choose one of {listed(list(presets()))}.{near}")
+        raise ConfigError(f"{path}: there is no preset {base!r}; choose one of {listed(presets())}.{near}")
     return merge(_read_preset(base), named)
 
 

@@ -65,6 +65,18 @@ def expand(section: str, value: Any) -> Any:
     return {SHORT[section]: value} if section in SHORT and isinstance(value, str) else value
 
 
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Tree:
+    """All settings in a nested table by their full names.
+
+    >>> flat({"a": {"b": 1}, "c": [2]})
+    {'a.b': 1, 'c': [2]}
+    """
+    found: Tree = {}
+    for key, value in tree.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
+    return found
+
+
 def has_own_data(tree: Mapping[str, Any]) -> bool:
     """Whether nested settings name a function that makes the clients."""
     data = expand("data", tree.get("data"))

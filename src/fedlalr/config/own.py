@@ -103,7 +103,7 @@ def call(function: Callable[..., Any], name: str, setting: str, given: Mapping[s
     for option in arguments:
         if option not in wanted and not any_name:
             raise ConfigError(
-                f"{setting}: {name} has no parameter {option!r}; it has {listed(list(wanted))}.{hint(option, wanted)}"
+                f"{setting}: {name} has no parameter {option!r}; it has {listed(wanted)}.{hint(option, wanted)}"
             )
     missing = [p for p, parameter in wanted.items() if parameter.default is _REQUIRED and p not in arguments]
     missing = [p for p in missing if wanted[p].kind in (wanted[p].POSITIONAL_OR_KEYWORD, wanted[p].KEYWORD_ONLY)]

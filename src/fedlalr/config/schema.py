@@ -7,11 +7,9 @@ name (`algorithm`, `model`) take them from the class of that name, so that nothi
 from __future__ import annotations
 
 import functools
-import inspect
 import operator
-from collections.abc import Callable, Collection, Iterable
-from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from types import ModuleType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -26,29 +24,22 @@ from pydantic import (
 )
 from torch import nn
 
-from fedlalr import models
 from fedlalr.algorithms import registry
+from fedlalr.common.named import check_known, check_options, options_of
 from fedlalr.common.option_types import Count, NotNegative, Positive, Seed
-from fedlalr.common.suggestions import hint
-from fedlalr.config.errors import listed
 from fedlalr.config.overrides import has_own_data
 from fedlalr.config.own import EXAMPLE, check_name, is_own
+from fedlalr.data.partition import Scheme
 from fedlalr.data.sources import SOURCES
 from fedlalr.federation import schedules
 from fedlalr.federation.options import Options, in_reading_order
 from fedlalr.federation.sampling import Kind
-from fedlalr.training.engines.registry import ENGINES, check_engine
+from fedlalr.models import CNN, GPT, MLP, CharLSTM, ConvMixer, DenseCNN, Logistic, ViT
+from fedlalr.training.engines.registry import check_engine
 from fedlalr.training.intervals import LEAST_BASE, MOST_STEPS
 
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "convmixer": models.ConvMixer,
-    "charlstm": models.CharLSTM,
-    "gpt": models.GPT,
-    "vit": models.ViT,
-    "cnn": models.CNN,
-    "densecnn": models.DenseCNN,
-    "mlp": models.MLP,
-    "logistic": models.Logistic,
+MODELS: dict[str, type[nn.Module]] = {
+    kind.__name__.lower(): kind for kind in (ConvMixer, CharLSTM, GPT, ViT, CNN, DenseCNN, MLP, Logistic)
 }
 """Models by their names in configurations."""
 
@@ -69,7 +60,6 @@ def _with_limits(kind: Any) -> Any:
 if not TYPE_CHECKING:
     Count, NotNegative, Positive, Seed = map(_with_limits, (Count, NotNegative, Positive, Seed))
 LocalCount = Annotated[int, Field(ge=1, le=MOST_STEPS)]
-Scheme = Literal["dirichlet", "dirichlet-classes", "iid", "shards", "lognormal", "natural"]
 Settings = dict[str, Any]
 
 
@@ -98,7 +88,8 @@ class DataConfig(Section):
         if is_own(name):
             check_name(name)
             return name
-        return _choice(name, SOURCES, f", or name a function of yours, such as {EXAMPLE}")
+        check_known("there is no data set", name, SOURCES, f", or name a function of yours, such as {EXAMPLE}")
+        return name
 
     @model_validator(mode="after")
     def _of_the_library(self) -> DataConfig:
@@ -175,31 +166,25 @@ class ModelConfig(Named):
         if is_own(self.name):
             check_name(self.name)
             return self
-        if self.name not in MODELS:
-            own = ", or name a function of yours, such as mypackage.model:make"
-            raise ValueError(f"there is no model {self.name!r}; {_choices(self.name, MODELS, own)}")
-        allowed = list(inspect.signature(MODELS[self.name]).parameters)
-        for option in self.options:
-            if option not in allowed:
-                raise ValueError(
-                    f"{self.name} has no option {option!r}; choose from {listed(allowed)}.{hint(option, allowed)}"
-                )
+        check_known(
+            "there is no model", self.name, MODELS, ", or name a function of yours, such as mypackage.model:make"
+        )
+        check_options(self.name, self.options, options_of(MODELS[self.name]))
         return self
 
 
-class AlgorithmConfig(Named):
-    """The method, with all its hyper-parameters."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _complete(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or not isinstance(given.get("name"), str):
-            return given
-        return {"name": given["name"], **check_method(given["name"], {k: v for k, v in given.items() if k != "name"})}
+def _completed(makers: ModuleType, name: str, settings: Settings) -> Settings:
+    """Settings completed by the defaults of what a module creates by name; raises an error if they are invalid."""
+    makers.create(name, **settings)
+    complete = {**makers.options(name), **settings}
+    return {option: list(v) if isinstance(v, tuple) else v for option, v in complete.items()}
 
 
-class ScheduleConfig(Named):
-    """The learning-rate schedule, with all its options."""
+class Completed(Named):
+    """A name and all options, those that are not given at their defaults."""
+
+    makers: ClassVar[ModuleType]
+    """The module that creates objects by name."""
 
     @model_validator(mode="before")
     @classmethod
@@ -207,8 +192,19 @@ class ScheduleConfig(Named):
         if not isinstance(given, dict) or not isinstance(given.get("name"), str):
             return given
         settings = {option: value for option, value in given.items() if option != "name"}
-        schedules.create(given["name"], **settings)
-        return {"name": given["name"], **schedules.options(given["name"]), **settings}
+        return {"name": given["name"], **_completed(cls.makers, given["name"], settings)}
+
+
+class AlgorithmConfig(Completed):
+    """The method, with all its hyper-parameters."""
+
+    makers: ClassVar[ModuleType] = registry
+
+
+class ScheduleConfig(Completed):
+    """The learning-rate schedule, with all its options."""
+
+    makers: ClassVar[ModuleType] = schedules
 
 
 class ProblemConfig(Section):
@@ -305,10 +301,7 @@ class Config(OptionsConfig):
     @field_validator("engine")
     @classmethod
     def _known_engine(cls, name: str) -> str:
-        kind, colon, _ = name.partition(":")
-        _choice(kind, ["auto", *ENGINES])
-        if colon:
-            check_engine(name)
+        check_engine(name)
         return name
 
     @field_validator("methods")
@@ -356,9 +349,7 @@ class Config(OptionsConfig):
 
 def check_method(method: str, settings: Settings) -> Settings:
     """A method's settings completed by its defaults; raises an error if they are invalid."""
-    registry.create(method, **settings)
-    complete = {**registry.options(method), **settings}
-    return {option: list(v) if isinstance(v, tuple) else v for option, v in complete.items()}
+    return _completed(registry, method, settings)
 
 
 def _check_axis(method: str, option: str, values: list[float]) -> None:
@@ -373,13 +364,3 @@ def _check_axis(method: str, option: str, values: list[float]) -> None:
             check_method(method, {option: value})
         except (ValueError, TypeError) as error:
             raise ValueError(f"{key} cannot be {value:g}: {error}") from error
-
-
-def _choice(given: str, choices: Collection[str], also: str = "") -> str:
-    if given not in choices:
-        raise ValueError(_choices(given, choices, also))
-    return given
-
-
-def _choices(given: str, choices: Iterable[str], also: str = "") -> str:
-    return f"choose one of {listed(list(choices))}{also}.{hint(given, choices)}"

@@ -44,15 +44,8 @@ def held_out(sizes: NDArray[np.int64], share: float, seed: int) -> NDArray[np.bo
 
 def _pooled(clients: Population, sizes: NDArray[np.int64], mark: NDArray[np.bool_]) -> Population:
     kept = np.bincount(np.repeat(np.arange(len(sizes)), sizes), weights=mark, minlength=len(sizes)).astype(np.int64)
-    return Population(
-        clients.inputs,
-        clients.targets,
-        Partition(clients.partition.indices[mark], np.concatenate([[0], np.cumsum(kept)])),
-        transform=clients.transform,
-        test=clients.test,
-        classes=clients.classes,
-        name=clients.name,
-    )
+    partition = Partition(clients.partition.indices[mark], np.concatenate([[0], np.cumsum(kept)]))
+    return clients.replaced(partition=partition)
 
 
 def _subsets(clients: DatasetClients, marks: list[NDArray[np.bool_]]) -> DatasetClients:

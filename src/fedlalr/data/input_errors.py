@@ -10,13 +10,25 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from fedlalr.data.partition import Partition
-from fedlalr.data.trees import named_leaves
+from fedlalr.data.trees import is_tree, leaves, named_leaves
 
 _WANTED = (
     "every client must be a pair (inputs, targets) of tensors, or of tuples or dicts of them, or every client a torch "
     "Dataset with a length"
 )
 _PAD = "; pad sequences to one length with torch.nn.functional.pad(sequence, (0, length - len(sequence)))"
+
+
+def check_samples(what: str, inputs: object, targets: object) -> None:
+    """Reject a pool of samples that are not tensors, or trees of them; `what` names them."""
+    every = (*leaves(inputs), *leaves(targets))
+    if any(isinstance(leaf, np.ndarray) for leaf in every):
+        raise TypeError(f"{what} are NumPy arrays; convert them with torch.from_numpy(array)")
+    if not all(hasattr(leaf, "device") for leaf in leaves(inputs)) or not is_tree(targets):
+        raise TypeError(
+            f"{what} must be two tensors, inputs and targets, or tuples or dicts of tensors, not "
+            f"{type(inputs).__name__} and {type(targets).__name__}; convert them with torch.tensor(values)"
+        )
 
 
 def check_rows(whose: str, have: str, inputs: object, targets: object) -> None:

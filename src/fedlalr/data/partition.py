@@ -15,17 +15,19 @@ import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, Literal, get_args, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedlalr.common.checks import whole_number
 from fedlalr.common.suggestions import nearest
 from fedlalr.data import schemes
 
 Indices = NDArray[np.int64]
 
-SCHEMES = ("dirichlet", "dirichlet-classes", "iid", "shards", "lognormal", "natural")
+Scheme = Literal["dirichlet", "dirichlet-classes", "iid", "shards", "lognormal", "natural"]
+SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 
 _BY_CLASS = ("dirichlet", "dirichlet-classes", "shards")
 
@@ -152,13 +154,13 @@ def partition(
     classes = _classes(labels) if scheme in _BY_CLASS else np.zeros(_count(labels), np.int64)
     if scheme == "natural":
         return _natural(len(classes), clients, ids)
-    clients = 100 if clients is None else _whole("clients", clients, least=1)
+    clients = 100 if clients is None else whole_number("clients", clients)
     alpha = _number("alpha", alpha, least=1e-100)
     if clients > len(classes):
         raise ValueError(
             f"{clients} clients cannot share {len(classes)} samples: every client needs at least one; use fewer clients"
         )
-    rng = np.random.default_rng(_whole("seed", seed, least=0))
+    rng = np.random.default_rng(whole_number("seed", seed, least=0, most=None))
     if scheme == "dirichlet":
         owner = schemes.dirichlet(classes, clients, alpha, rng)
     elif scheme == "dirichlet-classes":
@@ -167,7 +169,7 @@ def partition(
     elif scheme == "iid":
         owner = schemes.iid(classes, clients, rng)
     elif scheme == "shards":
-        k = 2 if classes_per_client is None else _whole("classes_per_client", classes_per_client, least=1)
+        k = 2 if classes_per_client is None else whole_number("classes_per_client", classes_per_client)
         owner = schemes.shards(classes, clients, k, rng)
     else:
         least = _min_size(min_size, clients, len(classes))
@@ -254,21 +256,12 @@ def _count(labels: ArrayLike) -> int:
 
 
 def _min_size(min_size: int | None, clients: int, n: int) -> int:
-    least = 1 if min_size is None else _whole("min_size", min_size, least=0)
+    least = 1 if min_size is None else whole_number("min_size", min_size, least=0)
     if least * clients > n:
         raise ValueError(
             f"{n} samples are too few for {clients} clients with min_size={least}; use at most min_size={n // clients}"
         )
     return least
-
-
-def _whole(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be a whole number, not {value!r}")
-    number = operator.index(value)
-    if number < least:
-        raise ValueError(f"{name} must be at least {least}, not {number}")
-    return number
 
 
 def _number(name: str, value: Any, least: float) -> float:

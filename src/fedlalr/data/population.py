@@ -16,11 +16,11 @@ from torch import Tensor
 
 from fedlalr.data.client_forms import as_pair, is_dataset, is_table, pooled_tables
 from fedlalr.data.collating import Collate, Target, collate
-from fedlalr.data.input_errors import check_rows, explain_client, explain_clients
+from fedlalr.data.input_errors import check_rows, check_samples, explain_client, explain_clients
 from fedlalr.data.partition import Partition
 from fedlalr.data.random import AUGMENTATION, bits, key
 from fedlalr.data.transforms import Transform
-from fedlalr.data.trees import Tree, device_of, is_tree, leaves, length, map_tree, moved, named_leaves, reshaped, rows
+from fedlalr.data.trees import Tree, device_of, leaves, length, map_tree, moved, named_leaves, reshaped, rows
 
 
 class Samples(Protocol):
@@ -42,21 +42,17 @@ class Clients(Protocol):
     @property
     def sizes(self) -> Tensor:
         """The number of samples of each client, int64 `[N]`, on the CPU."""
-        ...
 
     def __len__(self) -> int: ...
 
     def batch(self, client: int, positions: Tensor) -> tuple[Tree, Tree]:
         """Inputs and targets at positions within a client's own samples, ready for the model, without augmentation."""
-        ...
 
     def training_batch(self, client: int, positions: Tensor, seed: int, round: int, step: int) -> tuple[Tree, Tree]:
         """The same with the augmentation of (seed, round, client, step)."""
-        ...
 
     def to(self, device: torch.device) -> Clients:
         """The same clients with their samples on a device."""
-        ...
 
 
 class Population:
@@ -73,13 +69,7 @@ class Population:
         classes: int | None = None,
         name: str = "",
     ) -> None:
-        if any(isinstance(leaf, np.ndarray) for leaf in (*leaves(inputs), *leaves(targets))):
-            raise TypeError("the samples are NumPy arrays; convert them with torch.from_numpy(array)")
-        if not all(hasattr(leaf, "device") for leaf in leaves(inputs)) or not is_tree(targets):
-            raise TypeError(
-                f"the samples must be two tensors, inputs and targets, or tuples or dicts of tensors, not "
-                f"{type(inputs).__name__} and {type(targets).__name__}; convert them with torch.tensor(values)"
-            )
+        check_samples("the samples", inputs, targets)
         check_rows("the", "there are", inputs, targets)
         count = length(targets)
         if not isinstance(partition, Partition):
@@ -158,15 +148,12 @@ class Population:
     def to(self, device: torch.device) -> Population:
         if all(leaf.device == device for leaf in (*leaves(self.inputs), *leaves(self.targets))):
             return self
-        return Population(
-            moved(self.inputs, device),
-            moved(self.targets, device),
-            self.partition,
-            transform=self.transform,
-            test=self.test,
-            classes=self.classes,
-            name=self.name,
-        )
+        return self.replaced(inputs=moved(self.inputs, device), targets=moved(self.targets, device))
+
+    def replaced(self, **changes: Any) -> Population:
+        """A population that differs in some arguments."""
+        names = ("inputs", "targets", "partition", "transform", "test", "classes", "name")
+        return Population(**{name: getattr(self, name) for name in names} | changes)
 
 
 class DatasetClients:

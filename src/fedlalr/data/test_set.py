@@ -7,10 +7,10 @@ from torch.utils.data import DataLoader
 
 from fedlalr.data.client_forms import as_pair, is_dataset
 from fedlalr.data.collating import Collate, Target
-from fedlalr.data.input_errors import check_rows
+from fedlalr.data.input_errors import check_rows, check_samples
 from fedlalr.data.partition import Partition
 from fedlalr.data.population import Clients, DatasetClients, Population
-from fedlalr.data.trees import as_tree, is_tree, leaves, length
+from fedlalr.data.trees import as_tree, length
 
 _WANTED = "test must be a pair (inputs, targets), a dict of tensors or a data set with a length"
 
@@ -45,12 +45,6 @@ def _of_pair(test: object) -> Population:
         )
         raise TypeError(f"{_WANTED}, not {type(test).__name__}{fix}")
     inputs, targets = map(as_tree, test)
-    if any(isinstance(leaf, np.ndarray) for leaf in (*leaves(inputs), *leaves(targets))):
-        raise TypeError("the test set consists of NumPy arrays; convert them with torch.from_numpy(array)")
-    if not all(hasattr(leaf, "device") for leaf in leaves(inputs)) or not is_tree(targets):
-        raise TypeError(
-            f"the test set must be two tensors, not {type(inputs).__name__} and {type(targets).__name__}; "
-            "convert them with torch.as_tensor(values)"
-        )
+    check_samples("the test set's samples", inputs, targets)
     check_rows("the test set's", "the test set has", inputs, targets)
     return Population(inputs, targets, Partition(np.arange(length(targets)), np.array([0, length(targets)])))

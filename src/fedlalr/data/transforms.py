@@ -14,6 +14,8 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
+from fedlalr.common.checks import whole_number
+
 CIFAR10: Final = ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262))
 """Mean and standard deviation of every channel, for pixels in [0, 1]."""
 CIFAR100: Final = ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))
@@ -35,15 +37,12 @@ class Transform(Protocol):
     @property
     def draws(self) -> int:
         """The number of random integers that `train` needs per sample."""
-        ...
 
     def train(self, inputs: Tensor, random: Tensor) -> Tensor:
         """Samples `[N, …]` as training sees them; `random` is int64 `[N, draws]`, uniform in [0, 2⁶³)."""
-        ...
 
     def test(self, inputs: Tensor) -> Tensor:
         """Samples `[N, …]` as evaluation sees them."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -88,8 +87,7 @@ class FlipCrop:
 
     def __post_init__(self) -> None:
         _settle_statistics(self)
-        if isinstance(self.pad, bool) or not isinstance(self.pad, int) or self.pad < 0:
-            raise ValueError(f"pad must be a whole number of pixels of at least 0, not {self.pad!r}")
+        whole_number("pad", self.pad, least=0)
 
     def train(self, inputs: Tensor, random: Tensor) -> Tensor:
         _check_images(inputs, len(self.mean))

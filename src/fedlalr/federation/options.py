@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
@@ -12,31 +11,14 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from fedlalr.algorithms.slots import Algorithm
+from fedlalr.common.named import check_options as check_given
 from fedlalr.common.named import made
 from fedlalr.common.option_types import Count, Positive
 from fedlalr.common.reading import at_home
-from fedlalr.common.suggestions import hint
 from fedlalr.data.population import Clients
 from fedlalr.federation.asynchronous.settings import Async
-from fedlalr.federation.combinations import (
-    ASYNCHRONOUS,
-    COMPRESSION,
-    MIN_CLIENTS,
-    NORM_RATIO,
-    PERSONAL,
-    PRIVACY,
-    RARE_CHECKPOINTS,
-    RECALIBRATE,
-    REDUCE,
-    SAMPLES,
-    SAMPLING,
-    SCORES,
-    SIZES,
-    STRAGGLERS,
-)
 from fedlalr.federation.compression.compression import Compression, compression_for
 from fedlalr.federation.metrics import Metrics
 from fedlalr.federation.observers import Observer
@@ -48,14 +30,14 @@ from fedlalr.federation.sampling import Kind, Sampler, check_sampling
 from fedlalr.federation.schedules import Constant, Schedule, check_rates, check_schedule, rates
 from fedlalr.federation.speeds import Speeds, check_speeds
 from fedlalr.federation.stragglers import Stragglers
+from fedlalr.federation.validation import check_algorithm, check_model
 from fedlalr.training import Engine, Training
 from fedlalr.training.engines.registry import check_engine
 from fedlalr.training.layout import Layout
-from fedlalr.training.machine import half_precision_fault
+from fedlalr.training.machine import choose_device, half_precision_fault
 from fedlalr.training.options import LocalOptions, check_options, option
 from fedlalr.training.parameter_groups import freeze_others, matching, trainable_parameters
-from fedlalr.training.ranks import own_gpu
-from fedlalr.training.torch_state import undisturbed
+from fedlalr.training.torch_state import private_copy, undisturbed
 
 _DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 
@@ -218,10 +200,7 @@ class Options(LocalOptions):
     @classmethod
     def named(cls, given: Mapping[str, Any], allowed: Sequence[str] | None = None, where: str = "fl.run") -> Options:
         """The options in a dict; an unknown name is rejected with a suggestion."""
-        names = allowed or [each.name for each in in_reading_order()]
-        for name in given:
-            if name not in names:
-                raise TypeError(f"{where} has no option {name!r}; choose from {', '.join(names)}.{hint(name, names)}")
+        check_given(where, given, allowed or [each.name for each in in_reading_order()])
         return cls(**given)
 
     def check(self, model: nn.Module, algorithm: Algorithm) -> None:
@@ -285,27 +264,6 @@ class Options(LocalOptions):
             compression = Withholding(compression.up, compression.down, compression.every, self.privacy.withheld)
         return Rules(self.weighting, self.min_clients, reductions, self.max_norm_ratio, compression)
 
-    @property
-    def features(self) -> set[str]:
-        """The chosen features that exclude others."""
-        chosen = {
-            COMPRESSION: self.compression is not None,
-            RECALIBRATE: self.buffers == "recalibrate",
-            PERSONAL: self.personal is not None,
-            SIZES: self.sampling == "size",
-            PRIVACY: self.privacy is not None,
-            SAMPLES: self.weighting == "samples",
-            REDUCE: bool(self.reduce),
-            NORM_RATIO: self.max_norm_ratio not in (None, MAX_NORM_RATIO),
-            SAMPLING: self.sampling != "uniform",
-            MIN_CLIENTS: self.min_clients > 1,
-            SCORES: self.holdout is not None or self.client_tests is not None,
-            RARE_CHECKPOINTS: self.checkpoint_every > 1,
-            ASYNCHRONOUS: self.asynchronous is not None,
-            STRAGGLERS: self.stragglers is not None,
-        }
-        return {feature for feature, is_chosen in chosen.items() if is_chosen}
-
     def rate(self, algorithm: Algorithm, round: int) -> float:
         """The clients' rate in a round (from 1)."""
         return rates(self.schedule, algorithm.lr, self.rounds)(round)
@@ -342,65 +300,3 @@ def options_table() -> str:
 
 def _shown(default: object) -> str:
     return f"`{getattr(default, '__name__', repr(default))}`"
-
-
-def check_model(model: object) -> None:
-    """Reject anything but a module whose parameters are initialised."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, not {model!r}")
-    lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
-    if lazy:
-        raise ValueError(
-            f"the model's {lazy[0]} has no shape before the first forward pass (a lazy module); pass a batch "
-            f"through the model first, such as model(inputs[:2])"
-        )
-
-
-def check_algorithm(algorithm: object) -> None:
-    """Reject anything but an instance with an algorithm's functions."""
-    if isinstance(algorithm, type):
-        raise TypeError(
-            f"algorithm is the class {algorithm.__name__}; pass an instance, such as {algorithm.__name__}()"
-        )
-    if not isinstance(algorithm, Algorithm):
-        raise TypeError(
-            f"algorithm must be one of fedlalr's, such as fl.FedLALR(), or a class with the same functions "
-            f"(slots, init, start, step, finish, update and lr), not {algorithm!r}"
-        )
-
-
-def choose_device(device: str | torch.device) -> torch.device:
-    """`"auto"` is the current CUDA device if there is one (under torchrun, each process's own), else the CPU."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        chosen = torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(f"there is no device {device!r}; use 'auto', 'cpu', 'cuda' or 'cuda:0'") from error
-    if chosen.type not in ("cpu", "cuda"):
-        raise ValueError(f"device {device!r} is not supported; use 'auto', 'cpu', 'cuda' or 'cuda:0'")
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            f"device {device!r} was requested, but this machine has no usable CUDA device; use device='cpu'"
-        )
-    return own_gpu(chosen)
-
-
-def private_copy(
-    model: nn.Module, device: torch.device, dtype: torch.dtype | None
-) -> tuple[nn.Module, torch.dtype | None]:
-    """A copy of the module to train, and the dtype to compute in if it differs from that of the parameters."""
-    try:
-        private = copy.deepcopy(model).to(device)
-    except RuntimeError as error:
-        if "deepcopy" not in str(error):
-            raise
-        raise ValueError(
-            "the model cannot be copied, because it keeps a tensor computed from its parameters, which training "
-            "would not reach: compute it in forward, or set it to None if it is left over from a forward pass; instead "
-            "of torch.nn.utils.weight_norm and spectral_norm use those of torch.nn.utils.parametrizations"
-        ) from error
-    if dtype in (torch.float32, torch.float64):
-        # `to` would drop the imaginary part of complex buffers
-        return private.double() if dtype == torch.float64 else private.float(), None
-    return private, dtype

@@ -14,7 +14,7 @@ from fedlalr.data.test_set import as_test
 from fedlalr.data.transforms import Transform
 from fedlalr.federation.asynchronous.rounds import no_reply
 from fedlalr.federation.asynchronous.settings import Async
-from fedlalr.federation.combinations import MAX, check_combinations
+from fedlalr.federation.combinations import MAX, check_combinations, features_of
 from fedlalr.federation.metrics import check_metrics
 from fedlalr.federation.options import Options
 from fedlalr.federation.privacy.mechanism import Mechanism
@@ -65,7 +65,7 @@ class Problem:
         """Check everything, in the order in which a user would want to hear about it. The data of remote clients
         cannot be checked here."""
         options.check(model, algorithm)
-        check_combinations(options.features | ({MAX} if "max" in algorithm.slots.up.values() else set()))
+        check_combinations(features_of(options) | ({MAX} if "max" in algorithm.slots.up.values() else set()))
         check_observers(options.observers)
         rules = options.rules(algorithm)
         cohort_size = _cohort_size(options, algorithm, rules, len(clients))

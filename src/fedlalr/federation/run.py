@@ -27,10 +27,11 @@ from fedlalr.federation.result import Result
 from fedlalr.federation.round import RoundFailed, RoundOutcome, ServerState, run_round, too_few
 from fedlalr.federation.session import Session, run_info
 from fedlalr.federation.stragglers import TOO_SLOW, Stragglers, first_arrivals
-from fedlalr.training import Engine, create_engine
+from fedlalr.training import Engine
 from fedlalr.training.calling import target_of
 from fedlalr.training.engines.auto import estimated_seconds, is_heavy
 from fedlalr.training.engines.distributed import join_ranks
+from fedlalr.training.engines.registry import create_engine
 from fedlalr.training.interfaces import Probe
 from fedlalr.training.local_step import starting_slots
 from fedlalr.training.machine import warn_if_busy

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fedlalr.common.checks import check_count, check_fraction, check_share
-from fedlalr.common.suggestions import hint
+from fedlalr.common.checks import check_count, check_fraction, check_share, whole_number
+from fedlalr.common.named import check_known, check_options, options_of
 
 Schedule = Callable[[int], float] | Callable[[int, int], float]
 
@@ -63,8 +63,7 @@ class _Falling(ABC):
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
-        if isinstance(self.warmup, bool) or not isinstance(self.warmup, int) or self.warmup < 0:
-            raise ValueError(f"{kind}'s warmup must be a whole number of at least 0, not {self.warmup!r}")
+        whole_number(f"{kind}'s warmup", self.warmup, least=0)
         check_fraction(f"{kind}'s final", self.final)
 
     def __call__(self, round: int, rounds: int) -> float:
@@ -108,29 +107,21 @@ class Linear(_Falling):
 
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
-    "constant": Constant,
-    "exponential": Exponential,
-    "cosine": Cosine,
-    "linear": Linear,
+    kind.__name__.lower(): kind for kind in (Constant, Exponential, Cosine, Linear)
 }
 """Schedules by their names in configurations."""
 
 
 def create(name: str, **given: Any) -> Schedule:
     """A schedule by its name in configurations."""
-    allowed = options(name)
-    for option in given:
-        if option not in allowed:
-            has = f"choose from {', '.join(allowed)}" if allowed else "it has no options"
-            raise ValueError(f"{name} has no option {option!r}; {has}.{hint(option, allowed)}")
+    check_options(name, given, options(name))
     return SCHEDULES[name](**given)
 
 
 def options(name: str) -> dict[str, Any]:
     """The options of a schedule with their defaults."""
-    if name not in SCHEDULES:
-        raise ValueError(f"there is no schedule {name!r}; choose one of {', '.join(SCHEDULES)}.{hint(name, SCHEDULES)}")
-    return {option: parameter.default for option, parameter in inspect.signature(SCHEDULES[name]).parameters.items()}
+    check_known("there is no schedule", name, SCHEDULES)
+    return options_of(SCHEDULES[name])
 
 
 def check_schedule(schedule: object) -> None:

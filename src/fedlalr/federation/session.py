@@ -30,8 +30,8 @@ from fedlalr.federation.record import Record
 from fedlalr.federation.replies.screening import SEVERAL, Streaks
 from fedlalr.federation.result import Result, named_state, personal_states, trained_model
 from fedlalr.federation.round import RoundOutcome, ServerState
-from fedlalr.federation.storage.fingerprint import plain
 from fedlalr.federation.storage.journal import Journal
+from fedlalr.federation.storage.plain_values import plain
 from fedlalr.federation.validation import check_rounds, check_slots
 from fedlalr.training import Training
 from fedlalr.training.memory import check_kept
@@ -60,36 +60,28 @@ class Transport(Protocol):
     @property
     def holds_kept(self) -> bool:
         """Whether this process holds what clients keep, so that its checkpoints contain it."""
-        ...
 
     @property
     def engine(self) -> str:
         """The requested engine, which a resumed run must agree with."""
-        ...
 
     def start(self, state: ServerState, choices: dict[str, Any]) -> RunInfo:
         """Prepare the first round. `choices` are those a resumed run was started with; a new run fills them in."""
-        ...
 
     def run_round(self, state: ServerState, lr: float) -> RoundOutcome:
         """Sample a cohort, train it, reduce its replies. `RoundFailed` leaves the state as it was."""
-        ...
 
     def evaluate_clients(self, state: ServerState) -> Mapping[int, Score]:
         """Evaluate every client that can be reached on its own samples; none if clients have no test samples."""
-        ...
 
     def recorded(self, choices: dict[str, Any]) -> None:
         """Before a round is written: record in `choices` what a resumed run needs to know."""
-        ...
 
     def saved(self) -> None:
         """After a checkpoint of the last round."""
-        ...
 
     def close(self) -> None:
         """Release processes and memory."""
-        ...
 
 
 class Session:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedlalr.algorithms.slots import Algorithm, Slots
 from fedlalr.data.population import Clients, Population, as_clients
@@ -27,6 +28,31 @@ from fedlalr.training.torch_state import get_buffers, in_mode, set_buffers
 
 _NO_CLASS = 255
 """Marks pixels without a label in image masks."""
+
+
+def check_model(model: object) -> None:
+    """Reject anything but a module whose parameters are initialised."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {model!r}")
+    lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise ValueError(
+            f"the model's {lazy[0]} has no shape before the first forward pass (a lazy module); pass a batch "
+            f"through the model first, such as model(inputs[:2])"
+        )
+
+
+def check_algorithm(algorithm: object) -> None:
+    """Reject anything but an instance with an algorithm's functions."""
+    if isinstance(algorithm, type):
+        raise TypeError(
+            f"algorithm is the class {algorithm.__name__}; pass an instance, such as {algorithm.__name__}()"
+        )
+    if not isinstance(algorithm, Algorithm):
+        raise TypeError(
+            f"algorithm must be one of fedlalr's, such as fl.FedLALR(), or a class with the same functions "
+            f"(slots, init, start, step, finish, update and lr), not {algorithm!r}"
+        )
 
 
 def check_observers(observers: object) -> None:
@@ -97,12 +123,9 @@ def check_problem(training: Training, test: Clients | None) -> None:
     for clients, whose in ((training.clients, "client 0's"), (test, "the test set's")):
         if clients is None:
             continue
-        some = torch.arange(min(2, int(clients.sizes[0])), device="cpu")
-        inputs, targets = (moved(part, training.device) for part in clients.batch(0, some))
-        if clients is test and isinstance(training.clients, Population) and training.clients.transform is not None:
-            inputs = training.clients.transform.test(inputs)
-        check_arguments(training.model, inputs, targets if training.loss == MODEL_LOSS else None, whose)
-        outputs = _outputs(training, inputs, targets, whose)
+        pool = training.clients if clients is test else None
+        transform = pool.transform if isinstance(pool, Population) else None
+        outputs, targets = _tried(training, clients, whose, transform)
         if training.accumulate > 1 and clients is not test:
             check_terms(training.loss, targets)
         if training.loss == MODEL_LOSS:
@@ -150,10 +173,8 @@ def as_client_tests(given: object, training: Training, transform: Transform | No
 
 def check_client_tests(training: Training, tests: Clients) -> None:
     """Try module and loss on the first client's test samples, and check all labels that are in one pool."""
-    inputs, targets = tests.batch(0, torch.arange(min(2, int(tests.sizes[0])), device="cpu"))
     whose = "client 0's test"
-    check_arguments(training.model, inputs, targets if training.loss == MODEL_LOSS else None, whose)
-    outputs = _outputs(training, inputs, targets, whose)
+    outputs, targets = _tried(training, tests, whose)
     if training.loss == MODEL_LOSS:
         return
     outputs = for_loss(outputs, training.loss)
@@ -161,6 +182,16 @@ def check_client_tests(training: Training, tests: Clients) -> None:
     if ignored is not None and is_class_target(outputs, targets) and isinstance(tests, Population):
         _check_labels(tests, outputs.shape[1], ignored, "test set of client")
     _check_loss(training, outputs, targets, whose)
+
+
+def _tried(training: Training, clients: Clients, whose: str, transform: Transform | None = None) -> tuple[Any, Tree]:
+    """The module's outputs for some samples of the first client, and their targets."""
+    some = torch.arange(min(2, int(clients.sizes[0])), device="cpu")
+    inputs, targets = (moved(part, training.device) for part in clients.batch(0, some))
+    if transform is not None:
+        inputs = transform.test(inputs)
+    check_arguments(training.model, inputs, targets if training.loss == MODEL_LOSS else None, whose)
+    return _outputs(training, inputs, targets, whose), targets
 
 
 def _outputs(training: Training, inputs: Tree, targets: Tree, whose: str) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from fedlalr.federation.combinations import FLOWER, PRIVATE_FLOWER, check_combinations
+from fedlalr.federation.combinations import FLOWER, PRIVATE_FLOWER, check_combinations, features_of
 from fedlalr.federation.options import Options
 
 OWN_ARGUMENTS = ("test", "metrics", "client_tests", "observers")
@@ -32,4 +32,4 @@ def read_settings(given: Mapping[str, Any] | None, **own: Any) -> Options:
 
 def flower_features(options: Options) -> set[str]:
     """The chosen features that exclude others, on Flower."""
-    return options.features | {FLOWER} | ({PRIVATE_FLOWER} if options.privacy is not None else set())
+    return features_of(options) | {FLOWER} | ({PRIVATE_FLOWER} if options.privacy is not None else set())

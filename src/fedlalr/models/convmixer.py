@@ -20,7 +20,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from fedlalr.common.checks import check_sizes
+from fedlalr.common.checks import check_choice, check_sizes
 
 Norm = Literal["batch", "group"]
 
@@ -62,8 +62,7 @@ class ConvMixer(nn.Module):
         check_sizes("ConvMixer", classes=classes, dim=dim, depth=depth, kernel=kernel, patch=patch, channels=channels)
         if kernel % 2 == 0:
             raise ValueError(f"ConvMixer: kernel must be odd, so that a block keeps the image's size, not {kernel}")
-        if norm not in ("batch", "group"):
-            raise ValueError(f"ConvMixer: norm must be 'batch' or 'group', not {norm!r}")
+        check_choice("ConvMixer: norm", norm, ("batch", "group"))
         self.patches = nn.Conv2d(channels, dim, patch, stride=patch)
         self.patches_norm = make_norm(norm, dim)
         self.blocks = nn.Sequential(*(MixerBlock(dim, kernel, norm) for _ in range(depth)))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fedlalr.common.checks import check_sizes
+from fedlalr.common.checks import check_choice, check_fraction, check_sizes
 
 Positions = Literal["learned", "rotary"]
 
@@ -106,8 +106,7 @@ class GPT(nn.Module):
         super().__init__()
         check_sizes("GPT", vocabulary=vocabulary, length=length, dim=dim, layers=layers, heads=heads)
         check_transformer("GPT", dim, heads, dropout)
-        if positions not in ("learned", "rotary"):
-            raise ValueError(f"GPT: positions must be 'learned' or 'rotary', not {positions!r}")
+        check_choice("GPT: positions", positions, ("learned", "rotary"))
         rotary = positions == "rotary"
         if rotary and dim // heads % 2:
             raise ValueError(f"GPT: rotary positions need an even number of features per head, not {dim // heads}")
@@ -254,5 +253,4 @@ def check_transformer(name: str, dim: int, heads: int, dropout: float) -> None:
     """Reject sizes that do not fit together."""
     if dim % heads:
         raise ValueError(f"{name}: dim must be a multiple of heads, but {dim} is not a multiple of {heads}")
-    if not 0 <= dropout < 1:
-        raise ValueError(f"{name}: dropout must lie in [0, 1), not {dropout}")
+    check_fraction(f"{name}: dropout", dropout)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import Any
 
 from fedlalr.algorithms.registry import PAPER_METHODS
-from fedlalr.common.suggestions import hint
+from fedlalr.common.named import check_known
 from fedlalr.config import ConfigError
-from fedlalr.config.errors import listed
-from fedlalr.config.overrides import parse_overrides
+from fedlalr.config.errors import as_config_errors, listed
+from fedlalr.config.overrides import flat, parse_overrides
 from fedlalr.config.schema import check_method
 from fedlalr.paper.plans import HOW_RUN, Beside, key_of
 
@@ -46,7 +45,7 @@ def figures_for(names: Sequence[str], overrides: Sequence[str]) -> tuple[list[st
     """
     left_out: dict[str, str] = {}
     for text, figure in product(overrides, names):
-        for key in _keys(parse_overrides([text])):
+        for key in flat(parse_overrides([text])):
             if own := _clash(key, SETS.get(figure, ())):
                 raise _unusable(text, f"the figure {figure} sets {own} itself. {_instead(figure, own, names)}")
             if own := _clash(key, COMPARES.get(figure, ())):
@@ -73,10 +72,8 @@ def check_methods(given: str | None, figures: Sequence[str]) -> Sequence[str]:
     """The methods to run; a single figure must have runs of all of them."""
     names = [name.strip() for name in given.split(",")] if given else list(PAPER_METHODS)
     for name in names:
-        if name not in PAPER_METHODS:
-            raise ConfigError(
-                f"the paper has no method {name!r}; choose from {listed(PAPER_METHODS)}.{hint(name, PAPER_METHODS)}"
-            )
+        with as_config_errors(ValueError):
+            check_known("the paper has no method", name, PAPER_METHODS)
     if given and len(figures) == 1:
         (figure,) = figures
         if figure in FEDLALR_ALONE and set(names) != {"fedlalr"}:
@@ -111,10 +108,8 @@ def parse_beside(text: str) -> Beside:
     given = parse_overrides(filter(None, re.split(r",(?![^\[]*\])", settings)))  # at commas outside brackets
     if not given:
         raise ConfigError(f"--beside {text!r} changes nothing; write --beside {method}:lr=0.1")
-    try:
+    with as_config_errors(ValueError, TypeError):
         check_method(method, given)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(str(error)) from error
     return Beside(method, tuple(given.items()))
 
 
@@ -131,15 +126,6 @@ def split_device(overrides: Sequence[str], option: str) -> tuple[str, tuple[str,
     if len(devices) > 1:
         raise ConfigError(f"two devices were given, {' and '.join(devices)}; give one")
     return (devices or ["auto"])[0], tuple(text for text in overrides if text not in given)
-
-
-def _keys(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """The full names of all settings in a nested table."""
-    for name, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from _keys(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}"
 
 
 def _clash(key: str, own: Sequence[str]) -> str | None:

@@ -25,11 +25,6 @@ from fedlalr.paper.style import save
 from fedlalr.paper.verdicts import Claim
 from fedlalr.training.machine import hardware
 
-FIGURES = (
-    "heterogeneity", "cifar", "shakespeare", "interval", "trajectory", "scalability", "choices", "variants", "speedup"
-)  # fmt: skip
-"""In the order in which `all` draws them."""
-
 _PLAN: dict[str, Callable[[Request], FigurePlan]] = {**PLANS, "choices": choices, "variants": variants}
 _DRAW: dict[str, Callable[[Sequence[PanelCurves], Sequence[str]], Figure]] = {
     "cifar": plots.accuracy_figure,

@@ -22,6 +22,28 @@ from fedlalr.paper.settings import Setting
 
 AS_IT_IS = "fedlalr"
 """The key of FedLALR's run in the figure of six methods, which these figures reuse."""
+Changes = dict[str, Any]
+CHOICES: dict[str, dict[str, tuple[str, Changes]]] = {
+    "BatchNorm statistics": {
+        "averaged": (AS_IT_IS, {}),
+        "recalibrated": ("fedlalr-recalibrated", {"buffers": "recalibrate"}),
+    },
+    "kind of normalisation": {
+        "BatchNorm": (AS_IT_IS, {}),
+        "GroupNorm": ("fedlalr-group-norm", {"model": {"norm": "group"}}),
+    },
+    "gradient clipping": {"none": (AS_IT_IS, {}), "norm 10": ("fedlalr-clipped", {"clip_norm": 10.0})},
+    f"{INTERVALS[1]}, counted in": {
+        "steps": ("log-3-4", {"local": LOCAL["steps"]["log-3-4"]}),
+        "epochs": ("log-3-4-epochs", {"local": LOCAL["epochs"]["log-3-4-epochs"]}),
+    },
+    "weights of unequal clients": {
+        "uniform": (AS_IT_IS, {}),
+        "by samples": ("fedlalr-by-samples", {"weighting": "samples"}),
+    },
+}
+"""The title of a panel → the label of each line → its key, and its changes of FedLALR's settings."""
+NORMS, UNEQUAL = ("BatchNorm statistics", "kind of normalisation"), "weights of unequal clients"
 VARIANTS = {
     "restart, mean": (("momentum", "restart"),),
     "average, max": (("second_moment", "max"),),
@@ -54,52 +76,13 @@ def variants(request: Request) -> FigurePlan:
 
 def _panels(setting: Setting) -> list[Panel]:
     uneven = Setting(setting.data, setting.changed(partition={"scheme": "dirichlet-classes"}), setting.stands_for)
-    normalisation = (
-        [
-            panel_of(
-                setting,
-                "BatchNorm statistics",
-                [
-                    _line(setting, AS_IT_IS, "averaged"),
-                    _line(setting, "fedlalr-recalibrated", "recalibrated", buffers="recalibrate"),
-                ],
-            ),
-            panel_of(
-                setting,
-                "kind of normalisation",
-                [
-                    _line(setting, AS_IT_IS, "BatchNorm"),
-                    _line(setting, "fedlalr-group-norm", "GroupNorm", model={"norm": "group"}),
-                ],
-            ),
-        ]
-        if setting.config.model.name == "convmixer"
-        else []
-    )  # the digits use a perceptron
-    return [
-        *normalisation,
-        panel_of(
-            setting,
-            "gradient clipping",
-            [_line(setting, AS_IT_IS, "none"), _line(setting, "fedlalr-clipped", "norm 10", clip_norm=10.0)],
-        ),
-        panel_of(
-            setting,
-            f"{INTERVALS[1]}, counted in",
-            [
-                _line(setting, "log-3-4", "steps", local=LOCAL["steps"]["log-3-4"]),
-                _line(setting, "log-3-4-epochs", "epochs", local=LOCAL["epochs"]["log-3-4-epochs"]),
-            ],
-        ),
-        panel_of(
-            uneven,
-            "weights of unequal clients",
-            [
-                _line(uneven, AS_IT_IS, "uniform"),
-                _line(uneven, "fedlalr-by-samples", "by samples", weighting="samples"),
-            ],
-        ),
-    ]
+    panels = []
+    for title, lines in CHOICES.items():
+        if title in NORMS and setting.config.model.name != "convmixer":
+            continue  # the digits use a perceptron
+        own = uneven if title == UNEQUAL else setting
+        panels.append(panel_of(own, title, [_line(own, key, label, **new) for label, (key, new) in lines.items()]))
+    return panels
 
 
 def _line(setting: Setting, key: str, label: str, **changes: Any) -> FigureLine:

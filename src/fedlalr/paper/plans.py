@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from fedlalr.algorithms.registry import PAPER_METHODS
 from fedlalr.common.files import as_file_name
@@ -15,6 +15,11 @@ from fedlalr.config.loading import check
 from fedlalr.paper.settings import STAND_IN, TITLES, Scale, Setting, find_setting
 from fedlalr.report.tables import name_of
 
+FigureName = Literal[
+    "heterogeneity", "cifar", "shakespeare", "interval", "trajectory", "scalability", "choices", "variants", "speedup"
+]
+"""In the order in which `all` draws them."""
+FIGURES: tuple[FigureName, ...] = get_args(FigureName)
 CIFAR = ("cifar10", "cifar100")
 HOW_RUN = ("device", "engine", "checkpoint_every")
 """Where a run is computed and how often it is saved; not part of its identity."""

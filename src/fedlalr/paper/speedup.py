@@ -11,8 +11,7 @@ cap loose for KT ≥ 178 N, and lies below the gradients' size, so that second m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -27,6 +26,7 @@ from fedlalr.algorithms import Context, FedAvg, FedLALR, Slots
 from fedlalr.paper.speedup_results import CONTROLS, Speedup, SpeedupPoint
 from fedlalr.paper.synthetic import Synthetic
 from fedlalr.theory import adaptive_step_size, log_intervals
+from fedlalr.training.torch_state import number_of_threads
 
 EPS = 0.5
 BETAS = (0.9, 0.995)
@@ -134,7 +134,7 @@ def _run(
     sizes = [adaptive_step_size(N=N, intervals=intervals, eps=EPS, L=1.0) for N in scale.clients]
     generator = np.random.default_rng([seed, int(intervals.sum())])
     rates = [size.alpha for size in sizes]
-    with _one_thread():
+    with number_of_threads(1):  # tensors of a few thousand numbers take several times as long on two
         values = mean_squared_gradients(
             variant.algorithm, scale.clients, rates, intervals, scale.repeats, generator, advance
         )
@@ -152,17 +152,6 @@ def _run(
         )
         for index, (N, size) in enumerate(zip(scale.clients, sizes, strict=True))
     )
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Use one thread: tensors of a few thousand numbers take several times as long on two threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def mean_squared_gradients(

@@ -9,6 +9,8 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from fedlalr.report import figures
+
 WIDTH = 3.5
 """Width of a column in inches."""
 STYLE = {
@@ -23,22 +25,14 @@ STYLE = {
     "axes.grid": True,
     "grid.alpha": 0.25,
     "grid.linewidth": 0.5,
-    "svg.hashsalt": "fedlalr",
-    "svg.fonttype": "none",
     "pdf.fonttype": 42,
 }
 
 
 def save(draw: Callable[[], Figure], path: Path) -> list[Path]:
     """Draw in the style of a paper and write `path`.png, .svg and .pdf; the same figure gives the same bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    kinds = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    paths = [path.with_name(f"{path.name}.{kind}") for kind in kinds]
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]
-        figure = draw()
-        for target, metadata in zip(paths, kinds.values(), strict=True):
-            figure.savefig(target, dpi=300, metadata=metadata)
-    return paths
+        return figures.save(draw(), path, ("png", "svg", "pdf"), dpi=300)
 
 
 def add_notes(figure: Figure, notes: Sequence[str]) -> Figure:

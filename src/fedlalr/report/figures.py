@@ -99,15 +99,14 @@ def _logarithmic(axes: Any) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())  # its tick labels would overlap
 
 
-def save(figure: Any, path: Path) -> list[Path]:
-    """A figure as PNG and as SVG; the same figure gives the same bytes."""
+def save(figure: Any, path: Path, kinds: Sequence[str] = ("png", "svg"), dpi: int = 150) -> list[Path]:
+    """A figure in several formats; the same figure gives the same bytes."""
     from matplotlib import rc_context
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    written = []
+    dated = {"png": "Software", "svg": "Date", "pdf": "CreationDate"}
+    paths = [path.with_suffix(f".{kind}") for kind in kinds]
     with rc_context({"svg.hashsalt": "fedlalr", "svg.fonttype": "none"}):
-        for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
-            target = path.with_suffix(f".{kind}")
-            figure.savefig(target, dpi=150, metadata=metadata)
-            written.append(target)
-    return written
+        for target, kind in zip(paths, kinds, strict=True):
+            figure.savefig(target, dpi=dpi, metadata={dated[kind]: None})
+    return paths

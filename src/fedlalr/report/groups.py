@@ -166,9 +166,9 @@ def _band(group: Group, value: Callable[[Record], float | None], kept: Any) -> d
     return band
 
 
-def plain(values: Iterable[float]) -> list[float | None]:
+def plain(values: Iterable[float | None]) -> list[float | None]:
     """Rounded to five digits, more than a plot can show; None if not finite."""
-    return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
+    return [None if value is None or not math.isfinite(value) else float(f"{value:.5g}") for value in values]
 
 
 def _labels(groups: Sequence[Sequence[ReportedRun]]) -> list[str]:

@@ -77,12 +77,12 @@ def page(
         + "".join(f"<p class='note'>{escape(note)}</p>" for note in notes),
         data=_json(_drawn(groups, partitions)),
         runs=_table(runs_table(groups)),
-        comparison=_comparison(groups),
-        clients=_clients(groups),
+        comparison=_table(comparison_section(groups), title="<h3>Methods compared</h3>"),
+        clients=_table(clients_table(groups), "<p>The clients were not evaluated; to do so, set holdout=0.2.</p>"),
         configuration=_configuration(groups),
         partitions="".join(map(_partition, partitions))
         or "<p>The runs have no configuration to recompute it from.</p>",
-        rejections=_rejections(groups),
+        rejections=_table(rejections_table(groups), "<p>No reply was rejected.</p>"),
         timing=_table(timing_table(groups)),
         reproduction=_reproduction(groups),
     )
@@ -142,16 +142,6 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def _comparison(groups: Sequence[Group]) -> str:
-    table = comparison_section(groups)
-    return "" if table is None else f"<h3>Methods compared</h3>{_table(table)}"
-
-
-def _clients(groups: Sequence[Group]) -> str:
-    table = clients_table(groups)
-    return "<p>The clients were not evaluated; to do so, set holdout=0.2.</p>" if table is None else _table(table)
-
-
 def _configuration(groups: Sequence[Group]) -> str:
     parts = [_table(settings_table(groups))]
     if len(groups) > 1:
@@ -174,11 +164,6 @@ def _partition(view: PartitionView) -> str:
     return (
         f"<h3>{escape(view.label)}</h3><ul class='facts'>{''.join(f'<li>{escape(line)}</li>' for line in words)}</ul>"
     )
-
-
-def _rejections(groups: Sequence[Group]) -> str:
-    table = rejections_table(groups)
-    return "<p>No reply was rejected.</p>" if table is None else _table(table)
 
 
 def _reproduction(groups: Sequence[Group]) -> str:
@@ -207,8 +192,10 @@ def _machine(run: ReportedRun) -> str:
     return f"Computed with {', '.join(words)}." if words else ""
 
 
-def _table(table: Table) -> str:
-    """A table that scrolls horizontally on narrow screens."""
+def _table(table: Table | None, missing: str = "", title: str = "") -> str:
+    """A table that scrolls horizontally on narrow screens; `missing` in place of None."""
+    if table is None:
+        return missing
     head = "".join(f"<th scope='col'>{escape(cell.replace(' %', PERCENT))}</th>" for cell in table.heading)
     body = "".join(
         f"<tr><th scope='row'>{escape(row[0])}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in row[1:])}</tr>"
@@ -216,7 +203,7 @@ def _table(table: Table) -> str:
     )
     notes = "".join(f"<p class='note'>{escape(note)}</p>" for note in table.notes)
     return (
-        f"<div class='scroll' tabindex='0' role='region' aria-label='table'>"
+        f"{title}<div class='scroll' tabindex='0' role='region' aria-label='table'>"
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{notes}"
     )
 

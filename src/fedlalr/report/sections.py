@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -122,24 +121,20 @@ def rejections_table(groups: Sequence[Group]) -> Table | None:
 
     The notes name those that were rejected in several of their rounds running.
     """
-    rejected: Counter[tuple[str, str, int]] = Counter()
-    rounds: dict[tuple[str, str, int], list[int]] = {}
-    reasons: dict[tuple[str, str, int], str] = {}
+    rejected: dict[tuple[str, str, int], list[tuple[int, str]]] = {}
     repeatedly: dict[tuple[str, str, int], None] = {}
     for group in groups:
         for run in group.runs:
+            seed = "–" if run.seed is None else str(run.seed)
             for round, (client, reason) in run.rejections:
-                key = (group.label, "–" if run.seed is None else str(run.seed), client)
-                rejected[key] += 1
-                rounds.setdefault(key, []).append(round)
-                reasons[key] = reason
+                rejected.setdefault((group.label, seed, client), []).append((round, reason))
             for client in (client for record in run.records for client in record.repeatedly):
-                repeatedly[group.label, "–" if run.seed is None else str(run.seed), client] = None
+                repeatedly[group.label, seed, client] = None
     if not rejected:
         return None
     rows = tuple(
-        (key[0], key[1], str(key[2]), reasons[key], str(count), _some(rounds[key]))
-        for key, count in rejected.most_common(MOST_ROWS)
+        (label, seed, str(client), each[-1][1], str(len(each)), _some([round for round, _ in each]))
+        for (label, seed, client), each in sorted(rejected.items(), key=lambda item: -len(item[1]))[:MOST_ROWS]
     )
     more = len(rejected) - len(rows)
     notes: tuple[str, ...] = ()

@@ -5,35 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from fedlalr.algorithms.registry import ALGORITHMS
 from fedlalr.report.comparison import Comparison, MethodOutcome
 from fedlalr.report.failures import alike
 from fedlalr.report.statistics import ConfidenceInterval, MeanAndDeviation, spread
 
-NAMES = {
-    "fedlalr": "FedLALR",
-    "fedavg": "FedAvg",
-    "fedadam": "FedAdam",
+NAMES = {name: getattr(method, "__name__", name) for name, method in ALGORITHMS.items()} | {
     "fedamsv1": "FedAMSv1",
     "fedamsv2": "FedAMSv2",
-    "lafedopt": "LAFedOpt",
     "adaalter": "Local AdaAlter",
     "sharedamsgrad": "shared-v̂ AMSGrad",
-    "fedcm": "FedCM",
-    "slowmo": "SlowMo",
-    "fedprox": "FedProx",
-    "scaffold": "SCAFFOLD",
-    "fednova": "FedNova",
-    "fedadagrad": "FedAdagrad",
-    "fedyogi": "FedYogi",
-    "fedavgm": "FedAvgM",
-    "fedlada": "FedLADA",
     "localadam": "local Adam",
-    "mimelite": "MimeLite",
     "deltasgd": "Δ-SGD",
-    "alignedlalr": "AlignedLALR",
-    "fedadamw": "FedAdamW",
-    "diloco": "DiLoCo",
-    "fedmuon": "FedMuon",
 }
 """Methods as written in papers."""
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from fedlalr.common.suggestions import hint
-from fedlalr.config.errors import listed
+from fedlalr.common.named import check_known
+from fedlalr.config.overrides import flat
 from fedlalr.federation import Observer, Record, RunInfo
 
 RUN_ID_FILE = "mlflow_run_id"
@@ -166,7 +166,7 @@ def numbers_of(record: Record) -> dict[str, float]:
 def parameters_of(info: RunInfo, settings: Mapping[str, Any]) -> dict[str, str]:
     """The settings by dotted names, with the choices that the run made itself."""
     chosen = {"chosen.engine": info.engine, "chosen.device": info.device, "chosen.parameters": info.parameters}
-    return {name: _text(value) for name, value in {**_flat(settings), **chosen}.items()}
+    return {name: _text(value) for name, value in {**flat(settings), **chosen}.items()}
 
 
 def create_tracker(name: str, run_dir: Path, run_name: str, settings: Mapping[str, Any]) -> Tracker:
@@ -175,20 +175,8 @@ def create_tracker(name: str, run_dir: Path, run_name: str, settings: Mapping[st
         "tensorboard": lambda: TensorBoard(run_dir / "tensorboard", settings),
         "mlflow": lambda: MLflow(name=run_name, settings=settings, run_dir=run_dir),
     }
-    if name not in trackers:
-        raise ValueError(f"there is no tracker {name!r}; choose from {listed(list(trackers))}.{hint(name, trackers)}")
+    check_known("there is no tracker", name, trackers)
     return trackers[name]()
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """
-    >>> _flat({"a": {"b": 1}, "c": [2]})
-    {'a.b': 1, 'c': [2]}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
-    return flat
 
 
 def _text(value: Any) -> str:

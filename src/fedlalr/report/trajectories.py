@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fedlalr.federation.trajectory import TrajectoryPoint
+from fedlalr.report.groups import plain
 from fedlalr.report.runs import ReportedRun
 
 _QUANTILE = re.compile(r"(.+), ([0-9.]+) %")
@@ -82,7 +82,7 @@ def _lines(
     ordered = sorted(points, key=lambda point: (point.round, point.step))
 
     def values(name: str) -> list[float | None]:
-        return [_plain(point.values.get(name)) for point in ordered]
+        return plain(point.values.get(name) for point in ordered)
 
     return {
         "client": ordered[0].client,
@@ -95,7 +95,3 @@ def _lines(
             for quantity in quantities
         },
     }
-
-
-def _plain(value: float | None) -> float | None:
-    return float(f"{value:.5g}") if value is not None and math.isfinite(value) else None

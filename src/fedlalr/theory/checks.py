@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedlalr.common.checks import whole_number
 
 
 def positive(name: str, value: float) -> float:
@@ -28,13 +29,7 @@ def not_negative(name: str, value: float) -> float:
 
 def count(name: str, value: int) -> int:
     """A whole number of at least one."""
-    try:
-        whole = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be a whole number of at least 1, not {value!r}") from None
-    if isinstance(value, bool) or whole < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
-    return whole
+    return whole_number(name, value, most=None)
 
 
 LEAST_BASE = 1.001

@@ -1,11 +1,9 @@
 """How a cohort of clients trains locally: the engines."""
 
-from fedlalr.training.engines.registry import ENGINES, create_engine
 from fedlalr.training.interfaces import Engine, Probe, Replies, Trace, Training, Work
 from fedlalr.training.intervals import Epochs, Interval, LogInterval, Steps
 
 __all__ = [
-    "ENGINES",
     "Engine",
     "Epochs",
     "Interval",
@@ -16,5 +14,4 @@ __all__ = [
     "Trace",
     "Training",
     "Work",
-    "create_engine",
 ]

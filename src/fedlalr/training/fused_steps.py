@@ -46,7 +46,6 @@ class FusedStep(Protocol):
         active: Tensor | None = None,
     ) -> None:
         """One step of every client, or of those that `active` (bool `[C]`) marks."""
-        ...
 
 
 class Forms(NamedTuple):

@@ -92,7 +92,6 @@ class Probe(Protocol):
 
     def measure(self, state: Slots, context: Context) -> dict[str, float]:
         """Numbers to record for one client's state `[P]`."""
-        ...
 
 
 class Trace(NamedTuple):
@@ -239,15 +238,12 @@ class Engine(Protocol):
 
     def train(self, work: Work) -> Replies:
         """One round of local training. The replies may use the engine's memory until its next round."""
-        ...
 
     def recalibrate(self, x: Tensor, buffers: Buffers, clients: Tensor, round: int) -> Buffers:
         """Normalisation statistics of a model `x` on each client's own data, stacked `[C, …]`."""
-        ...
 
     def close(self) -> None:
         """Release processes and memory."""
-        ...
 
 
 def real_numbers(tensor: Tensor) -> Tensor:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from fedlalr.common.checks import check_choice, whole_number
 
 LEAST_BASE = 1.001
 """With a smaller base the second round would have hundreds more steps than the first, and later ones far too many."""
@@ -22,7 +22,6 @@ class Interval(Protocol):
 
     def steps(self, round: int, batches_per_pass: Tensor) -> Tensor:
         """K for each client in round t (from 1), given the batches in one pass over its data (int64 `[C]`)."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Steps:
     count: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "count", _as_count("Steps", "count", self.count))
+        object.__setattr__(self, "count", whole_number("Steps's count", self.count, most=MOST_STEPS))
 
     def steps(self, round: int, batches_per_pass: Tensor) -> Tensor:
         return batches_per_pass.new_full(batches_per_pass.shape, self.count)
@@ -45,7 +44,7 @@ class Epochs:
     count: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "count", _as_count("Epochs", "count", self.count))
+        object.__setattr__(self, "count", whole_number("Epochs's count", self.count, most=MOST_STEPS))
 
     def steps(self, round: int, batches_per_pass: Tensor) -> Tensor:
         return batches_per_pass * self.count
@@ -64,12 +63,11 @@ class LogInterval:
     unit: Literal["steps", "epochs"] = "steps"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "start", _as_count("LogInterval", "start", self.start))
+        object.__setattr__(self, "start", whole_number("LogInterval's start", self.start, most=MOST_STEPS))
         is_number = isinstance(self.base, int | float) and not isinstance(self.base, bool)
         if not is_number or not LEAST_BASE <= self.base < float("inf"):
             raise ValueError(f"LogInterval's base must be a finite number of at least {LEAST_BASE}, not {self.base!r}")
-        if self.unit not in ("steps", "epochs"):
-            raise ValueError(f"LogInterval's unit must be 'steps' or 'epochs', not {self.unit!r}")
+        check_choice("LogInterval's unit", self.unit, ("steps", "epochs"))
 
     def length(self, round: int) -> int:
         """K_t, by repeated multiplication: a floating-point logarithm would miss exact powers."""
@@ -100,12 +98,3 @@ def checked(interval: Interval, steps: object, clients: int) -> Tensor:
         f"{type(interval).__name__}.steps must return the number of local steps of each of the {clients} clients, such "
         f"as 2 * batches_per_pass: a tensor of whole numbers of at least 0, one for each client, not {steps!r}"
     )
-
-
-def _as_count(kind: str, name: str, value: object) -> int:
-    """A whole number of at least 1 as a Python int, since NumPy's print and serialise differently."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"{kind}'s {name} must be a whole number of at least 1, not {value!r}")
-    if value > MOST_STEPS:
-        raise ValueError(f"{kind}'s {name} must be at most {MOST_STEPS:,}, not {value!r}")
-    return operator.index(value)

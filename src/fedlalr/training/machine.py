@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from fedlalr.training.ranks import own_gpu
+
 TRIAL = """
 import torch
 from torch import nn
@@ -23,6 +25,23 @@ for module in (nn.Linear(9, 8), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3, groups=8)
 """The most common operations of a run in bfloat16 or float16, forward and backward."""
 FEWER_INSTRUCTIONS = ("ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16", "ONEDNN_MAX_CPU_ISA=AVX2")
 """Settings that stop torch from using instructions that some virtual machines announce but lack, fastest first."""
+
+
+def choose_device(device: str | torch.device) -> torch.device:
+    """`"auto"` is the current CUDA device if there is one (under torchrun, each process's own), else the CPU."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"there is no device {device!r}; use 'auto', 'cpu', 'cuda' or 'cuda:0'") from error
+    if chosen.type not in ("cpu", "cuda"):
+        raise ValueError(f"device {device!r} is not supported; use 'auto', 'cpu', 'cuda' or 'cuda:0'")
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"device {device!r} was requested, but this machine has no usable CUDA device; use device='cpu'"
+        )
+    return own_gpu(chosen)
 
 
 def usable_cores() -> int:

@@ -102,6 +102,26 @@ def copied(module: Module) -> Module:
     return copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in kept})
 
 
+def private_copy(
+    model: nn.Module, device: torch.device, dtype: torch.dtype | None
+) -> tuple[nn.Module, torch.dtype | None]:
+    """A copy of the module to train, and the dtype to compute in if it differs from that of the parameters."""
+    try:
+        private = copy.deepcopy(model).to(device)
+    except RuntimeError as error:
+        if "deepcopy" not in str(error):
+            raise
+        raise ValueError(
+            "the model cannot be copied, because it keeps a tensor computed from its parameters, which training "
+            "would not reach: compute it in forward, or set it to None if it is left over from a forward pass; instead "
+            "of torch.nn.utils.weight_norm and spectral_norm use those of torch.nn.utils.parametrizations"
+        ) from error
+    if dtype in (torch.float32, torch.float64):
+        # `to` would drop the imaginary part of complex buffers
+        return private.double() if dtype == torch.float64 else private.float(), None
+    return private, dtype
+
+
 def _tensors(value: object, seen: set[int]) -> Iterator[Tensor]:
     """The tensors in a value and in the lists, tuples and dicts inside it, each visited once."""
     if isinstance(value, Tensor):

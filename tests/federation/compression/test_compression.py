@@ -359,7 +359,7 @@ def test_a_codec_that_returns_something_else_than_it_says_is_rejected(part):
     [
         (BEST, "blanced", "there is no compression 'blanced'.*Did you mean 'balanced'"),
         (BEST, 8, r"compression must be fl.Compression\(…\), a short form or None, not 8"),
-        (BEST, {"upp": {}}, "compression has no 'upp'; it has up, down, every. Did you mean 'up'"),
+        (BEST, {"upp": {}}, "compression has no option 'upp'; it takes up, down, every. Did you mean 'up'"),
         (BEST, {"up": {"m": "int"}}, "up names the slot 'm', but FedLALR uploads x, v_hat"),
         (BEST, {"down": {"m": "int"}}, "down names the slot 'm', but FedLALR broadcasts x, v_hat"),
         (BEST, {"every": {"m": 2}}, "every names the slot 'm'"),
@@ -428,17 +428,18 @@ PROGRAMS = {
 """A program for every row of the table of what cannot be combined."""
 
 
-@pytest.mark.parametrize("row", COMBINATIONS, ids=lambda row: f"{row.first} and {row.second}")
-def test_what_cannot_be_combined_is_rejected_with_the_reason_of_the_table(row):
+@pytest.mark.parametrize("pair", COMBINATIONS, ids=" and ".join)
+def test_what_cannot_be_combined_is_rejected_with_the_reason_of_the_table(pair):
     with pytest.raises(ValueError, match="cannot be combined") as raised:
-        PROGRAMS[row.first, row.second]()
-    assert str(raised.value) == f"{row.first} and {row.second} cannot be combined: {row.reason}"
-    check_combinations([row.first])
-    check_combinations([row.second])
+        PROGRAMS[pair]()
+    assert str(raised.value) == f"{pair[0]} and {pair[1]} cannot be combined: {COMBINATIONS[pair]}"
+    check_combinations(pair[:1])
+    check_combinations(pair[1:])
 
 
-def test_the_page_has_the_tables_that_its_command_prints():
-    """Print them with: python -m fedlalr.federation.compression.tables."""
+def test_the_page_has_the_tables_that_the_code_prints():
+    """Print them with: python -m fedlalr.federation.compression.tables, and with
+    python -c 'from fedlalr.federation.combinations import combinations_table as t; print(t())'."""
     page = (Path(__file__).parents[3] / "docs" / "compression.md").read_text(encoding="utf-8")
     assert bytes_table() in page
     assert combinations_table() in page

@@ -14,8 +14,8 @@ import fedlalr as fl
 from conftest import make_clients
 from federation.fuzzing import damaged, fuzz, json_values
 from fedlalr.data.population import as_clients
-from fedlalr.federation import Expected, Rejection, Reply
-from fedlalr.federation.replies.payload import Rejected, array_from_npy
+from fedlalr.federation import Rejection
+from fedlalr.federation.replies.payload import Expected, Rejected, Reply, array_from_npy
 from fedlalr.federation.session import initial_state
 from fedlalr.federation.storage.fingerprint import contract
 from fedlalr.training.interfaces import Training

@@ -13,10 +13,9 @@ import fedlalr as fl
 from conftest import make_clients, make_model
 from fedlalr import reductions
 from fedlalr.algorithms.slots import Slots, SlotTable
-from fedlalr.federation import screen
 from fedlalr.federation.replies.reductions import SHARE
-from fedlalr.federation.replies.screening import MAX_NORM_RATIO
-from fedlalr.training import ENGINES
+from fedlalr.federation.replies.screening import MAX_NORM_RATIO, screen
+from fedlalr.training.engines.registry import ENGINES
 from fedlalr.training.interfaces import Replies
 
 

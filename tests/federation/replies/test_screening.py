@@ -17,11 +17,10 @@ import fedlalr as fl
 from conftest import make_clients, make_model
 from fedlalr.algorithms.slots import Slots
 from fedlalr.data.population import as_clients
-from fedlalr.federation import Expected, Rejection, Reply, screen
-from fedlalr.federation.replies.payload import Rejected, array_from_npy, clean_metrics
+from fedlalr.federation.replies.payload import Expected, Rejected, Reply, array_from_npy, clean_metrics
 from fedlalr.federation.replies.reducing import reduce_slots, weights
 from fedlalr.federation.replies.reductions import SHARE
-from fedlalr.federation.replies.screening import MAX_NORM_RATIO
+from fedlalr.federation.replies.screening import MAX_NORM_RATIO, Rejection, screen
 from fedlalr.federation.round import RoundFailed, Rules, ServerState, run_round
 from fedlalr.federation.session import initial_state
 from fedlalr.federation.storage.fingerprint import contract

@@ -17,7 +17,8 @@ import fedlalr as fl
 from fedlalr.data.population import DatasetClients
 from fedlalr.federation.round import RoundOutcome, Rules, run_round
 from fedlalr.federation.session import initial_state
-from fedlalr.training import ENGINES, LogInterval, Steps
+from fedlalr.training import LogInterval, Steps
+from fedlalr.training.engines.registry import ENGINES
 from fedlalr.training.layout import Layout
 from training.jobs import MODELS, TOLERANCE, VARIANTS, assert_same_outcomes, federate, make_training, started
 

@@ -58,6 +58,11 @@ class Cifar:
     coarse_classes: int
     layouts: tuple[RecordLayout, ...]
 
+    @property
+    def formats(self) -> str:
+        """What a folder must contain."""
+        return " or ".join(f"{layout.archive} (or the folder {layout.folder} from it)" for layout in self.layouts)
+
     def holds(self, folder: Path) -> bool:
         """Whether a path is a folder with one of the original formats, or the archive of one."""
         return any(_located(layout, folder) is not None for layout in self.layouts)

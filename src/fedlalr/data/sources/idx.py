@@ -10,7 +10,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fedlalr.common.reading import read_file
 from fedlalr.data.fetch import LARGEST, DataCorrupt, Fact
 from fedlalr.data.sources.archive import gunzip
+from fedlalr.data.sources.checksums import facts
 from fedlalr.data.sources.rawdata import Arrays, Images
 
 FILES: Final = {
@@ -35,6 +36,7 @@ class IdxSet:
 
     images: Images
     facts: Mapping[str, Fact]
+    formats: ClassVar[str] = f"the files {', '.join(FILES.values())} (plain or .gz)"
 
     def holds(self, folder: Path) -> bool:
         """Whether a folder has any of the files."""
@@ -117,20 +119,7 @@ MNIST: Final = IdxSet(
         test_counts=(980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009),
         class_names=tuple("0123456789"),
     ),
-    facts={
-        "train-images-idx3-ubyte": Fact(
-            47_040_016, "sha256", "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"
-        ),
-        "train-labels-idx1-ubyte": Fact(
-            60_008, "sha256", "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"
-        ),
-        "t10k-images-idx3-ubyte": Fact(
-            7_840_016, "sha256", "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"
-        ),
-        "t10k-labels-idx1-ubyte": Fact(
-            10_008, "sha256", "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"
-        ),
-    },
+    facts=facts("mnist"),
 )
 
 FASHION: Final = IdxSet(
@@ -152,18 +141,5 @@ FASHION: Final = IdxSet(
             "ankle boot",
         ),
     ),
-    facts={
-        "train-images-idx3-ubyte": Fact(
-            47_040_016, "sha256", "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"
-        ),
-        "train-labels-idx1-ubyte": Fact(
-            60_008, "sha256", "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"
-        ),
-        "t10k-images-idx3-ubyte": Fact(
-            7_840_016, "sha256", "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b"
-        ),
-        "t10k-labels-idx1-ubyte": Fact(
-            10_008, "sha256", "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"
-        ),
-    },
+    facts=facts("fashion"),
 )

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from fedlalr.data.fetch import DataCorrupt, Fact, Progress, RouteFailed
@@ -72,13 +72,14 @@ def debian(
 
 def run(command: Sequence[str], folder: Path, title: str, total: int | None, progress: Progress | None) -> None:
     """Run a tool that downloads into `folder`, report the bytes that have arrived, and end it when nothing arrives."""
-    environment = _environment(folder)
+    # the user's own settings (registries, proxies), with temporary files kept inside the folder that is watched
+    own = {"TMPDIR": str(folder), "PIP_DISABLE_PIP_VERSION_CHECK": "1", "LC_ALL": "C"}
     log = folder / "tool.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
             cwd=folder,
-            env=environment,
+            env=os.environ | own,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -116,11 +117,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     else:
         process.kill()
-
-
-def _environment(folder: Path) -> Mapping[str, str]:
-    """The user's own settings (registries, proxies), with temporary files kept inside the folder that is watched."""
-    return {**os.environ, "TMPDIR": str(folder), "PIP_DISABLE_PIP_VERSION_CHECK": "1", "LC_ALL": "C"}
 
 
 def _tool(name: str) -> str:

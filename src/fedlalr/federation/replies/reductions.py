@@ -44,7 +44,6 @@ class SlotReduction(Protocol):
 
     def reduce(self, values: Tensor, reference: Tensor | None, share: Tensor) -> Tensor:
         """The reduced slot, from the uploads, the broadcast if there is one, and the weights `[R]`."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from fedlalr.federation.observers import RunInfo
 from fedlalr.federation.record import Record
 from fedlalr.federation.result import Result, State
 from fedlalr.federation.storage.checkpoint import LARGEST_DESCRIPTION, CheckpointError, canonical
-from fedlalr.federation.storage.fingerprint import hash_tensor
+from fedlalr.federation.storage.plain_values import hash_tensor
 from fedlalr.federation.storage.tensor_file import storable, take
 from fedlalr.training.torch_state import copied, undisturbed
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from fedlalr.common.checks import check_choice
+from fedlalr.common.named import check_known
 from fedlalr.training.engines.auto import MOST_SHIPPED, candidates
 from fedlalr.training.engines.distributed import INNER, DistributedEngine
 from fedlalr.training.engines.reference import ReferenceEngine
@@ -63,7 +64,7 @@ def check_engine(name: str) -> tuple[str, str]:
     """Split a name into the engine and its option: the number of processes in `workers:3`, or the engine inside each
     rank in `distributed:stacked`."""
     kind, colon, option = name.partition(":")
-    check_choice("engine", kind, ("auto", *ENGINES))
+    check_known("there is no engine", kind, ("auto", *ENGINES))
     if not colon:
         return kind, ""
     if kind == "workers":
