@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+gc.disable()  # until all tests are collected: modules that are imported live until the end
 
 Pairs = list[tuple[Tensor, Tensor]]
 
@@ -26,6 +29,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         order.shuffle(items)
         files = {item.path: order.random() for item in items}
         items.sort(key=lambda item: files[item.path])  # a file's tests stay together: they share fixtures
+
+
+def pytest_collection_finish() -> None:
+    """Scan what was imported and collected for garbage no more: it is most of all objects."""
+    gc.freeze()
+    gc.enable()
 
 
 def make_clients(sizes: tuple[int, ...] = (7, 12, 5, 9, 10), features: int = 4, seed: int = 0) -> Pairs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 
 from fedlalr.algorithms.adaalter import LocalAdaAlter
 from fedlalr.algorithms.alignedlalr import AlignedLALR
@@ -81,7 +81,11 @@ def options(name: str) -> dict[str, object]:
     """The options of an algorithm with their defaults, without those that its name already fixes."""
     if name not in ALGORITHMS:
         raise ValueError(_unknown("there is no algorithm", name, ALGORITHMS))
-    factory = ALGORITHMS[name]
+    return dict(_defaults(ALGORITHMS[name]))
+
+
+@cache  # a configuration with a grid asks a hundred times
+def _defaults(factory: Callable[..., Algorithm]) -> dict[str, object]:
     fixed = factory.keywords if isinstance(factory, partial) else {}
     parameters = inspect.signature(factory).parameters
     return {option: parameter.default for option, parameter in parameters.items() if option not in fixed}
