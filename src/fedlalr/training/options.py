@@ -135,7 +135,7 @@ class LocalOptions:
 
 def check_options(options: Any) -> None:
     """Reject a value that its option's type or check does not allow."""
-    kinds = _kinds(type(options))
+    kinds = _kinds(options.__class__)
     for each in fields(options):
         value = getattr(options, each.name)
         check_type(each.name, value, kinds[each.name])
