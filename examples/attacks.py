@@ -25,7 +25,7 @@ import fedlalr as fl
 from fedlalr import config
 from fedlalr.algorithms.slots import Slots, SlotTable
 from fedlalr.federation.sampling import sample
-from fedlalr.training import ENGINES
+from fedlalr.training.engines.registry import ENGINES
 from fedlalr.training.interfaces import Buffers, Engine, Replies, Training, Work
 
 Named = Mapping[str, Tensor]

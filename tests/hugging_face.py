@@ -3,23 +3,8 @@
 from __future__ import annotations
 
 import torch
+import transformers  # of its models each is imported when it is first made
 from torch import nn
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-    DistilBertConfig,
-    DistilBertForSequenceClassification,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    T5Config,
-    T5ForConditionalGeneration,
-    ViTConfig,
-    ViTForImageClassification,
-)
 
 WORDS, LENGTH, CLASSES = 20, 6, 3
 SMALL = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
@@ -27,41 +12,51 @@ TEXT = {**SMALL, "vocab_size": WORDS, "max_position_embeddings": 16, "pad_token_
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
-def bert(**options: object) -> PreTrainedModel:
-    return BertForSequenceClassification(BertConfig(**TEXT, **{**NO_DROPOUT, "num_labels": CLASSES, **options}))
+def bert(**options: object) -> transformers.PreTrainedModel:
+    return transformers.BertForSequenceClassification(
+        transformers.BertConfig(**TEXT, **{**NO_DROPOUT, "num_labels": CLASSES, **options})
+    )
 
 
-def bert_tokens() -> PreTrainedModel:
+def bert_tokens() -> transformers.PreTrainedModel:
     """As many classes as a text has words, so that the layout of the logits cannot be guessed from their shape."""
-    return BertForTokenClassification(BertConfig(**TEXT, **NO_DROPOUT, num_labels=LENGTH))
+    return transformers.BertForTokenClassification(transformers.BertConfig(**TEXT, **NO_DROPOUT, num_labels=LENGTH))
 
 
-def distilbert() -> PreTrainedModel:
+def distilbert() -> transformers.PreTrainedModel:
     sizes = {"dim": 8, "n_layers": 2, "n_heads": 2, "hidden_dim": 16, "max_position_embeddings": 16}
     none = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
-    return DistilBertForSequenceClassification(DistilBertConfig(vocab_size=WORDS, num_labels=CLASSES, **sizes, **none))
+    return transformers.DistilBertForSequenceClassification(
+        transformers.DistilBertConfig(vocab_size=WORDS, num_labels=CLASSES, **sizes, **none)
+    )
 
 
-def gpt2(dropout: float = 0.0, **options: object) -> PreTrainedModel:
+def gpt2(dropout: float = 0.0, **options: object) -> transformers.PreTrainedModel:
     rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
     sizes = {"vocab_size": WORDS, "n_positions": 16, "n_embd": 8, "n_layer": 2, "n_head": 2}
-    return GPT2LMHeadModel(GPT2Config(**sizes, **rates, bos_token_id=0, eos_token_id=0, **options))
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**sizes, **rates, bos_token_id=0, eos_token_id=0, **options)
+    )
 
 
-def llama() -> PreTrainedModel:
-    return LlamaForCausalLM(LlamaConfig(**TEXT, num_key_value_heads=1))
+def llama() -> transformers.PreTrainedModel:
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**TEXT, num_key_value_heads=1))
 
 
-def t5() -> PreTrainedModel:
+def t5() -> transformers.PreTrainedModel:
     sizes = {"vocab_size": WORDS, "d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}
-    return T5ForConditionalGeneration(T5Config(**sizes, dropout_rate=0.0, decoder_start_token_id=0))
+    return transformers.T5ForConditionalGeneration(
+        transformers.T5Config(**sizes, dropout_rate=0.0, decoder_start_token_id=0)
+    )
 
 
-def vit() -> PreTrainedModel:
-    return ViTForImageClassification(ViTConfig(**SMALL, **NO_DROPOUT, image_size=8, patch_size=4, num_labels=CLASSES))
+def vit() -> transformers.PreTrainedModel:
+    return transformers.ViTForImageClassification(
+        transformers.ViTConfig(**SMALL, **NO_DROPOUT, image_size=8, patch_size=4, num_labels=CLASSES)
+    )
 
 
-def with_lora(model: PreTrainedModel, task: str) -> nn.Module:
+def with_lora(model: transformers.PreTrainedModel, task: str) -> nn.Module:
     import peft
 
     layers = ["c_attn"] if task == "CAUSAL_LM" else ["query", "value"]

@@ -15,7 +15,7 @@ from closeness import difference
 if importlib.util.find_spec("transformers") is None or importlib.util.find_spec("peft") is None:
     pytest.skip("the extra hf is not installed", allow_module_level=True)
 
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+import transformers
 
 import hugging_face as hf
 from fedlalr.training.stacked.trial import CannotStack
@@ -139,7 +139,7 @@ def test_tied_weights_are_one_set_of_coordinates(tmp_path):
     assert "lm_head.weight" not in result.state["x"]
     assert result.model.lm_head.weight is result.model.transformer.wte.weight
     result.model.save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
     texts = hf.texts(4, "words")
     with torch.no_grad():
         assert torch.equal(loaded(**texts).logits, result.model.eval()(**texts).logits)
@@ -232,7 +232,7 @@ def test_a_classifier_on_a_data_set_of_ten_clients_needs_no_glue(tmp_path):
     result = fl.run(hf.bert(), shards, fl.FedLALR(lr=1e-2), rounds=1, test=data)
     assert result.history[-1].accuracy is not None
     result.model.save_pretrained(tmp_path)
-    AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)
 
 
 def test_dynamic_padding_with_a_collator_of_transformers():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -72,12 +73,20 @@ def test_tensorboard_shows_a_resumed_round_once(tmp_path: Path) -> None:
     assert [step for step, _ in scalars(tmp_path / "events", "loss")] == [1, 2, 3, 4]
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> str:
-    pytest.importorskip("mlflow")
+@pytest.fixture(scope="module")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow takes a second to create one, so every test gets a copy."""
+    mlflow = pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
     pytest.importorskip("alembic")
-    return f"sqlite:///{tmp_path / 'mlflow.db'}"
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    mlflow.MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def database(tmp_path: Path, empty_database: Path) -> str:
+    return f"sqlite:///{shutil.copy(empty_database, tmp_path / 'mlflow.db')}"
 
 
 def test_mlflow_gets_settings_numbers_and_the_end(tmp_path: Path, database: str) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+
+from conftest import untraced
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -29,18 +30,9 @@ def mended_interpreter() -> Iterator[None]:
         wide = (operand.data.astype(np.uint32) << 16).view(np.float32)
         return interpreter.TensorHandle(wide, tl.float32)
 
-    def untraced(*arguments: Any, **named: Any) -> None:
-        """To measure the coverage of the interpreter would take three times as long."""
-        tracer = sys.gettrace()
-        sys.settrace(None)
-        try:
-            execute(*arguments, **named)
-        finally:
-            sys.settrace(tracer)
-
     builder, execute = interpreter.InterpreterBuilder, interpreter.GridExecutor.__call__
     product = builder.create_dot
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interpreter.GridExecutor, "__call__", untraced)
+        patch.setattr(interpreter.GridExecutor, "__call__", untraced(execute))
         patch.setattr(builder, "create_dot", lambda self, a, b, *rest: product(self, numbers(a), numbers(b), *rest))
         yield

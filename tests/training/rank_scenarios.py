@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import pickle
@@ -231,4 +232,7 @@ def main(folder: Path, count: int, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    for count, names in json.loads(sys.argv[2]).items():
+        folder = Path(sys.argv[1]) / count
+        folder.mkdir()
+        main(folder, int(count), names)

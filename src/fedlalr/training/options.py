@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import Field, dataclass, field, fields
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal, get_type_hints
 
 from torch import Tensor, nn
@@ -135,12 +135,17 @@ class LocalOptions:
 
 def check_options(options: Any) -> None:
     """Reject a value that its option's type or check does not allow."""
-    kinds = get_type_hints(type(options), include_extras=True)
+    kinds = _kinds(options.__class__)
     for each in fields(options):
         value = getattr(options, each.name)
         check_type(each.name, value, kinds[each.name])
         if check := each.metadata["check"]:
             check(value)
+
+
+@cache  # they are evaluated from text, which takes longer than all checks
+def _kinds(of: type) -> dict[str, Any]:
+    return get_type_hints(of, include_extras=True)
 
 
 def options_in(kind: type, *scopes: Scope) -> list[Field[Any]]:

@@ -45,11 +45,17 @@ def test_an_ordinary_run_keeps_its_bits():
         assert all(torch.equal(value, plain[slot][name]) for name, value in values.items())
 
 
+FIFTY = ["rounds=12", "partition.clients=50", "clients_per_round=50"]
+
+
+@pytest.fixture(scope="module")
+def honest(attacks, defences):
+    return attacks.run(None, 0.0, defences["default"], FIFTY).accuracy
+
+
 @pytest.mark.parametrize("attack", ["x reversed", "m reversed", "v̂ inflation", "buffers"])
-def test_one_attacker_of_fifty_is_stopped_by_default(attack, attacks, defences):
-    overrides = ["rounds=12", "partition.clients=50", "clients_per_round=50"]
-    honest = attacks.run(None, 0.0, defences["default"], overrides).accuracy
-    attacked = attacks.run(attacks.ATTACKS[attack], 0.02, defences["default"], overrides).accuracy
+def test_one_attacker_of_fifty_is_stopped_by_default(attack, attacks, defences, honest):
+    attacked = attacks.run(attacks.ATTACKS[attack], 0.02, defences["default"], FIFTY).accuracy
     assert attacked > honest - 0.05
 
 

@@ -24,24 +24,31 @@ from training import rank_scenarios as scenarios
 
 SHARED = ["same_results", "other_weights", "files", "first_rank_stops", "other_settings", "another_engine"]
 SHARED += ["first_rank_fails"]
+PLAN = {2: [*SHARED, "last_rank_fails", "last_rank_dies"], 3: SHARED}
+"""Scenarios for every number of ranks."""
 
 
-def start_ranks(count: int, folder: Path, names: list[str]) -> list[dict[str, object]]:
-    """Run scenarios on this many ranks; returns the results of each rank."""
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict]]:
+    """The results of each rank, for every number of ranks. One process starts them all: its imports take seconds."""
+    folder = tmp_path_factory.mktemp("ranks")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, scenarios.__file__, str(folder), str(count), *names]
-    subprocess.run(command, env=environment, timeout=120, check=True)
-    return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(count)]
+    command = [sys.executable, scenarios.__file__, str(folder), json.dumps(PLAN)]
+    subprocess.run(command, env=environment, timeout=240, check=True)
+    return {
+        count: [pickle.loads((folder / str(count) / f"{rank}.pickle").read_bytes()) for rank in range(count)]
+        for count in PLAN
+    }
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    return start_ranks(2, tmp_path_factory.mktemp("two"), [*SHARED, "last_rank_fails", "last_rank_dies"])
+def two(results: dict[int, list[dict]]) -> list[dict]:
+    return results[2]
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    return start_ranks(3, tmp_path_factory.mktemp("three"), SHARED)
+def three(results: dict[int, list[dict]]) -> list[dict]:
+    return results[3]
 
 
 def assert_same(given: dict, wanted: dict, tolerance: float = TOLERANCE) -> None:

@@ -106,9 +106,9 @@ def test_a_row_need_not_fit_into_registers(pooled: bool, padded: bool, monkeypat
     from fedlalr.training.kernels import maps
 
     torch.manual_seed(0)
-    y = torch.randn(CLIENTS, 2, 11, 8, 8, device=DEVICE).bfloat16()
-    mask = mask_of(CLIENTS, 11, DEVICE) if padded else None
-    bias, weight, shift, mean, variance = torch.rand(5, CLIENTS, 2, device=DEVICE)
+    y = torch.randn(2, 2, 11, 8, 8, device=DEVICE).bfloat16()
+    mask = mask_of(2, 11, DEVICE) if padded else None
+    bias, weight, shift, mean, variance = torch.rand(5, 2, 2, device=DEVICE)
 
     def run(held: int) -> plain.Normed:
         monkeypatch.setattr(maps, "NORM_FORWARD", {**maps.NORM_FORWARD, "TILE": 256, "HELD": held})
@@ -280,11 +280,12 @@ def test_a_stacked_convolution_is_each_clients_own(
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.manual_seed(0)
     batch, channels, features, size, kernel, stride, padding, dilation, shifted = SHAPES[shape]
-    images = torch.randn(CLIENTS, batch, channels, *size, device=DEVICE).to(dtype)
+    clients = 2 if INTERPRETED else CLIENTS
+    images = torch.randn(clients, batch, channels, *size, device=DEVICE).to(dtype)
     if channels_innermost:
         images = images.movedim(2, 4).contiguous().movedim(4, 2)
-    weight = torch.randn(CLIENTS, features, channels, *kernel, device=DEVICE).to(dtype).float()
-    bias = torch.randn(CLIENTS, features, device=DEVICE) if shifted else None
+    weight = torch.randn(clients, features, channels, *kernel, device=DEVICE).to(dtype).float()
+    bias = torch.randn(clients, features, device=DEVICE) if shifted else None
 
     def run(wide: bool) -> list[Tensor]:
         given = [images, weight] if bias is None else [images, weight, bias]
@@ -293,7 +294,7 @@ def test_a_stacked_convolution_is_each_clients_own(
         if wide:
             each = [
                 F.conv2d(leaves[0][c], leaves[1][c], None if shifts is None else shifts[c], stride, padding, dilation)
-                for c in range(CLIENTS)
+                for c in range(clients)
             ]
             output = torch.stack(each)
         else:

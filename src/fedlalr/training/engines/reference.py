@@ -63,6 +63,7 @@ class ReferenceEngine:
         if self._fused is not None:
             state = state.map(Tensor.clone)  # it is written in place
         total = torch.zeros((), device=training.device, dtype=training.layout.dtype)
+        k = 0  # an interval may give a client no step
         for k, positions in enumerate(batches, start=1):
             inputs, targets = training.clients.training_batch(client, positions, training.seed, work.round, k)
             if self._others:
