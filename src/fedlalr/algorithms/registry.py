@@ -103,4 +103,4 @@ def create(name: str, /, **hyperparameters: object) -> Algorithm:
 def options(name: str) -> dict[str, object]:
     """The options of an algorithm with their defaults, without those that its name already fixes."""
     check_known("there is no algorithm", name, ALGORITHMS)
-    return options_of(ALGORITHMS[name])
+    return dict(options_of(ALGORITHMS[name]))

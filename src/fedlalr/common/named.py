@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from fedlalr.common.suggestions import hint
@@ -28,6 +28,7 @@ def check_options(owner: str, given: Iterable[str], allowed: Collection[str]) ->
             raise UnknownOption(f"{owner} has no option {option!r}; it takes {takes}.{hint(option, allowed)}")
 
 
+@cache  # a configuration with a grid asks a hundred times
 def options_of(factory: Callable[..., Any]) -> dict[str, Any]:
     """The options of a class or function with their defaults, without those that a `partial` fixes."""
     fixed = factory.keywords if isinstance(factory, partial) else {}
