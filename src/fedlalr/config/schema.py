@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 from types import ModuleType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -38,7 +39,7 @@ from fedlalr.models import CNN, GPT, MLP, CharLSTM, ConvMixer, DenseCNN, Logisti
 from fedlalr.training.engines.registry import check_engine
 from fedlalr.training.intervals import LEAST_BASE, MOST_STEPS
 
-MODELS: dict[str, type[nn.Module]] = {
+MODELS: dict[str, Callable[..., nn.Module]] = {
     kind.__name__.lower(): kind for kind in (ConvMixer, CharLSTM, GPT, ViT, CNN, DenseCNN, MLP, Logistic)
 }
 """Models by their names in configurations."""
