@@ -94,7 +94,8 @@ def reduce_buffers(
 
     For a number that never changes, the median is the value most clients have; a count is not moved far by one client.
     """
-    chosen, before, reduced = (how or {}).get(BUFFERS, Mean()), broadcast or {}, {}
+    reduced: Buffers = {}
+    chosen, before = (how or {}).get(BUFFERS, Mean()), broadcast or {}
     share = share.double() / share.double().sum()  # the slots' rounded weights would shift large numbers
     for dtype in dict.fromkeys(values.dtype for values in stacked.values()):  # once for all of a dtype
         alike = {name: values for name, values in stacked.items() if values.dtype == dtype}
