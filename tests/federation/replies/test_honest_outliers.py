@@ -95,15 +95,31 @@ def test_recalibrated_statistics_are_clipped_like_buffers_that_are_averaged():
 
 
 @pytest.mark.parametrize(("value", "reason"), [(torch.nan, "mean is not finite"), (-1e3, "var is below zero")])
-def test_a_client_with_impossible_statistics_is_left_out_and_named(value, reason):
-    with pytest.warns(fl.RepliesRejected):
-        result = with_recalibrated_statistics(lambda values: torch.full_like(values, value))
+def test_a_client_with_impossible_statistics_is_left_out_and_named(value, reason, capsys):
+    result = with_recalibrated_statistics(lambda values: torch.full_like(values, value), debug=True)
+    assert "client 2, round 1: recalibrated " in capsys.readouterr().err
     for record in result.history:
         [(client, given)] = record.rejected
         assert client == 2
         assert given.startswith("recalibrated ")
         assert given.endswith(reason)
     assert result.model[1].running_mean.isfinite().all()
+
+
+def test_a_module_whose_buffers_are_integers_can_be_recalibrated():
+    class Counting(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 3, dtype=torch.float64)
+            self.register_buffer("calls", torch.tensor(0))
+
+        def forward(self, inputs):
+            self.calls += self.training
+            return super().forward(inputs)
+
+    options = {"local": fl.Steps(3), "batch_size": None, "engine": "reference", "buffers": "recalibrate"}
+    result = fl.run(Counting(), make_clients(), fl.FedLALR(), rounds=1, **options)
+    assert result.model.calls == 4
+    assert result.history[0].rejected == ()
 
 
 @pytest.mark.parametrize("how", [reductions.Median(), reductions.Trimmed(0.2), reductions.Bounded(1.0)], ids=repr)
