@@ -130,7 +130,8 @@ test-oldest:
 
 test-newest:
 	$(NEWEST_PYTHON) -m venv --clear .venv-newest
-	.venv-newest/bin/pip install --quiet -e '.[dev,data,hf,privacy,track]'
+	.venv-newest/bin/pip install --quiet uv
+	.venv-newest/bin/uv pip install --quiet --python .venv-newest/bin/python -e '.[dev,data,hf,privacy,track]'
 	.venv-newest/bin/python $(SUITE) --ignore tests/flower
-	.venv-newest/bin/pip install --quiet -e '.[dev,flower,data,hf,privacy,track]'
+	.venv-newest/bin/uv pip install --quiet --python .venv-newest/bin/python -e '.[dev,flower,data,hf,privacy,track]'
 	.venv-newest/bin/python $(SUITE) tests/flower

@@ -16,7 +16,10 @@ from torch import Tensor, nn
 
 import fedlalr as fl
 from fedlalr.algorithms import create
-from fedlalr.federation.replies.screening import Measured, floor_of
+from fedlalr.algorithms.slots import Slots
+from fedlalr.federation.replies.reductions import SHARE, change_norms
+from fedlalr.federation.replies.screening import BUFFER, Measured
+from fedlalr.training.interfaces import Replies
 
 METHODS = ("fedlalr", "fedavg", "fedadam", "fedamsv2", "adaalter", "sharedamsgrad", "scaffold", "fednova", "fedlada")
 PARTITIONS = (("dirichlet", {"alpha": 0.3}), ("dirichlet", {"alpha": 0.05}), ("lognormal", {"sigma": 1.5}))
@@ -29,10 +32,11 @@ class Farthest:
         self.ratios: dict[str, float] = {}
         self._measure = Measured.of
 
-    def __call__(self, *arguments: object) -> Measured:
-        measured = self._measure(*arguments)  # type: ignore[arg-type]
+    def __call__(self, replies: Replies, broadcast: Slots, *arguments: object) -> Measured:
+        measured = self._measure(replies, broadcast, *arguments)  # type: ignore[arg-type]
         for name, norms in measured.norms.items():
-            scale = max(median_low(norms), floor_of(name, arguments[1]))  # type: ignore[arg-type]
+            slot = broadcast.get(name, broadcast.x)
+            scale = max(median_low(norms), 0.0 if name.startswith(BUFFER) else SHARE * float(change_norms(slot[None])))
             if scale > 0:
                 self.ratios[name] = max(self.ratios.get(name, 0.0), max(norms) / scale)
         return measured

@@ -91,20 +91,24 @@ class AttackedEngine:
 
     def train(self, work: Work) -> Replies:
         replies = self.inner.train(work)
-        rows = torch.nonzero(torch.isin(replies.clients, self.attackers)).flatten()
-        if not len(rows) or (self.rounds is not None and work.round not in self.rounds):
-            return replies
         honest = {**replies.slots, **replies.buffers}
-        mine = {name: values[rows] for name, values in honest.items()}
-        sent = self.attack(mine, {**work.broadcast, **work.buffers}, len(rows), len(replies.clients))
-        changed = {name: values.clone() for name, values in honest.items()}
-        for name, values in sent.items():
-            changed[name][rows] = values
-        slots = Slots(**{name: changed[name] for name in replies.slots})
-        return replace(replies, slots=slots, buffers={name: changed[name] for name in replies.buffers})
+        sent = self._attacked(honest, {**work.broadcast, **work.buffers}, replies.clients, work.round)
+        slots = Slots(**{name: sent[name] for name in replies.slots})
+        return replace(replies, slots=slots, buffers={name: sent[name] for name in replies.buffers})
 
     def recalibrate(self, x: Tensor, buffers: Buffers, clients: Tensor, round: int) -> Buffers:
-        return self.inner.recalibrate(x, buffers, clients, round)
+        honest = self.inner.recalibrate(x, buffers, clients, round)
+        return self._attacked(honest, buffers, clients, round) if self.attack is shift_buffers else honest
+
+    def _attacked(self, honest: Named, broadcast: Named, clients: Tensor, round: int) -> dict[str, Tensor]:
+        rows = torch.nonzero(torch.isin(clients, self.attackers)).flatten()
+        if not len(rows) or (self.rounds is not None and round not in self.rounds):
+            return dict(honest)
+        mine = {name: values[rows] for name, values in honest.items()}
+        changed = {name: values.clone() for name, values in honest.items()}
+        for name, values in self.attack(mine, broadcast, len(rows), len(clients)).items():
+            changed[name][rows] = values
+        return changed
 
     def close(self) -> None:
         self.inner.close()
@@ -207,6 +211,7 @@ def run(
                 clients_per_round=cohort,
                 local=fl.Epochs(preset.local.epochs or 1),
                 batch_size=preset.batch_size,
+                buffers=preset.buffers,
                 seed=preset.seed,
                 engine=engine,
                 observers=[kept],
@@ -259,6 +264,11 @@ def attack_table(shares: Sequence[float], overrides: Sequence[str]) -> None:
     for name, attack in ATTACKS.items():
         for share in shares:
             print_row(name, f"{share:.0%}", *(run(attack, share, defence, overrides) for defence in DEFENCES))
+    again = [*overrides, "buffers=recalibrate"]
+    print_row("nobody, recalibrated", "0%", *(run(None, 0.0, defence, again) for defence in DEFENCES))
+    for share in shares:
+        outcomes = (run(shift_buffers, share, defence, again) for defence in DEFENCES)
+        print_row("buffers, recalibrated", f"{share:.0%}", *outcomes)
     for timing in ("cohorts known", "cohorts secret"):
         for share in shares:
             outcomes = (run(reverse_x, share, defence, overrides, timing) for defence in DEFENCES)

@@ -32,6 +32,17 @@ def test_a_defence_saves_what_an_attack_destroys(attack, share, defence, cohort,
     assert saved.accuracy > 0.6
 
 
+def test_attackers_who_know_the_cohorts_ruin_a_run_in_one_round_and_others_do_not(attacks):
+    """A secret draw hides from them when they are the majority. The defence is the median on every slot."""
+    median = next(each for each in attacks.DEFENCES if each.name == "median")
+    known, secret = (
+        attacks.run(attacks.reverse_x, 0.3, median, ["rounds=12"], timing).accuracy
+        for timing in ("cohorts known", "cohorts secret")
+    )
+    assert known < 0.3
+    assert secret > 0.6
+
+
 def test_the_attackers_are_those_that_are_named(attacks):
     model, clients = make_model(), make_clients()
 

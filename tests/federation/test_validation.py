@@ -214,6 +214,20 @@ def test_images_of_bytes_are_told_to_be_floats():
         run(nn.Linear(4, 2), clients)
 
 
+def test_named_inputs_of_another_precision_are_told_to_be_converted():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, values, ids):
+            return self.layer(values)
+
+    clients = [({"values": torch.zeros(3, 4), "ids": torch.zeros(3).long()}, torch.zeros(3).long())] * 2
+    with pytest.raises(ValueError, match=r"is torch.float64, so use inputs\['values'\].to\(torch.float64\)$"):
+        run(Named(), clients, dtype="float64")
+
+
 def test_labels_that_count_from_one_are_not_told_to_be_passed_over():
     clients = [(torch.zeros(3, 4), torch.tensor([1, 2, 3]))] * 2
     with pytest.raises(ValueError, match=r"has label 3, .* give the model more outputs$"):

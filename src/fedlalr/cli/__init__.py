@@ -9,6 +9,7 @@ import gc
 import io
 import os
 import sys
+import tempfile
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -56,11 +57,14 @@ def _version(wanted: bool) -> None:
     "130 interrupted, 143 terminated."
 )
 def _main(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Federated optimisation with client-specific adaptive learning rates."""
+    if os.path.expanduser("~") == "~" and "MPLCONFIGDIR" not in os.environ:  # Matplotlib below 3.11 needs a home
+        os.environ["MPLCONFIGDIR"] = context.with_resource(tempfile.TemporaryDirectory())
 
 
 for _command in COMMANDS:

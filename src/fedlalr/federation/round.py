@@ -17,7 +17,7 @@ from fedlalr.federation.privacy.reducing import PrivateReduction
 from fedlalr.federation.replies.reducing import reduce_buffers, reduce_replies, weights
 from fedlalr.federation.replies.reductions import SlotReduction
 from fedlalr.federation.replies.screening import MAX_NORM_RATIO, Rejection, screen
-from fedlalr.training.interfaces import Buffers, Engine, Probe, Replies, Trace, Training, Work
+from fedlalr.training.interfaces import Buffers, Engine, Probe, Replies, Trace, Training, Work, real_numbers
 from fedlalr.training.personal import (
     first_kept,
     from_clients,
@@ -26,6 +26,7 @@ from fedlalr.training.personal import (
     to_clients,
     with_personal,
 )
+from fedlalr.training.ranks import WHOLE
 from fedlalr.training.torch_state import module_randomness
 
 DEBUG_HINT = "Run with debug=True or --debug to train them again one by one and see what is in their data"
@@ -145,13 +146,11 @@ def run_round(
     new = _reduce(state, work, accepted, training, rules, channel)
     measures = training.buffers == "recalibrate" and bool(new.buffers)
     if measures:
-        with module_randomness(training, work.round):
-            statistics = engine.recalibrate(new.slots.x, new.buffers, accepted.clients, work.round)
-        share = _share(accepted, training, rules)
-        new = replace(new, buffers=reduce_buffers(statistics, share, how=rules.reduce, broadcast=new.buffers))
-        floats = {name: buffer for name, buffer in new.buffers.items() if buffer.is_floating_point()}
-        changed = {name: buffer.masked_fill(buffer == state.buffers[name], 0.0) for name, buffer in floats.items()}
-        check_finite(changed, work.round, "with the statistics that clients recalibrated")
+        buffers, unusable, long = _recalibrated(new, accepted, engine, training, rules)
+        new = replace(new, buffers=buffers)
+        rejected, clipped = tuple(sorted([*rejected, *unusable])), tuple(sorted({*clipped, *long}))
+        if unusable and on_rejected is not None:
+            on_rejected(given, unusable)
     clock.lap("reduce")
     return RoundOutcome(
         state=new,
@@ -209,6 +208,26 @@ def _reduce(
         if len(theirs):
             kept[client] = theirs.map(lambda tensor, row=row: tensor[row].clone())  # type: ignore[misc]
     return ServerState(round=work.round, slots=slots, buffers=buffers or state.buffers, kept=kept)
+
+
+def _recalibrated(
+    new: ServerState, accepted: Replies, engine: Engine, training: Training, rules: Rules
+) -> tuple[Buffers, tuple[Rejection, ...], tuple[int, ...]]:
+    """The buffers that clients measure with the new model, screened and reduced like those of a reply; and the clients
+    whose buffers were rejected or clipped."""
+    with module_randomness(training, new.round):
+        statistics = engine.recalibrate(new.slots.x, new.buffers, accepted.clients, new.round)
+    # Layers count their batches from zero, so integers are not compared with the server's.
+    before = {name: buffer for name, buffer in new.buffers.items() if real_numbers(buffer).is_floating_point()}
+    measured = replace(accepted, slots=Slots(), buffers=statistics, kept=Slots(), failures={}, spread=WHOLE)
+    table, ratio = training.algorithm.slots, rules.max_norm_ratio
+    usable, unusable, clipped = screen(measured, new.slots, table, buffers=before, max_norm_ratio=ratio)
+    rejected = tuple(Rejection(client, f"recalibrated {reason}") for client, reason in unusable)
+    if len(usable.clients) < rules.least:
+        message = too_few(new.round, len(usable.clients), rules.least, rejected)
+        raise RoundFailed(f"{message}. If the new model overflows on their data, lower the learning rates", rejected)
+    share = _share(usable, training, rules)
+    return reduce_buffers(usable.buffers, share, rules.reduce, new.buffers), rejected, clipped
 
 
 def update_slots(

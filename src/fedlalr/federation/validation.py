@@ -206,10 +206,13 @@ def _outputs(training: Training, inputs: Tree, targets: Tree, whose: str) -> Any
             return call(training.model, inputs, targets if training.loss == MODEL_LOSS else None)
     except Exception as error:
         mine = training.layout.dtype
+        floats = {name: leaf for name, leaf in named_leaves(inputs).items() if leaf.is_floating_point()}
+        wrong = [f"inputs{name}.to({mine})" for name, leaf in floats.items() if leaf.dtype != mine]
         hint = ""
-        if isinstance(inputs, Tensor) and inputs.dtype != mine:
-            what = "" if inputs.is_floating_point() else "if they are values, not indices, "
-            hint = f"; the model is {mine}, so {what}use inputs.to({mine})"
+        if wrong:
+            hint = f"; the model is {mine}, so use {', '.join(wrong)}"
+        elif isinstance(inputs, Tensor) and inputs.dtype != mine:
+            hint = f"; the model is {mine}, so if they are values, not indices, use inputs.to({mine})"
         elif training.loss != MODEL_LOSS and needs_labels(training.model):
             hint = "; this model needs the labels to run, so use loss='model'"
         raise ValueError(

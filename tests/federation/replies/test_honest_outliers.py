@@ -15,6 +15,7 @@ from fedlalr import reductions
 from fedlalr.algorithms.slots import Slots, SlotTable
 from fedlalr.federation.replies.reductions import SHARE
 from fedlalr.federation.replies.screening import MAX_NORM_RATIO, screen
+from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.engines.registry import ENGINES
 from fedlalr.training.interfaces import Replies
 
@@ -57,6 +58,73 @@ def honest(attacks, defences):
 def test_one_attacker_of_fifty_is_stopped_by_default(attack, attacks, defences, honest):
     attacked = attacks.run(attacks.ATTACKS[attack], 0.02, defences["default"], FIFTY).accuracy
     assert attacked > honest - 0.05
+
+
+def test_one_attacker_of_fifty_is_stopped_by_default_when_statistics_are_recalibrated(attacks, defences):
+    overrides = ["rounds=12", "partition.clients=50", "clients_per_round=50", "buffers=recalibrate"]
+    honest, attacked = (
+        attacks.run(attack, 0.02, defences["default"], overrides).accuracy for attack in (None, attacks.shift_buffers)
+    )
+    assert attacked > honest - 0.05
+
+
+def with_recalibrated_statistics(change, **options) -> fl.Result:
+    """A run in which `change` is applied to the statistics that client 2 of ten measures with the new model."""
+
+    class Changed(ReferenceEngine):
+        def recalibrate(self, *arguments):
+            found = super().recalibrate(*arguments)
+            for name in ("1.running_mean", "1.running_var"):
+                found[name][2] = change(found[name][2])
+            return found
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
+    return fl.run(
+        model, make_clients(sizes=(9,) * 10), fl.FedLALR(), rounds=2, local=fl.Steps(3), batch_size=None,
+        engine=Changed, buffers="recalibrate", **options,
+    )  # fmt: skip
+
+
+def test_recalibrated_statistics_are_clipped_like_buffers_that_are_averaged():
+    def statistics(result: fl.Result) -> torch.Tensor:
+        return torch.cat([result.model[1].running_mean, result.model[1].running_var])
+
+    honest = with_recalibrated_statistics(lambda values: values)
+    attacked = with_recalibrated_statistics(lambda values: values + 1e6)
+    assert [record.clipped for record in honest.history] == [(), ()]
+    assert [record.clipped for record in attacked.history] == [(2,), (2,)]
+    assert (statistics(attacked) - statistics(honest)).norm() < statistics(honest).norm()
+    unbounded = with_recalibrated_statistics(lambda values: values, max_norm_ratio=None)
+    assert torch.equal(statistics(honest), statistics(unbounded))
+
+
+@pytest.mark.parametrize(("value", "reason"), [(torch.nan, "mean is not finite"), (-1e3, "var is below zero")])
+def test_a_client_with_impossible_statistics_is_left_out_and_named(value, reason, capsys):
+    result = with_recalibrated_statistics(lambda values: torch.full_like(values, value), debug=True)
+    assert "client 2, round 1: recalibrated " in capsys.readouterr().err
+    for record in result.history:
+        [(client, given)] = record.rejected
+        assert client == 2
+        assert given.startswith("recalibrated ")
+        assert given.endswith(reason)
+    assert result.model[1].running_mean.isfinite().all()
+
+
+def test_a_module_whose_buffers_are_integers_can_be_recalibrated():
+    class Counting(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 3, dtype=torch.float64)
+            self.register_buffer("calls", torch.tensor(0))
+
+        def forward(self, inputs):
+            self.calls += self.training
+            return super().forward(inputs)
+
+    options = {"local": fl.Steps(3), "batch_size": None, "engine": "reference", "buffers": "recalibrate"}
+    result = fl.run(Counting(), make_clients(), fl.FedLALR(), rounds=1, **options)
+    assert result.model.calls == 4
+    assert result.history[0].rejected == ()
 
 
 @pytest.mark.parametrize("how", [reductions.Median(), reductions.Trimmed(0.2), reductions.Bounded(1.0)], ids=repr)

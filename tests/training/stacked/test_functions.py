@@ -220,7 +220,11 @@ def hugging_face(kind: str) -> nn.Module:
 
 @pytest.mark.parametrize(
     ("kind", "operators"),
-    [("GPT-2", {"baddbmm": 4, "gelu": 1}), ("Llama", {"bmm": 3 * 8})],  # eight layers, forward and twice backward
+    [
+        ("GPT-2", {"baddbmm": {4}, "gelu": {1}}),
+        # eight layers, forward and twice backward; older versions compute the angles of positions by one more product
+        ("Llama", {"bmm": {3 * 8, 3 * 8 + 1}}),
+    ],
 )
 def test_models_of_hugging_face_take_the_fast_functions(kind, operators):
     job = training(hugging_face(kind).double(), token_clients())
@@ -231,7 +235,8 @@ def test_models_of_hugging_face_take_the_fast_functions(kind, operators):
     batch = Batch(inputs.expand(2, -1, -1), targets.expand(2, -1, -1))
     with Seen() as seen:
         gradient(x, {}, batch)
-    assert {name: seen.names.count(name) for name in operators} == operators  # each for both clients
+    for name, counts in operators.items():
+        assert seen.names.count(name) in counts, name  # each for both clients
     assert "_scaled_dot_product_flash_attention_for_cpu" in seen.names
     assert_same_outcomes(federate("stacked", job, 1, 3), federate("reference", job, 1, 3))
 

@@ -19,6 +19,7 @@ from fedlalr.federation.replies.reductions import (
     Max,
     Mean,
     SlotReduction,
+    as_rows,
     mean_change,
 )
 from fedlalr.training.interfaces import Buffers, Replies, real_numbers
@@ -49,7 +50,7 @@ def reduce_replies(
         slots = reduce_slots(replies.slots, broadcast, share, table, how)
     else:
         slots = Slots(**_reduce_spread(_chosen(table, how), replies.slots.only(*table.up), broadcast, share, spread))
-    return slots, _reduce_buffers(replies.buffers, share, how, buffers, spread)
+    return slots, reduce_buffers(replies.buffers, share, how, buffers, spread)
 
 
 def reduce_slots(
@@ -87,52 +88,33 @@ def reduce_buffers(
     share: Tensor,
     how: Mapping[str, SlotReduction] | None = None,
     broadcast: Mapping[str, Tensor] | None = None,
+    spread: Spread = WHOLE,
 ) -> Buffers:
     """Floating-point and complex buffers reduced by `how`, by default to their mean; integers to their median.
 
     For a number that never changes, the median is the value most clients have; a count is not moved far by one client.
     """
-    return _reduce_buffers(stacked, share, how, broadcast or {}, WHOLE)
-
-
-def _reduce_buffers(
-    stacked: Buffers,
-    share: Tensor,
-    how: Mapping[str, SlotReduction] | None,
-    before: Mapping[str, Tensor],
-    spread: Spread,
-) -> Buffers:
     reduced: Buffers = {}
-    chosen = (how or {}).get(BUFFERS, Mean())
+    chosen, before = (how or {}).get(BUFFERS, Mean()), broadcast or {}
     share = share.double() / share.double().sum()  # the slots' rounded weights would shift large numbers
     for dtype in dict.fromkeys(values.dtype for values in stacked.values()):  # once for all of a dtype
         alike = {name: values for name, values in stacked.items() if values.dtype == dtype}
-        flat = torch.cat([values[..., None].flatten(1) for values in alike.values()], 1)
-        if _is_whole(dtype):
+        flat = torch.cat([as_rows(real_numbers(values)) for values in alike.values()], 1)
+        if not flat.is_floating_point():
             row = _middle(spread.gather(flat))
         elif type(chosen) is Mean:
             row = _mean(flat, share, spread)
         else:
-            known = [before.get(name, values.new_zeros(values.shape[1:])).flatten() for name, values in alike.items()]
-            row = _reduce_floats(spread.gather(flat), torch.cat(known), share, chosen)
-        shapes = [values.shape[1:] for values in alike.values()]
-        parts = torch.split(row, [shape.numel() for shape in shapes])
-        reduced |= {name: part.view(shape) for name, part, shape in zip(alike, parts, shapes, strict=True)}
+            known = [before.get(name, values.new_zeros(values.shape[1:])) for name, values in alike.items()]
+            reference = torch.cat([real_numbers(each).flatten() for each in known])
+            row = _reduce_floats(spread.gather(flat), reference, share, chosen)
+        row = torch.view_as_complex(row.view(-1, 2)) if dtype.is_complex else row
+        parts = torch.split(row, [values.shape[1:].numel() for values in alike.values()])
+        reduced |= {name: part.view(alike[name].shape[1:]) for name, part in zip(alike, parts, strict=True)}
     return {name: reduced[name] for name in stacked}
 
 
-def _is_whole(dtype: torch.dtype) -> bool:
-    return not (dtype.is_floating_point or dtype.is_complex)
-
-
 def _mean(values: Tensor, share: Tensor, spread: Spread) -> Tensor:
-    if not values.is_complex():
-        return _mean_within(values, share, spread)
-    parts = _mean_within(real_numbers(values).flatten(1), share, spread)
-    return torch.view_as_complex(parts.view(-1, 2))
-
-
-def _mean_within(values: Tensor, share: Tensor, spread: Spread) -> Tensor:
     """A mean clamped to the replies' range, so that equal replies are kept as they are.
 
     It is not computed as a change from the broadcast: if statistics have shrunk a lot since the last round, rounding
@@ -147,9 +129,6 @@ def _mean_within(values: Tensor, share: Tensor, spread: Spread) -> Tensor:
 def _reduce_floats(values: Tensor, reference: Tensor, share: Tensor, how: SlotReduction) -> Tensor:
     """A reduction like that of a slot, clamped to the replies' range; a value that all replies share is kept, even if
     it is infinite."""
-    if values.is_complex():
-        parts = _reduce_floats(real_numbers(values).flatten(1), real_numbers(reference).flatten(), share, how)
-        return torch.view_as_complex(parts.view(-1, 2))
     least, most = torch.aminmax(values, dim=0)
     start = torch.nan_to_num(reference, nan=0.0, posinf=0.0, neginf=0.0)
     reduced = _checked(BUFFERS, how.reduce(values, start, share.to(values.dtype)), values)

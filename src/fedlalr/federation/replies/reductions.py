@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 from typing import Any, Protocol, cast
 
 import torch
@@ -109,13 +110,8 @@ class Bounded:
 
     def reduce(self, values: Tensor, reference: Tensor | None, share: Tensor) -> Tensor:
         change = values if reference is None else values - reference
-        norms = change_norms(change)
-        scale = norms.median()
-        if reference is not None:
-            scale = torch.maximum(scale, SHARE * change_norms(reference[None])[0])
-        bound = self.ratio * scale
-        factor = torch.where(norms > bound, bound / norms, torch.ones_like(norms)).to(values.dtype)
-        mean = (change * (factor * share)[:, None]).sum(0)
+        factors = shortening(change_norms(change).tolist(), self.ratio, reference)
+        mean = (change * (values.new_tensor(factors) * share)[:, None]).sum(0)
         return mean if reference is None else reference + mean
 
 
@@ -208,18 +204,38 @@ def norms_and_falls(values: Tensor, reference: Tensor | None) -> tuple[Tensor, T
     return _joined([norms for norms, _ in parts]), _joined([fell for _, fell in parts])
 
 
+def shortening(norms: Sequence[float], ratio: float, reference: Tensor | None) -> list[float]:
+    """The factor for each change, so that none is longer than `ratio` times the scale.
+
+    The scale is the median norm, or `SHARE` of the reference's norm if there is one and that is more.
+
+    >>> shortening([1.0, 2.0, 40.0], 10.0, None)
+    [1.0, 1.0, 0.5]
+    """
+    scale = median_low(norms) if norms else math.inf
+    if reference is not None and max(norms, default=0.0) > ratio * scale:  # rare: only then is it measured
+        scale = max(scale, SHARE * float(change_norms(reference[None])))
+    bound = ratio * scale
+    return [bound / norm if norm > bound else 1.0 for norm in norms]
+
+
+def as_rows(values: Tensor) -> Tensor:
+    """One row `[…]` for each reply, also for scalars."""
+    return values[..., None].flatten(1)
+
+
 def clip(values: Tensor, reference: Tensor | None, factors: Sequence[float]) -> Tensor:
     """The rows with their changes multiplied by `factors`; a row whose factor is 1 keeps its bits.
 
     Numbers equal to the reference are kept, such as the infinite ones of a mask. If the reference is infinite and a row
     is not, the change is measured from zero.
     """
-    if values.is_complex():
-        before = None if reference is None else real_numbers(reference)
-        return torch.view_as_complex(clip(real_numbers(values), before, factors))
     rows = [row for row, factor in enumerate(factors) if factor < 1]
     if not rows:
         return values
+    if values.is_complex():
+        before = None if reference is None else real_numbers(reference)
+        return torch.view_as_complex(clip(real_numbers(values), before, factors))
     part = values[rows].double()
     before = torch.zeros_like(part[0]) if reference is None else reference.double()
     start = torch.nan_to_num(before, nan=0.0, posinf=0.0, neginf=0.0)

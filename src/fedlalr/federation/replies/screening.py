@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from statistics import median_low
 from typing import NamedTuple
 
 import torch
@@ -27,7 +26,7 @@ from torch import Tensor
 from fedlalr.algorithms.slots import Slots, SlotTable
 from fedlalr.common.printable import printable
 from fedlalr.federation.replies.payload import Expected, Rejected, Reply, client_of, unpack
-from fedlalr.federation.replies.reductions import SHARE, change_norms, clip, norms_and_falls
+from fedlalr.federation.replies.reductions import as_rows, change_norms, clip, norms_and_falls, shortening
 from fedlalr.training.interfaces import Buffers, Replies, real_numbers
 from fedlalr.training.personal import BUFFER as LOCAL
 from fedlalr.training.ranks import Spread
@@ -37,7 +36,7 @@ MAX_NORM_RATIO = 10.0
 the quickstart; v̂ not always), and one hostile client of fifty moves a mean by at most a fifth of an ordinary change."""
 
 SEVERAL = 3
-"""A client that is rejected in this many of its rounds in a row is reported."""
+"""A client that is rejected in this many of its rounds in a row is reported: once or twice may be an accident."""
 
 VARIANCE, COUNT = "running_var", "num_batches_tracked"
 """Buffers of torch's normalisation layers: the running variance, which is never negative, and the number of batches,
@@ -105,17 +104,18 @@ def screen(
     failures = [Rejection.because(client, reason) for client, reason in replies.failures.items()]
     if not len(replies.clients):
         return Screened(replies, tuple(sorted(failures)), ())
-    measured = Measured.of(replies, broadcast, table, buffers)
-    reasons = measured.reasons()
+    reasons, norms = Measured.of(replies, broadcast, table, buffers)
     ids: list[int] = replies.clients.tolist()
     rejected = tuple(sorted([*failures, *(Rejection(ids[row], reason) for row, reason in reasons.items())]))
-    factors = measured.factors(max_norm_ratio, broadcast, reasons)
-    good = [row for row in range(len(ids)) if row not in reasons]
     if reasons:
+        good = [row for row in range(len(ids)) if row not in reasons]
         replies = replies.rows(torch.tensor(good, dtype=torch.int64, device="cpu"))
-        factors = {name: [each[row] for row in good] for name, each in factors.items()}
+        norms = {name: [each[row] for row in good] for name, each in norms.items()}
+    factors = clip_factors(norms, max_norm_ratio, broadcast)
     if factors:
-        replies = _clipped(replies, factors, broadcast, buffers)
+        mine = {name: each[replies.spread.held] for name, each in factors.items()}
+        slots = {name: clip(each, broadcast.get(name), mine.get(name, ())) for name, each in replies.slots.items()}
+        replies = replace(replies, slots=Slots(**slots), buffers=clip_buffers(replies.buffers, buffers, mine))
     return Screened(replies, rejected, clipped_clients(replies.clients, factors))
 
 
@@ -126,24 +126,20 @@ def measure_reply(reply: Reply, expected: Expected) -> tuple[Replies, Measured] 
     except Rejected as reason:
         return Rejection(client_of(reply), str(reason))
     measured = Measured.of(replies, expected.broadcast, expected.table, expected.buffers)
-    reasons = measured.reasons()
-    return Rejection(client_of(reply), reasons[0]) if reasons else (replies, measured)
+    return Rejection(client_of(reply), measured.reasons[0]) if measured.reasons else (replies, measured)
 
 
 class Measured(NamedTuple):
-    """What the rules need to know about a stack of replies, on the host: lists with one entry per reply."""
+    """What the rules need to know about a stack of replies, on the host."""
 
-    finite: dict[str, list[bool]]
-    """Whether every number of a slot, float buffer or kept slot is finite."""
-    fell: dict[str, list[bool]]
-    """Whether a slot or count that can only grow is below its broadcast anywhere, or a variance below zero."""
+    reasons: dict[int, str]
+    """Row → reason, for each rejected reply."""
     norms: dict[str, list[float]]
-    """Norm of the change of each slot and float buffer."""
+    """Norm of the change of each slot and float buffer, one number for each reply."""
 
     @classmethod
     def of(cls, replies: Replies, broadcast: Slots, table: SlotTable, buffers: Mapping[str, Tensor]) -> Measured:
         """Measure on the device. If everything is finite, a single copy to the host is the only synchronisation."""
-        spread = replies.spread
         # local buffers stay with their client and harm nobody else
         kept = {f"kept {name}": each for name, each in replies.kept.items() if not name.startswith(LOCAL)}
         values = dict(replies.slots.items()) | buffer_changes(replies.buffers, buffers) | kept
@@ -153,54 +149,42 @@ class Measured(NamedTuple):
                 rows["norm", name], rows["fell", name] = norms_and_falls(value, broadcast.get(name))
             else:
                 rows["norm", name] = change_norms(value, broadcast.get(name), rough=True)
-        variances = [_rows(values) for name, values in replies.buffers.items() if _own_name(name) == VARIANCE]
-        if variances:
-            rows["fell", VARIANCE] = torch.cat(variances, 1).amin(1) < 0
-        known = replies.buffers.keys() & buffers.keys()
-        counts = [_rows(replies.buffers[name] < buffers[name]) for name in sorted(known) if _own_name(name) == COUNT]
-        if counts:
-            rows["fell", COUNT] = torch.cat(counts, 1).any(1)
-        host = _on_the_host(rows, spread)
-        norms = {name: host["norm", name] for name in values}
-        return cls(
-            finite={name: _finite(norms[name], value, spread) for name, value in values.items()},
-            fell={name: [flag > 0 for flag in flags] for (what, name), flags in host.items() if what == "fell"},
-            norms={name: norm for name, norm in norms.items() if name not in kept},
-        )
-
-    def reasons(self) -> dict[int, str]:
-        """Row → reason, for each rejected reply."""
-        found: dict[int, str] = {}
-        for name, finite in self.finite.items():
-            for row in _where(not one for one in finite):
-                found.setdefault(row, f"{name} is not finite")
-        for name, fell in self.fell.items():
-            for row in _where(fell):
-                below = "is below zero" if name == VARIANCE else f"fell below the broadcast {name}"
-                found.setdefault(row, f"{name} {below}")
-        return found
-
-    def factors(
-        self, max_norm_ratio: float | None, broadcast: Slots, rejected: Collection[int] = ()
-    ) -> dict[str, list[float]]:
-        """The factor for each row's change, for slots and buffers in which any is shortened."""
-        found: dict[str, list[float]] = {}
-        if max_norm_ratio is None:
-            return found
-        for name, norms in self.norms.items():
-            usable = [norm for row, norm in enumerate(norms) if row not in rejected] if rejected else norms
-            scale = median_low(usable) if usable else math.inf
-            if max(usable, default=0.0) > max_norm_ratio * scale:  # rare, so the broadcast is measured only then
-                bound = max_norm_ratio * max(scale, floor_of(name, broadcast))
-                found[name] = [bound / norm if norm > bound else 1.0 for norm in norms]
-        return {name: each for name, each in found.items() if min(each) < 1}
+        for own in (VARIANCE, COUNT):
+            low = [
+                as_rows(each < (buffers.get(name, 0) if own == COUNT else 0))
+                for name, each in replies.buffers.items()
+                if name.rpartition(".")[2] == own
+            ]
+            if low:
+                rows["fell", own] = torch.cat(low, 1).any(1)
+        host = _on_the_host(rows, replies.spread)
+        reasons: dict[int, str] = {}
+        for name, value in values.items():
+            for row in _not_finite(host["norm", name], value, replies.spread):
+                reasons.setdefault(row, f"{name} is not finite")
+        for name in (name for what, name in host if what == "fell"):
+            below = "is below zero" if name == VARIANCE else f"fell below the broadcast {name}"
+            for row in _where(host["fell", name]):
+                reasons.setdefault(row, f"{name} {below}")
+        return cls(reasons, {name: host["norm", name] for name in values if name not in kept})
 
 
-def floor_of(name: str, broadcast: Slots) -> float:
-    """The smallest scale of a slot or buffer."""
-    if name.startswith(BUFFER):
-        return 0.0
-    return SHARE * float(change_norms(broadcast.get(name, broadcast.x)[None]))
+def clip_factors(
+    norms: Mapping[str, Sequence[float]], max_norm_ratio: float | None, broadcast: Slots
+) -> dict[str, list[float]]:
+    """The factor for each reply's change, for slots and buffers in which any is shortened."""
+    if max_norm_ratio is None:
+        return {}
+    found = {
+        name: shortening(each, max_norm_ratio, None if name.startswith(BUFFER) else broadcast.get(name, broadcast.x))
+        for name, each in norms.items()
+    }
+    return {name: factors for name, factors in found.items() if min(factors, default=1.0) < 1}
+
+
+def clip_buffers(stacked: Buffers, broadcast: Mapping[str, Tensor], factors: Mapping[str, Sequence[float]]) -> Buffers:
+    """Buffers `[R, …]` with long changes shortened."""
+    return {name: clip(each, broadcast.get(name), factors.get(BUFFER + name, ())) for name, each in stacked.items()}
 
 
 def clipped_clients(clients: Tensor, factors: Mapping[str, Sequence[float]]) -> tuple[int, ...]:
@@ -209,44 +193,22 @@ def clipped_clients(clients: Tensor, factors: Mapping[str, Sequence[float]]) -> 
     return tuple(int(clients[row]) for row in sorted(rows))
 
 
-def clip_buffers(stacked: Buffers, broadcast: Mapping[str, Tensor], factors: Mapping[str, Sequence[float]]) -> Buffers:
-    """Buffers `[R, …]` with long changes shortened."""
-    return {
-        name: clip(values, broadcast.get(name), factors[BUFFER + name]) if BUFFER + name in factors else values
-        for name, values in stacked.items()
-    }
-
-
-def _clipped(
-    replies: Replies, factors: Mapping[str, list[float]], broadcast: Slots, buffers: Mapping[str, Tensor]
-) -> Replies:
-    mine = {name: each[replies.spread.held] for name, each in factors.items()}
-    slots = {
-        name: clip(values, broadcast.get(name), mine[name]) if name in mine else values
-        for name, values in replies.slots.items()
-    }
-    return replace(replies, slots=Slots(**slots), buffers=clip_buffers(replies.buffers, buffers, mine))
-
-
 def _on_the_host(rows: Mapping[Key, Tensor], spread: Spread) -> dict[Key, list[float]]:
     """Measured rows as lists, fetched together from a GPU or other ranks."""
-    if spread.is_whole and all(row.device.type == "cpu" for row in rows.values()):
-        return {key: row.tolist() for key, row in rows.items()}
+    if not rows:
+        return {}
     every = spread.gather(torch.stack([row.double() for row in rows.values()], dim=1))
     return dict(zip(rows, every.t().tolist(), strict=True))
 
 
-def _finite(norms: Sequence[float], values: Tensor, spread: Spread) -> list[bool]:
-    """Which rows hold only finite numbers. A finite norm proves it; any other may be an overflow, so look closer."""
-    finite = [math.isfinite(norm) for norm in norms]
-    if not all(finite):
-        mine = finite[spread.held]
-        suspects = list(_where(not one for one in mine))
-        for row, good in zip(suspects, torch.isfinite(values[suspects]).all(1).tolist(), strict=True):
-            mine[row] = good
-        every = spread.gather(torch.tensor(mine, device=values.device, dtype=torch.uint8))
-        finite = [flag > 0 for flag in every.tolist()]
-    return finite
+def _not_finite(norms: Sequence[float], values: Tensor, spread: Spread) -> Iterable[int]:
+    """The rows with numbers that are not finite. A finite norm proves that there are none; any other may be an
+    overflow, so look closer."""
+    if all(map(math.isfinite, norms)):
+        return ()
+    held = zip(norms[spread.held], values, strict=True)
+    mine = [not (math.isfinite(norm) or bool(torch.isfinite(row).all())) for norm, row in held]
+    return _where(spread.gather(torch.tensor(mine, device=values.device, dtype=torch.uint8)).tolist())
 
 
 def buffer_changes(stacked: Buffers, broadcast: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -254,31 +216,17 @@ def buffer_changes(stacked: Buffers, broadcast: Mapping[str, Tensor]) -> dict[st
 
     A buffer may be infinite and stay so, such as a mask, or a running minimum before its first number.
     """
-    real = {name: real_numbers(values) for name, values in stacked.items()}
-    floats = {name: values for name, values in real.items() if values.is_floating_point()}
+    floats = {name: real for name, each in stacked.items() if (real := real_numbers(each)).is_floating_point()}
     if not floats:
         return {}
-    values = torch.cat([_rows(each) for each in floats.values()], 1)
-    before = {name: real_numbers(broadcast[name]) for name in floats if name in broadcast}
-    known = torch.cat([before.get(name, each.new_zeros(each.shape[1:])).flatten() for name, each in floats.items()])
-    if known.is_cpu and math.isfinite(known.sum().item()):  # on a GPU this would synchronise
-        change = values - known
-    else:
-        change = values - torch.nan_to_num(known, nan=0.0, posinf=0.0, neginf=0.0)
-        change.masked_fill_(values == known, 0.0)
+    values = torch.cat([as_rows(each) for each in floats.values()], 1)
+    before = [broadcast.get(name, each.new_zeros(each.shape[1:])) for name, each in floats.items()]
+    known = torch.cat([real_numbers(each).flatten() for each in before])
+    change = values - torch.nan_to_num(known, nan=0.0, posinf=0.0, neginf=0.0)
+    change.masked_fill_(values == known, 0.0)
     parts = torch.split(change, [each.shape[1:].numel() for each in floats.values()], 1)
     return {BUFFER + name: part for name, part in zip(floats, parts, strict=True)}
 
 
-def _own_name(buffer: str) -> str:
-    """A buffer's name within its layer."""
-    return buffer.rpartition(".")[2]
-
-
-def _rows(values: Tensor) -> Tensor:
-    """One row for each reply, also for scalars."""
-    return values.flatten(1) if values.dim() > 1 else values[:, None]
-
-
-def _where(flags: Iterable[bool]) -> Iterator[int]:
+def _where(flags: Iterable[float]) -> Iterator[int]:
     return (row for row, flag in enumerate(flags) if flag)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from fedlalr.algorithms.slots import Slots
 from fedlalr.federation.replies.payload import Expected, Rejected, Reply
 from fedlalr.federation.replies.reducing import reduce_slots
 from fedlalr.federation.replies.reductions import Max, Mean, Median, SlotReduction, Trimmed, clip, pieces
-from fedlalr.federation.replies.screening import Measured, Rejection, clip_buffers, clipped_clients, measure_reply
+from fedlalr.federation.replies.screening import Rejection, clip_buffers, clip_factors, clipped_clients, measure_reply
 from fedlalr.flower.server.spool import Spool
 from fedlalr.training.interfaces import Buffers, Replies
 
@@ -54,7 +53,7 @@ class SpooledInbox:
         layout = expected.layout
         self._spool = Spool(tuple(expected.table.up), layout.size, layout.dtype, folder)
         self._parts: list[Replies] = []
-        self._measured: list[Measured] = []
+        self._norms: list[dict[str, list[float]]] = []
         self._rejected: list[Rejection] = []
 
     @property
@@ -70,7 +69,7 @@ class SpooledInbox:
             self._rejected.append(outcome)
             return outcome
         replies, measured = outcome
-        self._measured.append(measured)
+        self._norms.append(measured.norms)
         self._spool.append(replies.slots.map(lambda tensor: tensor[0]))
         self._parts.append(replace(replies, slots=Slots()))
         self.expected = replace(expected, answered=expected.answered | {int(replies.clients)})
@@ -86,8 +85,8 @@ class SpooledInbox:
         ids = [int(part.clients[0]) for part in self._parts]
         rows = sorted(range(len(ids)), key=lambda row: ids[row])
         parts = [self._parts[row] for row in rows]
-        measured = [self._measured[row] for row in rows]
-        factors = _together(measured).factors(max_norm_ratio, self.expected.broadcast) if measured else {}
+        norms = {name: [self._norms[row][name][0] for row in rows] for name in (self._norms or [{}])[0]}
+        factors = clip_factors(norms, max_norm_ratio, self.expected.broadcast)
         none = torch.empty(0, dtype=torch.int64)
         clients = torch.cat([none, *(part.clients for part in parts)])
         buffers = {name: torch.cat([part.buffers[name] for part in parts]) for name in self.expected.buffers if parts}
@@ -136,13 +135,3 @@ def _pieces(size: int, count: int, how: SlotReduction | None) -> Sequence[tuple[
     if how is not None and not isinstance(how, _BY_COORDINATE):
         return [(0, size)]
     return pieces(size, NUMBERS_AT_A_TIME // count)
-
-
-def _together(parts: Sequence[Measured]) -> Measured:
-    """The measurements of single replies, as of one stack."""
-
-    def joined(which: str) -> dict[str, list[Any]]:
-        tables: list[dict[str, list[Any]]] = [getattr(part, which) for part in parts]
-        return {name: [one for table in tables for one in table[name]] for name in tables[0]}
-
-    return Measured(joined("finite"), joined("fell"), joined("norms"))
