@@ -75,6 +75,8 @@ def parameters(function: Any) -> list[tuple[str, bool]]:
 
 @pytest.mark.parametrize("path", SIGNATURES)
 def test_every_private_api_takes_what_we_pass(path: str) -> None:
+    if path.endswith("_should_skip_dynamo") and torch.__version__ < (2, 11):
+        pytest.skip("older versions do not call it")
     given, wanted = parameters(find(path)), SIGNATURES[path].split()
     names = [name for name, _ in given]
     assert names[: len(wanted)] == wanted, changed(path, f"takes {', '.join(names)}")

@@ -680,8 +680,8 @@ def test_other_instructions_of_the_processor_are_a_warning(tmp_path):
     assert done.returncode == 0, done.stderr
     now, *warned = done.stdout.strip().split("|")
     before = torch.backends.cpu.get_cpu_capability()
-    assert now == "DEFAULT"
-    assert [text for text in warned if f"instructions was '{before}' and is now 'DEFAULT'; the last bits" in text]
+    assert now in ("DEFAULT", "NO AVX")  # the second is torch 2.7's name
+    assert [text for text in warned if f"instructions was '{before}' and is now '{now}'; the last bits" in text]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

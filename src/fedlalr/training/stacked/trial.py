@@ -39,6 +39,7 @@ _ADVICE = {
     "calling .item()": "keep the number in that line as a tensor",
     "must override the setup_context": "give the autograd.Function in that line setup_context and generate_vmap_rule",
     "may have escaped": "turn off torch.utils.checkpoint inside the model",
+    "_NoopSaveInputs": "turn off torch.utils.checkpoint inside the model",  # the same in torch up to 2.11
 }
 """What vmap says → what the user can do about it."""
 SAMPLES = 8
