@@ -9,13 +9,6 @@ from flower.deployed import assert_same_bits, run_to_end, simulate
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(1500)]
 
 
-# FedLALR's other variants are those of the next two tests and of the resumed run.
-def test_a_packed_layout_gives_the_simulators_bits(federation, tmp_path):
-    variant = {"momentum": "restart", "second_moment": "mean"}
-    run_to_end(federation, tmp_path / "run", layout="packed", **variant)
-    assert_same_bits(tmp_path / "run", simulate(**variant))
-
-
 def test_a_compressed_run_gives_the_simulators_bits_and_flower_counts_the_recorded_bytes(federation, tmp_path):
     variant = {"momentum": "restart", "second_moment": "max", "compression": "balanced", "hidden": 50_000}
     run_to_end(federation, tmp_path / "run", **variant)

@@ -48,10 +48,11 @@ def test_nodes_without_a_registered_key_or_with_another_authority_cannot_connect
 
 def test_a_killed_node_and_a_hanging_client_take_part_again(federation, tmp_path):
     """In round 2 the node of client 1 is killed, and client 2 hangs until the deadline. Flower notices a killed node
-    after a minute at most. Clients of SCAFFOLD keep a state on their nodes."""
+    after a minute at most. Clients of SCAFFOLD keep a state on their nodes. The messages have the packed layout."""
     options = {"algorithm": "scaffold", "rounds": 3, "min_clients": 1}
     run_dir = tmp_path / "run"
-    progress, markers = start_and_kill_node_1(federation, run_dir, waiting=(1, 2), deadline=90.0, **options)
+    flower = {"deadline": 90.0, "layout": "packed"}
+    progress, markers = start_and_kill_node_1(federation, run_dir, waiting=(1, 2), **flower, **options)
     wait_until(lambda: progress() >= 2)
     for marker in markers:
         marker.unlink()
