@@ -5,8 +5,8 @@
 `FOLDER/grid.json` has the scores that are known. Settings of the configured grid without a score are run first. While
 the best rate is the smallest or the largest of its axis, one rate beyond it is added, as far from it as its neighbour,
 with all values of the other axis. The best setting then runs on all samples, with the seeds 0, 1 and 2, in
-`FOLDER/runs`. Runs of all methods share one pool of processes. After `--seconds` no run is started; the same command
-resumes.
+`FOLDER/runs`. The next runs of all methods share one pool of processes. After `--seconds` no further settings are
+tried; the same command resumes.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ import argparse
 import itertools
 import json
 import math
-import multiprocessing
 import time
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from fedlalr.common.files import as_file_name
+from fedlalr.common.files import as_file_name, write_whole
 from fedlalr.config import Config, load, with_method
 from fedlalr.config.grid import FIRST_SEED, RATES, VALIDATION, choose, qualities, score
-from fedlalr.config.jobs import Job, _start_worker, _work, finished
+from fedlalr.config.jobs import Event, Job, run_jobs
 from fedlalr.config.loading import check
 
 MOST = 4
@@ -87,9 +85,8 @@ class Method:
 
     def add(self, job: Job) -> None:
         """Take over the score of a finished run of the grid."""
-        if job.config.data.validation:
-            found = score([qualities(job.directory.records(), by_loss=False)], self.config.rounds)
-            self.scores[self.key(job.config.algorithm.options)] = found if found > -math.inf else None
+        found = score([qualities(job.directory.records(), by_loss=False)], self.config.rounds)
+        self.scores[self.key(job.config.algorithm.options)] = found if found > -math.inf else None
 
     def as_dict(self) -> dict[str, Any]:
         if not any(self.scores.values()):
@@ -100,44 +97,24 @@ class Method:
 
 
 def run(methods: list[Method], workers: int, seconds: float, file: Path) -> None:
-    """Run everything that the methods ask for, with one pool of processes."""
-    begun, running = time.monotonic(), dict[Future[None], tuple[Method, Job]]()
-    context = multiprocessing.get_context("spawn")
-    start = (context.Value("i", 0), workers)
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=start) as pool:
-        waiting = [(method, job) for method in methods for job in method.jobs()]
-        pending = {method.name: sum(one is method for one, _ in waiting) for method in methods}
-        while waiting or running:
-            late = time.monotonic() - begun > seconds
-            while waiting and len(running) < workers and not late:
-                method, job = waiting.pop(0)
-                running[pool.submit(do, job.config.model_dump(), str(job.folder))] = method, job
-            if late and not running:
-                break
-            for future in wait(running, timeout=1, return_when=FIRST_COMPLETED).done:
-                method, job = running.pop(future)
-                if (error := future.exception()) is not None:
-                    print(f"{job.folder} failed, and nothing more is run of {method.name}: {error}", flush=True)
-                    continue
+    """Run everything that the methods ask for: the next runs of all methods at once, again and again."""
+    begun, left = time.monotonic(), methods
+
+    def show(event: Event) -> None:
+        if event.over is not None and event.summary is not None:
+            print(f"{time.monotonic() - begun:5.0f} s", event.over.folder, event.summary["accuracy"], flush=True)
+
+    while left and time.monotonic() - begun < seconds:
+        jobs = {method.name: method.jobs() for method in left}
+        run_jobs([job for some in jobs.values() for job in some], workers, show)
+        left = [method for method in left if any(job.config.data.validation for job in jobs[method.name])]
+        for method in left:
+            for job in jobs[method.name]:
                 method.add(job)
-                pending[method.name] -= 1
-                summary = job.directory.summary() or {}
-                print(f"{time.monotonic() - begun:5.0f} s", job.folder, summary.get("accuracy"), flush=True)
-                if not pending[method.name] and job.config.data.validation:
-                    more = method.jobs()
-                    waiting += [(method, one) for one in more]
-                    pending[method.name] = len(more)
-                known = json.loads(file.read_text()) if file.is_file() else {}
-                known |= {one.name: one.as_dict() for one in methods}
-                file.write_text(json.dumps(known, indent=1) + "\n")
-    if waiting:
-        print(f"{len(waiting)} runs were not started")
-
-
-def do(config: dict[str, Any], folder: str) -> None:
-    """One run, if it is not finished."""
-    if finished(Job(check(config), Path(folder))) is None:
-        _work(config, folder)
+        known = json.loads(file.read_text()) if file.is_file() else {}
+        write_whole(file, json.dumps(known | {one.name: one.as_dict() for one in methods}, indent=1) + "\n")
+    for method in left:
+        print(f"{method.name} is not finished; the same command resumes")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from fedlalr.federation.privacy.mechanism import Mechanism, Noise, Unit, clipped
 from fedlalr.federation.privacy.privacy import public_steps
 from fedlalr.federation.privacy.second_moment import derived, scales
 from fedlalr.federation.replies.reductions import BUFFERS
-from fedlalr.federation.replies.screening import VARIANCE, buffer_changes
+from fedlalr.federation.replies.screening import VARIANCE, buffer_changes, name_in_layer
 from fedlalr.training.interfaces import Buffers, Training, Work, real_numbers
 from fedlalr.training.layout import Layout
 from fedlalr.training.ranks import ALONE, Ranks
@@ -102,7 +102,7 @@ class PrivateReduction:
         parts = torch.split(change, [real.numel() for real in floats.values()])
         for (name, real), part in zip(floats.items(), parts, strict=True):
             real += part.view(real.shape).to(real.dtype)
-            if name.endswith(VARIANCE):
+            if name_in_layer(name) == VARIANCE:
                 real.clamp_(min=0.0)
         return found
 

@@ -153,7 +153,7 @@ class Measured(NamedTuple):
             low = [
                 as_rows(each < (buffers.get(name, 0) if own == COUNT else 0))
                 for name, each in replies.buffers.items()
-                if name.rpartition(".")[2] == own
+                if name_in_layer(name) == own
             ]
             if low:
                 rows["fell", own] = torch.cat(low, 1).any(1)
@@ -209,6 +209,11 @@ def _not_finite(norms: Sequence[float], values: Tensor, spread: Spread) -> Itera
     held = zip(norms[spread.held], values, strict=True)
     mine = [not (math.isfinite(norm) or bool(torch.isfinite(row).all())) for norm, row in held]
     return _where(spread.gather(torch.tensor(mine, device=values.device, dtype=torch.uint8)).tolist())
+
+
+def name_in_layer(buffer: str) -> str:
+    """The name that a buffer has in its own layer."""
+    return buffer.rpartition(".")[2]
 
 
 def buffer_changes(stacked: Buffers, broadcast: Mapping[str, Tensor]) -> dict[str, Tensor]:
