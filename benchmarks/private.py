@@ -1,13 +1,14 @@
 """Accuracy of private methods at equal ε, equally tuned: DP-FedAvg, DP-FedAdam and private FedLALR in several forms.
 
-    python benchmarks/private.py solve digits --epsilon 8                   the noise multiplier (needs dp-accounting)
-    python benchmarks/private.py tune digits --noise 1.316 > tuned.jsonl    all settings of each method, the best again
-    python benchmarks/private.py final digits --noise 1.316 --tuned tuned.jsonl --seeds 5 > final.jsonl
-    python benchmarks/private.py table final.jsonl                          means, intervals, paired differences
-    python benchmarks/private.py cost paper --rounds 6                      time of a round with and without privacy
+    python benchmarks/private.py solve digits --epsilon 8                       the noise (needs dp-accounting)
+    python benchmarks/private.py tune digits --noise 1.316 --into tuned.jsonl   settings of each method, the best again
+    python benchmarks/private.py final digits --noise 1.316 --tuned tuned.jsonl --seeds 5 --into final.jsonl
+    python benchmarks/private.py table final.jsonl                              means, intervals, paired differences
+    python benchmarks/private.py cost paper --rounds 6                          time of a round with and without privacy
 
 Settings are chosen by the accuracy on a fifth of the training samples, which is held out; final runs train on all
-samples, with other seeds for the weights, cohorts and noise, and are tested on the test set.
+samples, with other seeds for the weights, cohorts and noise, and are tested on the test set. Runs that a file of
+results already has are not repeated, so the same command resumes.
 """
 
 from __future__ import annotations
@@ -38,8 +39,11 @@ import gpu_run
 TUNING_SEEDS = (1000, 1001, 1002, 1003)
 """All settings are tried with the first."""
 Point = dict[str, float]
+Row = dict[str, Any]
 Job = tuple[str, Point, int]
 """Method, setting, seed."""
+SETTINGS = 16
+"""Of each method, at most, where the grid is a cross."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,7 @@ PROBLEMS = {
         beta2=0.995,
         adam_eps=1e-3,
     ),
-    "cifar10": Problem(
-        "cifar10", lambda: fl.models.CNN(10, 3, 32), 10_000, cohort=400, rounds=100, steps=5, batch=5, seeds=1
-    ),
+    "cifar10": Problem("cifar10", lambda: fl.models.CNN(10, 3, 32), 10_000, cohort=400, rounds=100, steps=5, batch=5),
     "shakespeare": Problem(
         "shakespeare", lambda: fl.models.GPT(80, 80, 32, 2, 2), 10_673, cohort=400, rounds=100, steps=5, batch=4
     ),
@@ -87,6 +89,8 @@ WINDOWS = 4
 """Consecutive windows of 80 characters that a client of Shakespeare has, all from one role."""
 _SGD = {"lr": (0.01, 0.03, 0.1, 0.3, 1.0), "server_lr": (0.003, 0.01, 0.03, 0.1), "clip": (0.1, 0.3, 1.0)}
 _LALR = {"lr": (0.001, 0.003, 0.01, 0.03, 0.1), "eps": (0.01, 0.1, 1.0), "clip": (0.3, 1.0, 3.0, 10.0)}
+_CIFAR_LALR = {"lr": (0.03, 0.1, 0.3), "eps": (0.03, 0.1, 0.3), "clip": (1.0, 2.0, 4.0)}
+_TEXT_LALR = {"lr": (0.005, 0.01, 0.02), "eps": (3e-4, 1e-3, 3e-3), "clip": (0.5, 1.0, 2.0)}
 GRIDS: dict[str, dict[str, dict[str, tuple[float, ...]]]] = {
     "digits": {
         "fedavg": {
@@ -102,15 +106,19 @@ GRIDS: dict[str, dict[str, dict[str, tuple[float, ...]]]] = {
     "cifar10": {
         "fedavg": {"lr": (0.05, 0.1, 0.2, 0.4), "clip": (0.5, 1.0, 2.0, 4.0)},
         "fedadam": {"lr": (0.01, 0.03, 0.1), "server_lr": (0.0015, 0.004, 0.01), "clip": (0.1, 0.3, 1.0)},
-        "fedlalr, server": {"lr": (0.03, 0.1, 0.3), "eps": (0.03, 0.1, 0.3), "clip": (1.0, 2.0, 4.0)},
+        "fedlalr": _CIFAR_LALR,
+        "fedlalr, scaled": _CIFAR_LALR,
+        "fedlalr, server": _CIFAR_LALR,
     },
     "shakespeare": {
         "fedavg": {"lr": (0.1, 0.2, 0.4, 0.8), "clip": (0.2, 0.35, 0.6, 1.0)},
         "fedadam": {"lr": (0.1, 0.3, 0.6), "server_lr": (0.003, 0.006, 0.015), "clip": (0.1, 0.3, 1.0)},
-        "fedlalr, server": {"lr": (0.005, 0.01, 0.02), "eps": (3e-4, 1e-3, 3e-3), "clip": (0.5, 1.0, 2.0)},
+        "fedlalr": _TEXT_LALR,
+        "fedlalr, scaled": _TEXT_LALR,
+        "fedlalr, server": _TEXT_LALR,
     },
 }
-"""Digits: all combinations, 60 of each method. The others: a cross, 7 of each method; see `points`."""
+"""Digits: all combinations, 60 of each method. The others: a cross of 7, then neighbours of the best; see `untried`."""
 
 
 def method(name: str, point: Point, noise: float, problem: Problem) -> tuple[fl.Algorithm, fl.Privacy]:
@@ -131,7 +139,7 @@ def method(name: str, point: Point, noise: float, problem: Problem) -> tuple[fl.
     return algorithm, fl.Privacy(**base, units=units, scaled="scaled" in name)
 
 
-def run(name: str, point: Point, seed: int, arguments: argparse.Namespace, *, tuning: bool) -> dict[str, Any] | None:
+def run(name: str, point: Point, seed: int, arguments: argparse.Namespace, *, tuning: bool) -> Row | None:
     """One run as a row: the mean accuracy after its last five rounds. None if the time is up."""
     if time.time() > arguments.began + arguments.limit:
         return None
@@ -206,59 +214,106 @@ def points(problem: str, name: str) -> Iterator[Point]:
             yield point
 
 
+def tried(name: str, rows: list[Row]) -> dict[tuple[float, ...], dict[int, float]]:
+    """The accuracy of each setting of a method, by seed."""
+    found: dict[tuple[float, ...], dict[int, float]] = {}
+    for row in rows:
+        if row["method"] == name:
+            setting = tuple(row[option] for option in GRIDS[row["problem"]][name])
+            found.setdefault(setting, {})[row["seed"]] = row["accuracy"]
+    return found
+
+
+def untried(problem: str, name: str, rows: list[Row]) -> list[Point]:
+    """The next settings: what is missing of the grid, then the neighbours of the best, also beyond the grid's edges."""
+    scores = {setting: by_seed[TUNING_SEEDS[0]] for setting, by_seed in tried(name, rows).items()}
+    missing = [point for point in points(problem, name) if tuple(point.values()) not in scores]
+    if missing or problem == "digits":
+        return missing
+    axes = {option: extended(values) for option, values in GRIDS[problem][name].items()}
+    best = dict(zip(axes, max(scores, key=lambda setting: scores[setting]), strict=True))
+    around = [best | {option: axis[axis.index(best[option]) + way]} for option, axis in axes.items() for way in (-1, 1)]
+    return [point for point in around if tuple(point.values()) not in scores][: max(0, SETTINGS - len(scores))]
+
+
+def extended(values: tuple[float, ...], more: int = SETTINGS) -> list[float]:
+    """The values of a grid, continued in both directions with the ratio of its outermost values."""
+    low, high = values[1] / values[0], values[-1] / values[-2]
+    below = [float(f"{values[0] / low**step:.2g}") for step in range(more, 0, -1)]
+    return [*below, *values, *(float(f"{values[-1] * high**step:.2g}") for step in range(1, more + 1))]
+
+
 def tune(arguments: argparse.Namespace) -> None:
     """Every setting with the first seed, then the best of each method with the others."""
-    problem, names = PROBLEMS[arguments.problem], methods(arguments)
-    jobs = [(name, point, TUNING_SEEDS[0]) for name in names for point in points(arguments.problem, name)]
-    rows = printed(jobs, arguments, tuning=True)
+    problem, names = arguments.problem, methods(arguments)
+    rows = known(arguments.into)
+    while jobs := [(name, point, TUNING_SEEDS[0]) for name in names for point in untried(problem, name, rows)]:
+        if not (new := printed(jobs, arguments, tuning=True)):
+            return
+        rows += new
     again = []
     for name in names:
-        mine = sorted((row for row in rows if row["method"] == name), key=lambda row: -row["accuracy"])
-        best = [{option: row[option] for option in GRIDS[arguments.problem][name]} for row in mine[: problem.finalists]]
-        again += [(name, point, seed) for point in best for seed in TUNING_SEEDS[1 : problem.seeds]]
+        found = tried(name, rows)
+        best = sorted(found, key=lambda setting: -found[setting][TUNING_SEEDS[0]])[: PROBLEMS[problem].finalists]
+        for setting in best:
+            point = dict(zip(GRIDS[problem][name], setting, strict=True))
+            again += [(name, point, seed) for seed in TUNING_SEEDS[1 : PROBLEMS[problem].seeds]]
     printed(again, arguments, tuning=True)
+
+
+def known(file: Path) -> list[Row]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def methods(arguments: argparse.Namespace) -> list[str]:
     return arguments.methods or list(GRIDS[arguments.problem])
 
 
-def printed(jobs: list[Job], arguments: argparse.Namespace, *, tuning: bool) -> list[dict[str, Any]]:
-    """The rows of all jobs, printed as they end; several processes keep a GPU busy, which one small model does not."""
-    rows = []
-    with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as pool:
-        for ended in as_completed([pool.submit(run, *job, arguments, tuning=tuning) for job in jobs]):
+def printed(jobs: list[Job], arguments: argparse.Namespace, *, tuning: bool) -> list[Row]:
+    """The rows of all jobs that are not in the file yet, added to it as they end; several processes keep a GPU busy,
+    which one small model does not."""
+    done, rows = known(arguments.into), []
+    new = [
+        (name, point, seed)
+        for name, point, seed in jobs
+        if seed not in tried(name, done).get(tuple(point.values()), {})
+    ]
+    with (
+        arguments.into.open("a") as file,
+        ProcessPoolExecutor(arguments.processes, get_context("spawn")) as pool,
+    ):
+        for ended in as_completed([pool.submit(run, *job, arguments, tuning=tuning) for job in new]):
             if (row := ended.result()) is not None:
                 rows.append(row)
-                print(json.dumps(row), flush=True)
+                print(json.dumps(row), file=file, flush=True)
     return rows
 
 
-def chosen(problem: str, name: str, rows: list[dict[str, Any]]) -> Point:
+def chosen(name: str, rows: list[Row]) -> Point:
     """The setting with the best mean among those that were tried with all tuning seeds."""
-    mine = [row for row in rows if (row["problem"], row["method"]) == (problem, name)]
-    tried = {
-        tuple(point.items()): [row["accuracy"] for row in mine if all(row[k] == v for k, v in point.items())]
-        for point in points(problem, name)
+    problem = rows[0]["problem"]
+    finalists = {
+        setting: statistics.mean(by_seed.values())
+        for setting, by_seed in tried(name, rows).items()
+        if len(by_seed) == PROBLEMS[problem].seeds
     }
-    finalists = {point: found for point, found in tried.items() if len(found) == PROBLEMS[problem].seeds}
     if not finalists:
         raise SystemExit(f"no setting of {name} was tried with all tuning seeds; run tune again, with a larger --limit")
-    return dict(max(finalists, key=lambda point: statistics.mean(finalists[point])))
+    best = max(finalists, key=lambda setting: finalists[setting])
+    return dict(zip(GRIDS[problem][name], best, strict=True))
 
 
 def final(arguments: argparse.Namespace) -> None:
-    tuned = [json.loads(line) for line in Path(arguments.tuned).read_text().splitlines()]
-    best = {name: chosen(arguments.problem, name, tuned) for name in methods(arguments)}
-    jobs = [(name, point, seed) for seed in range(arguments.seeds) for name, point in best.items()]
-    printed(jobs, arguments, tuning=False)
+    tuned = known(arguments.tuned)
+    best = {name: chosen(name, tuned) for name in methods(arguments)}
+    printed([(name, best[name], seed) for seed in range(arguments.seeds) for name in best], arguments, tuning=False)
 
 
 def table(arguments: argparse.Namespace) -> None:
-    """A row for each method: setting, seeds, accuracy, and the differences to two others on the seeds of both."""
+    """A row for each method: its last setting, seeds, accuracy, and the differences to two others on common seeds."""
     from scipy.stats import t as student
 
-    rows = [json.loads(line) for file in arguments.files for line in Path(file).read_text().splitlines()]
+    rows = [row for file in arguments.files for row in known(file)]
 
     def interval(values: list[float]) -> str:
         spread = statistics.stdev(values) / math.sqrt(len(values)) * student.ppf(0.975, len(values) - 1)
@@ -267,13 +322,11 @@ def table(arguments: argparse.Namespace) -> None:
     print("| problem | method | setting | seeds | accuracy, % | difference to FedAvg | to FedAdam |")
     print("|---|---|---|---:|---:|---:|---:|")
     for problem in dict.fromkeys(row["problem"] for row in rows):
-        found: dict[str, dict[int, float]] = {name: {} for name in GRIDS[problem]}
-        settings = {row["method"]: row for row in rows if row["problem"] == problem}
-        for row in rows:
-            if row["problem"] == problem:
-                found[row["method"]][row["seed"]] = row["accuracy"]
-        for name, setting in settings.items():
-            options = ", ".join(f"{option} {setting[option]:g}" for option in GRIDS[problem][name])
+        mine = [row for row in rows if row["problem"] == problem]
+        last = {row["method"]: {option: row[option] for option in GRIDS[problem][row["method"]]} for row in mine}
+        found = {name: tried(name, mine)[tuple(point.values())] for name, point in last.items()}
+        for name in (name for name in GRIDS[problem] if name in last):
+            options = ", ".join(f"{option} {value:g}" for option, value in last[name].items())
             cells = [problem, name, options, str(len(found[name])), interval(list(found[name].values()))]
             for base in ("fedavg", "fedadam"):
                 differences = [found[name][seed] - found[base][seed] for seed in found[name].keys() & found[base]]
@@ -365,14 +418,15 @@ def main() -> None:
             one.add_argument("--processes", type=int, default=1, help="runs side by side")
             one.add_argument("--methods", nargs="+", choices=GRIDS["digits"])
             one.add_argument("--dtype", help="such as bfloat16")
+            one.add_argument("--into", type=Path, required=True, help="the file of results, one JSON object a line")
         if command is final:
-            one.add_argument("--tuned", required=True)
+            one.add_argument("--tuned", type=Path, required=True)
             one.add_argument("--seeds", type=int, default=5)
         if command is solve:
             one.add_argument("--epsilon", type=float, default=8.0)
             one.add_argument("--delta", type=float, default=1e-4)
     shown = commands.add_parser("table")
-    shown.add_argument("files", nargs="+")
+    shown.add_argument("files", nargs="+", type=Path)
     shown.set_defaults(command=table)
     arguments = parser.parse_args(namespace=argparse.Namespace(began=time.time()))
     arguments.command(arguments)
