@@ -14,7 +14,7 @@ help:
 	@echo "make test-portable  the numeric tests under other instructions, threads, orders and paths (minutes)"
 	@echo "make test-data  fetch the real data sets and run the tests that need them"
 	@echo "make test-flower, test-faults, test-browser, test-track, test-gpu, test-slow: the longer suites"
-	@echo "make results    redraw the figures and tables of docs/results from the stored runs"
+	@echo "make results    redraw the figures and tables of docs/results from the stored runs (needs CIFAR-10)"
 	@echo "make docs       build the documentation into site/"
 
 # An installed set is remembered by a stamp, so that a second call installs nothing.

@@ -118,8 +118,8 @@ def test_new_runs_of_a_comparison_appear_by_themselves(tmp_path):
     )
     write_pages(tmp_path)
     text = (tmp_path / "README.md").read_text(encoding="utf-8")
-    assert "| FedAvg, lr 1 | 1 | 45.5 % | never | – |" in text
-    assert "| ViT, CIFAR-10, Dirichlet 0.6 | FedAvg, lr 1: 45.5 %, one seed | – | – |" in text
+    assert "| FedAvg, lr 1 | 1 | 45.5 % | 10 | 0.0534 |" in text
+    assert f"| {family.name} | FedAvg, lr 1: 45.5 %, one seed | FedAvg, lr 1: 35 % in round 10, one seed |" in text
     assert f"| GPT, Shakespeare by role | {NO_RUN} | {NO_RUN} | {NO_RUN} |" in text
 
 
