@@ -81,7 +81,9 @@ def test_a_switch_is_on_or_off() -> None:
 def test_a_start_or_pull_must_not_be_negative() -> None:
     for name, option in having("initial_v", "mu", "delta"):
         for value in (-1e-9, math.inf, "0"):
-            check_rejected(name, f"{option} must be a finite number of at least 0(?: or None)?, not ", **{option: value})
+            check_rejected(
+                name, f"{option} must be a finite number of at least 0(?: or None)?, not ", **{option: value}
+            )
 
 
 @pytest.mark.parametrize(("name", "option"), CHOICES)
