@@ -23,6 +23,11 @@ from fedlalr.training.ranks import WHOLE, Spread
 Buffers = dict[str, Tensor]
 
 
+def joined(parts: Sequence[Mapping[str, Tensor]]) -> Buffers:
+    """The rows of several stacks of named tensors as one."""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
 @dataclass(frozen=True)
 class Training(LocalOptions):
     """What stays constant during a run: the problem, and how every client trains on it."""
@@ -206,9 +211,9 @@ class Replies:
             samples=torch.cat([part.samples for part in parts]),
             steps=torch.cat([part.steps for part in parts]),
             losses=torch.cat([part.losses for part in parts]),
-            slots=Slots(**{name: torch.cat([part.slots[name] for part in parts]) for name in parts[0].slots}),
-            buffers={name: torch.cat([part.buffers[name] for part in parts]) for name in parts[0].buffers},
-            kept=Slots(**{name: torch.cat([part.kept[name] for part in parts]) for name in parts[0].kept}),
+            slots=Slots(**joined([part.slots for part in parts])),
+            buffers=joined([part.buffers for part in parts]),
+            kept=Slots(**joined([part.kept for part in parts])),
             failures=failures,
             traces=tuple(sorted(traces, key=lambda trace: trace[:2])),
         )

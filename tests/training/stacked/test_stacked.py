@@ -307,10 +307,10 @@ def test_a_stack_that_runs_out_of_memory_is_halved_until_it_fits_and_stays_that_
             return gradient(x, buffers, batch)
 
         engine._gradient = scarce
-        engine._chunks._size = 6
+        engine.chunk = 6
         state = initial_state(private)
         first = run_round(state, torch.arange(6), 0.05, engine, private, Rules())
-        attempts = engine._chunks._size
+        attempts = engine.chunk
         run_round(first.state, torch.arange(6), 0.05, engine, private, Rules())
     assert attempts <= 2
     assert max(sizes) == 2
@@ -410,7 +410,7 @@ def test_statistics_that_only_the_stack_cannot_take_are_taken_alone_and_that_is_
 def test_the_size_of_chunks_does_not_matter(size):
     training = make_training()
     with started("stacked", training) as (engine, private):
-        engine._chunks._size = size
+        engine.chunk = size
         given = run_round(initial_state(private), torch.arange(6), 0.05, engine, private, Rules())
     with started("reference", training) as (engine, private):
         right = run_round(initial_state(private), torch.arange(6), 0.05, engine, private, Rules())
@@ -758,7 +758,7 @@ def test_chunks_are_measured_from_the_memory_of_a_step():
     training = make_training("groupnorm")
     with started("stacked", training) as (engine, private):
         work = _work(private, torch.arange(6))
-        size = engine._chunks.size(work)
+        size = engine._chunk_size(work)
     each = 0.5 * free_memory(CPU) / size
     parameters = training.layout.size * 8
     assert 3 * parameters < each < 1000 * parameters

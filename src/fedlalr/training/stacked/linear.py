@@ -147,9 +147,10 @@ class LinearGradient:
                 slope = slope.mT
             yield layer, mine, inputs[depth]
 
-    def bytes_each(self, slots: int) -> int:
+    def bytes_each(self) -> int:
         """The memory that one client takes: its slots before and after a step, its gradient, and its activations."""
-        layout, sizes = self.training.layout, self.training.clients.sizes
+        layout, sizes, table = self.training.layout, self.training.clients.sizes, self.training.algorithm.slots
+        slots = len(table.down) + len(table.up) + 2
         shapes = dict(zip(layout.names, layout.shapes, strict=True))
         samples = int(sizes.max()) if self.training.batch_size is None else self.training.batch_size
         flow = shapes[self.layers[0].weight][1] + 4 * sum(shapes[layer.weight][0] for layer in self.layers)

@@ -21,7 +21,7 @@ from fedlalr.algorithms.fedlalr import FedLALR
 from fedlalr.algorithms.local_sgd import LocalSGD
 from fedlalr.algorithms.slots import Slots
 from fedlalr.training.clipping import clip_factor
-from fedlalr.training.fused_steps import SGD, Forms
+from fedlalr.training.fused_steps import CPUStep, Update, sgd
 from fedlalr.training.interfaces import Training, Work
 from fedlalr.training.layout import Layout
 from fedlalr.training.stacked.feed import Feed, Shape, Tables, gather
@@ -87,14 +87,14 @@ class Layers:
 class LinearRounds:
     """Runs all local steps of a round for a cohort, for the methods that have a fused step."""
 
-    def __init__(self, training: Training, gradient: LinearGradient, forms: Forms) -> None:
+    def __init__(self, training: Training, gradient: LinearGradient, update: Update) -> None:
         self.training, self._gradient = training, gradient
-        self._step = forms.cpu(training.algorithm)
+        self._step = CPUStep(update, training.algorithm)
         # Clipping needs all layers of a client; a layer is decayed as a whole or not at all.
         self._decay = replace(training.regularisation, clip_norm=None, decayed=None)
         self._no_decay = replace(self._decay, decoupled_weight_decay=0.0)
         self._decayed = None if training.regularisation.decayed is None else training.decayed_names
-        self.descends = forms is SGD and training.regularisation.is_off
+        self.descends = update is sgd and training.regularisation.is_off
         """Whether a local step is a bare gradient step, which needs no materialised gradient."""
         finish = type(training.algorithm).finish
         self._sends_only = finish in (FedAvg.finish, LocalSGD.finish, FedLALR.finish, AlignedLALR.finish)

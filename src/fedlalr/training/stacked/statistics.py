@@ -11,7 +11,7 @@ from torch import Tensor
 from fedlalr.data.population import Population
 from fedlalr.data.trees import device_of, reshaped, rows
 from fedlalr.training.engines.reference import without_a_single
-from fedlalr.training.interfaces import Buffers
+from fedlalr.training.interfaces import Buffers, joined
 from fedlalr.training.layout import Layout
 
 
@@ -65,6 +65,5 @@ def stacked_statistics(
         inputs = inputs if pool.transform is None else pool.transform.test(inputs)
         mask = None if real.all() else real.to(device_of(inputs))
         state = forward.statistics(parameters, state, reshaped(inputs, index.shape), mask, seen=k)
-    whole = {name: torch.cat([part[name] for part in (state, *reversed(finished))]) for name in state}
-    back = order.argsort()
+    back, whole = order.argsort(), joined([state, *reversed(finished)])
     return {name: buffer[back.to(buffer.device)] for name, buffer in whole.items()}
