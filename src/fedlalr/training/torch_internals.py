@@ -18,26 +18,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from fedlalr.algorithms.slots import Slots
 
-__all__ = [
-    "BatchNorm",
-    "BatchNormSubstitute",
-    "DispatchMode",
-    "DropoutNd",
-    "add_to_each",
-    "amsgrad_",
-    "convolution_backward",
-    "has_hooks",
-    "saved_buffers",
-    "sigmoid_backward",
-    "storage_address",
-    "tanh_backward",
-    "threshold_backward",
-    "tree_flatten",
-    "tree_leaves",
-    "tree_map",
-    "tree_unflatten",
-    "without_fallback_warnings",
-]
+# The names that are only imported here, for other modules.
+__all__ = ["BatchNorm", "DropoutNd", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten"]
 
 convolution_backward = torch.ops.aten.convolution_backward
 sigmoid_backward = torch.ops.aten.sigmoid_backward

@@ -115,15 +115,11 @@ class Tables(NamedTuple):
     random: Tensor | None
     """The augmentation's integers, `[K, C, B, draws]`; None without a transform."""
 
-    def batch(self, step: int, shape: Shape) -> Batch:
-        """The batch of local step `step` (from 1) of every active client, augmented."""
-        k, active, width = step - 1, shape.active, shape.width
-        return gather(
-            self.pool,
-            self.rows[k, :active, :width],
-            None if self.random is None else self.random[k, :active, :width],
-            self.real[k, :active, :width] if shape.padded else None,
-        )
+    def batch(self, step: int, shape: Shape, first: int = 0) -> Batch:
+        """The batch of local step `step` (from 1) of every active client from row `first` on, augmented."""
+        some = step - 1, slice(first, first + shape.active), slice(shape.width)
+        random = None if self.random is None else self.random[some]
+        return gather(self.pool, self.rows[some], random, self.real[some] if shape.padded else None)
 
 
 def gather(pool: Population, index: Tensor, random: Tensor | None, mask: Tensor | None) -> Batch:

@@ -212,8 +212,7 @@ class BatchedCrossEntropy(Batched):
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    apply: Callable[..., Tensor] = BatchedLinear.apply
-    return apply(input, weight, bias) if weight.dim() == 2 else F.linear(input, weight, bias)
+    return BatchedLinear.of(input, weight, bias) if weight.dim() == 2 else F.linear(input, weight, bias)
 
 
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, **options: Any) -> Tensor:
@@ -225,15 +224,13 @@ def layer_norm(
     input: Tensor, normalized_shape: list[int], weight: Tensor | None = None, bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:  # fmt: skip
-    apply: Callable[..., Tensor] = BatchedNorm.apply
-    return apply(input, normalized_shape, weight, bias, eps, True)
+    return BatchedNorm.of(input, normalized_shape, weight, bias, eps, True)
 
 
 def rms_norm(
     input: Tensor, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
-    apply: Callable[..., Tensor] = BatchedNorm.apply
-    return apply(input, normalized_shape, weight, None, eps, False)
+    return BatchedNorm.of(input, normalized_shape, weight, None, eps, False)
 
 
 def attention(
@@ -243,8 +240,7 @@ def attention(
     options = {"dropout_p": 0.0 if NoDropout.active else dropout_p, "is_causal": is_causal, **options}
     if query.dim() < 3:
         return attention(query[None], key[None], value[None], attn_mask, **options)[0]
-    apply: Callable[..., Tensor] = BatchedAttention.apply
-    return apply(query, key, value, attn_mask, options)
+    return BatchedAttention.of(query, key, value, attn_mask, options)
 
 
 def cross_entropy(
@@ -254,8 +250,7 @@ def cross_entropy(
     old = size_average is not None or reduce is not None
     if old or weight is not None or reduction != "mean" or label_smoothing or not _is_class_index(input, target):
         return F.cross_entropy(input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
-    apply: Callable[..., Tensor] = BatchedCrossEntropy.apply
-    return apply(input, target, ignore_index)
+    return BatchedCrossEntropy.of(input, target, ignore_index)
 
 
 def _is_class_index(input: Tensor, target: Tensor) -> bool:

@@ -24,6 +24,11 @@ PRODUCTS_ON = frozenset({"cuda"})
 class Batched(torch.autograd.Function):
     """A function with its own rule for vmap. Outside vmap it has no gradient, and nothing calls it there."""
 
+    @classmethod
+    def of(cls, *arguments: Any) -> Tensor:
+        """`apply`, which torch does not annotate."""
+        return cls.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
+
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         pass
@@ -111,24 +116,21 @@ class GroupedConv2d(nn.Conv2d):
     """Stands in for a stock `nn.Conv2d` with one group."""
 
     def forward(self, input: Tensor) -> Tensor:
-        apply: Callable[..., Tensor] = GroupedConvolution.apply
-        return apply(input, self.weight, self.bias, self.stride, self.padding, self.dilation)
+        return GroupedConvolution.of(input, self.weight, self.bias, self.stride, self.padding, self.dilation)
 
 
 class GroupedMaxPool2d(nn.MaxPool2d):
     """Stands in for a stock `nn.MaxPool2d`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        apply: Callable[..., Tensor] = GroupedPooling.apply
-        return apply(input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
+        return GroupedPooling.of(input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
 
 
 class GroupedGroupNorm(nn.GroupNorm):
     """Stands in for a stock `nn.GroupNorm`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        apply: Callable[..., Tensor] = GroupedNormalisation.apply
-        return apply(input, self.weight, self.bias, self.num_groups, self.eps)
+        return GroupedNormalisation.of(input, self.weight, self.bias, self.num_groups, self.eps)
 
 
 def product_convolution(
