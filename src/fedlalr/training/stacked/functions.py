@@ -270,7 +270,14 @@ NEEDED = {F.scaled_dot_product_attention: attention}
 """Those without which some models cannot be batched at all."""
 
 
-def fused_layer(layer: nn.Module) -> nn.Module | None:
-    """One function in place of GPT-2's GELU on Hugging Face, which is eight operations there; None for other layers."""
+class TanhGELU(nn.Module):
+    """Stands in for GPT-2's GELU on Hugging Face, which is eight operations there."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.gelu(input, approximate="tanh")
+
+
+def fused_layer(layer: nn.Module) -> type[nn.Module] | None:
+    """The class that stands in for a layer of several operations; None for other layers."""
     is_gelu = type(layer).__name__ == "NewGELUActivation" and type(layer).__module__ == "transformers.activations"
-    return nn.GELU(approximate="tanh") if is_gelu else None
+    return TanhGELU if is_gelu else None

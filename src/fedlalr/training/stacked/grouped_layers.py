@@ -178,15 +178,12 @@ GROUPED: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 
-def grouped_layer(layer: nn.Module) -> nn.Module | None:
-    """The layer for many clients that replaces a stock one, whose parameters it takes over; None if there is none."""
-    kind = GROUPED.get(type(layer))
-    if kind is None or (isinstance(layer, nn.MaxPool2d) and layer.return_indices):
+def grouped_layer(layer: nn.Module) -> type[nn.Module] | None:
+    """The class for many clients that stands in for a stock layer; None if there is none."""
+    if isinstance(layer, nn.MaxPool2d) and layer.return_indices:
         return None
     if isinstance(layer, nn.Conv2d) and (
         layer.groups > 1 or layer.padding_mode != "zeros" or isinstance(layer.padding, str)
     ):
         return None
-    grouped = kind.__new__(kind)
-    grouped.__dict__.update(layer.__dict__)
-    return grouped
+    return GROUPED.get(type(layer))
