@@ -86,15 +86,8 @@ class StaticSteps:
         memory = self._prepare(work, feed, start)
         for shape in feed.shapes():
             layout = rounded(shape, start.size, self._width)
-            context = WatchedContext(
-                round=work.round,
-                lr=memory.lr,
-                steps=memory.steps[: layout.active],
-                step=memory.step,
-                cohort=work.cohort,
-                population=work.population,
-                shapes=work.shapes,
-            )
+            shown = vars(work.context(memory.steps[: layout.active], memory.step))
+            context = WatchedContext(**shown | {"lr": memory.lr})
             self._take(memory, layout, layout.active > shape.active, context)
         return memory.stack.rows(0, start.size)
 

@@ -231,13 +231,9 @@ class StackedEngine:
 
     def _recalibrate_part(self, x: Tensor, buffers: Buffers, clients: Tensor, round: int) -> Buffers:
         """Statistics of some clients; if memory runs out, fewer at once; on other errors, by the reference engine."""
-        training = self.training
         assert self._statistics is not None
-        assert isinstance(training.clients, Population)
         try:
-            return stacked_statistics(
-                self._statistics, training.layout, training.clients, x, buffers, clients, training.batch_size or 1000
-            )
+            return stacked_statistics(self._statistics, self.training, x, buffers, clients)
         except Exception as error:
             out_of_memory, reason = is_out_of_memory(error), f"{type(error).__name__}: {error}"
         if out_of_memory and len(clients) > 1:

@@ -11,8 +11,7 @@ from torch import Tensor
 from fedlalr.data.population import Population
 from fedlalr.data.trees import device_of, reshaped, rows
 from fedlalr.training.engines.reference import without_a_single
-from fedlalr.training.interfaces import Buffers, joined
-from fedlalr.training.layout import Layout
+from fedlalr.training.interfaces import Buffers, Training, joined
 
 
 class TakesStatistics(Protocol):
@@ -33,24 +32,19 @@ class TakesStatistics(Protocol):
 
 
 def stacked_statistics(
-    forward: TakesStatistics,
-    layout: Layout,
-    pool: Population,
-    x: Tensor,
-    buffers: Buffers,
-    clients: Tensor,
-    batch_size: int,
+    forward: TakesStatistics, training: Training, x: Tensor, buffers: Buffers, clients: Tensor
 ) -> Buffers:
     """The buffers `[C, …]` after one pass over each client's samples in order, averaged over its batches."""
+    pool, batch_size = training.clients, training.batch_size or 1000
+    assert isinstance(pool, Population)
     sizes = without_a_single(pool.sizes[clients], batch_size)
     batches = (sizes + batch_size - 1) // batch_size
     order = batches.argsort(descending=True, stable=True)
     clients, sizes, batches = clients[order], sizes[order], batches[order]
-    fresh = forward.fresh_statistics()
     state = {name: buffer.expand(len(clients), *buffer.shape).clone() for name, buffer in buffers.items()}
-    for name, start in fresh.items():
+    for name, start in forward.fresh_statistics().items():
         state[name].fill_(start)
-    parameters = layout.views(x)
+    parameters = training.layout.views(x)
     finished: list[Buffers] = []
     for k in range(int(batches[0])):
         active = int((batches > k).sum())
