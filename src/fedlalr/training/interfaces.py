@@ -21,9 +21,10 @@ from fedlalr.training.parameter_groups import matching, trainable_parameters
 from fedlalr.training.ranks import WHOLE, Spread
 
 Buffers = dict[str, Tensor]
+Tensors = Mapping[str, Tensor]
 
 
-def joined(parts: Sequence[Mapping[str, Tensor]]) -> Buffers:
+def joined(parts: Sequence[Tensors]) -> Buffers:
     """The rows of several stacks of named tensors as one."""
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
@@ -131,15 +132,7 @@ class Work:
 
     def context(self, steps: float | Tensor, step: int | Tensor = 0) -> Context:
         """The context of a local step, as the algorithm sees it."""
-        return Context(
-            round=self.round,
-            lr=self.lr,
-            steps=steps,
-            step=step,
-            cohort=self.cohort,
-            population=self.population,
-            shapes=self.shapes,
-        )
+        return Context(self.round, self.lr, steps, step, self.cohort, self.population, self.shapes)
 
     def part(self, rows: Tensor) -> Work:
         """The same round for some of its clients."""

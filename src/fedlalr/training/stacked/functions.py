@@ -18,10 +18,9 @@ from torch.overrides import TorchFunctionMode
 
 from fedlalr.training.kernels import kernels_available
 from fedlalr.training.kernels.products import column_sums, product_float32
-from fedlalr.training.stacked.grouped_layers import Batched, stacked
+from fedlalr.training.stacked.grouped_layers import Batched, Dims, stacked
 from fedlalr.training.stacked.no_dropout import NoDropout
 
-Dims = tuple[int | None, ...]
 ALIGNED = 8
 """Numbers in half precision that fill 16 bytes."""
 LARGE = 10**9
@@ -134,15 +133,9 @@ class BatchedNorm(Batched):
 
     @staticmethod
     def vmap(
-        info: Any,
-        in_dims: Dims,
-        input: Tensor,
-        shape: list[int],
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float | None,
-        centred: bool,
-    ) -> tuple[Tensor, int]:
+        info: Any, in_dims: Dims, input: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None,
+        eps: float | None, centred: bool,
+    ) -> tuple[Tensor, int]:  # fmt: skip
         clients, x = info.batch_size, stacked(input, in_dims[0], info.batch_size)
         scale, shift = (
             None if part is None else part[None] if dim is None else part.movedim(dim, 0)

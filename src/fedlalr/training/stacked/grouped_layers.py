@@ -17,6 +17,8 @@ from torch.nn import functional as F
 from fedlalr.training.kernels import kernels_available
 from fedlalr.training.stacked.patch_convolution import PatchConvolution, Sizes
 
+Dims = tuple[int | None, ...]
+"""The client dimension of each argument; None for what all clients share."""
 PRODUCTS_ON = frozenset({"cuda"})
 """Devices where convolutions are products over patches; elsewhere the library's grouped convolution is faster."""
 
@@ -38,33 +40,26 @@ class GroupedConvolution(Batched):
     """A convolution that can be batched over kernels."""
 
     @staticmethod
-    def forward(
-        input: Tensor, weight: Tensor, bias: Tensor | None, stride: Sizes, padding: Sizes, dilation: Sizes
-    ) -> Tensor:
-        return F.conv2d(input, weight, bias, stride, padding, dilation)
+    def forward(input: Tensor, weight: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
+        output: Tensor = F.conv2d(input, weight, bias, *options)
+        return output
 
     @staticmethod
     def vmap(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        stride: Sizes,
-        padding: Sizes,
-        dilation: Sizes,
+        info: Any, in_dims: Dims, input: Tensor, weight: Tensor, bias: Tensor | None, *options: Any
     ) -> tuple[Tensor, int]:
+        """The options are stride, padding and dilation."""
         clients = info.batch_size
         if in_dims[1] is None and (bias is None or in_dims[2] is None):  # one model for all clients: one long batch
             images = stacked(input, in_dims[0], clients)
-            output = F.conv2d(images.flatten(0, 1), weight, bias, stride, padding, dilation)
+            output = F.conv2d(images.flatten(0, 1), weight, bias, *options)
             return output.view(*images.shape[:2], *output.shape[1:]), 0
         if input.device.type in PRODUCTS_ON:
-            return product_convolution(input, weight, bias, in_dims, clients, stride, padding, dilation), 0
+            return product_convolution(input, weight, bias, in_dims, clients, *options), 0
         images = beside(input, in_dims[0], clients)
         kernels = stacked(weight, in_dims[1], clients).flatten(0, 1)
         shifts = None if bias is None else stacked(bias, in_dims[2], clients).flatten()
-        output = F.conv2d(images, kernels, shifts, stride, padding, dilation, groups=clients)
+        output = F.conv2d(images, kernels, shifts, *options, clients)
         return apart(output, clients), 0
 
 
@@ -77,7 +72,7 @@ class GroupedPooling(Batched):
         return pooled
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], input: Tensor, *options: Any) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: Dims, input: Tensor, *options: Any) -> tuple[Tensor, int]:
         clients = info.batch_size
         images = stacked(input, in_dims[0], clients)
         if images.stride(0) == images.shape[1] * images.stride(1):  # clients outermost: one long batch
@@ -95,13 +90,7 @@ class GroupedNormalisation(Batched):
 
     @staticmethod
     def vmap(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        input: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        groups: int,
-        eps: float,
+        info: Any, in_dims: Dims, input: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
     ) -> tuple[Tensor, int]:
         clients = info.batch_size
         scales, shifts = (
@@ -134,12 +123,7 @@ class GroupedGroupNorm(nn.GroupNorm):
 
 
 def product_convolution(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    in_dims: tuple[int | None, ...],
-    clients: int,
-    *options: Sizes,
+    input: Tensor, weight: Tensor, bias: Tensor | None, in_dims: Dims, clients: int, *options: Sizes
 ) -> Tensor:
     """The convolution of every client as one matrix product, in autocast's precision if autocast is on."""
     images, kernels = stacked(input, in_dims[0], clients), stacked(weight, in_dims[1], clients)

@@ -39,18 +39,8 @@ TANH = Activation(torch.tanh, tanh_backward)
 SIGMOID = Activation(torch.sigmoid, sigmoid_backward)
 
 MODULES: dict[type[nn.Module], Activation] = {nn.ReLU: RELU, nn.Tanh: TANH, nn.Sigmoid: SIGMOID}
-FUNCTIONS: dict[object, Activation] = {
-    torch.relu: RELU,
-    nn.functional.relu: RELU,
-    torch.tanh: TANH,
-    nn.functional.tanh: TANH,
-    torch.sigmoid: SIGMOID,
-    nn.functional.sigmoid: SIGMOID,
-    "relu": RELU,
-    "tanh": TANH,
-    "sigmoid": SIGMOID,
-}
-
+FUNCTIONS = {"relu": RELU, "tanh": TANH, "sigmoid": SIGMOID}
+"""By the names of functions in torch and of a tensor's methods."""
 
 LossSlope = Callable[[Tensor], Tensor]
 """From the last layer's result `[C, features, B]` to the gradient of every client's loss. Also records the losses."""
@@ -269,7 +259,8 @@ def _read_chain(nodes: list[fx.Node], modules: dict[str, nn.Module], flat: bool)
 
 def _activation(node: fx.Node) -> Activation | None:
     only_input = len(node.args) == 1 and not any(node.kwargs.values())
-    return FUNCTIONS.get(node.target) if only_input and node.op in ("call_function", "call_method") else None
+    name = getattr(node.target, "__name__", node.target)
+    return FUNCTIONS.get(str(name)) if only_input and node.op in ("call_function", "call_method") else None
 
 
 def _flattens(node: fx.Node, module: nn.Module | None) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from fedlalr.data.population import Population
 from fedlalr.data.trees import device_of, reshaped, rows
 from fedlalr.training.engines.reference import without_a_single
-from fedlalr.training.interfaces import Buffers, Training, joined
+from fedlalr.training.interfaces import Buffers, Tensors, Training, joined
 
 
 class TakesStatistics(Protocol):
@@ -21,9 +20,7 @@ class TakesStatistics(Protocol):
         """The buffers that hold running statistics, by name, with their initial values."""
         ...
 
-    def statistics(
-        self, parameters: Mapping[str, Tensor], buffers: Buffers, inputs: Any, mask: Tensor | None, seen: int
-    ) -> Buffers:
+    def statistics(self, parameters: Tensors, buffers: Buffers, inputs: Any, mask: Tensor | None, seen: int) -> Buffers:
         """The buffers `[C, …]` afterwards: means over this batch and the `seen` batches before it.
 
         The parameters are those of one network; inputs `[C, B, …]` and mask are as in `StackedForward`.

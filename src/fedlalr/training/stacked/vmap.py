@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.func import functional_call, vmap
 from fedlalr.data.trees import Tree
 from fedlalr.hf import full_masks
 from fedlalr.training.calling import arguments, for_loss, own_loss
-from fedlalr.training.interfaces import Buffers
+from fedlalr.training.interfaces import Buffers, Tensors
 from fedlalr.training.stacked.checked_embedding import checked_embedding
 from fedlalr.training.stacked.checkpointing import stack_checkpoints
 from fedlalr.training.stacked.functions import batched_functions, fused_layer
@@ -41,8 +41,8 @@ class VmapForward:
 
     def __call__(
         self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
+        parameters: Tensors,
+        buffers: Tensors,
         inputs: Tree,
         mask: Tensor | None = None,
         targets: Tree | None = None,
@@ -55,7 +55,7 @@ class VmapForward:
     @torch.no_grad()
     @without_fallback_warnings()
     def statistics(
-        self, parameters: Mapping[str, Tensor], buffers: Buffers, inputs: Tree, mask: Tensor | None, seen: int
+        self, parameters: Tensors, buffers: Buffers, inputs: Tree, mask: Tensor | None, seen: int
     ) -> Buffers:
         where = (None, 0, 0, None if mask is None else 0)
         with self._averaging(restart=not seen):
@@ -83,12 +83,7 @@ class VmapForward:
         }
 
     def _run(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        inputs: Tree,
-        mask: Tensor | None,
-        targets: Tree | None = None,
+        self, parameters: Tensors, buffers: Tensors, inputs: Tree, mask: Tensor | None, targets: Tree | None = None
     ) -> tuple[Any, Buffers]:
         """One client's outputs, or the model's own loss, and buffers."""
         named = {name: value.to(self._dtypes[name]) for name, value in parameters.items()} | dict(buffers)

@@ -6,7 +6,6 @@ contiguous in memory. GroupNorm works on the same maps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import ModuleType
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedlalr.models.convmixer import ConvMixer
-from fedlalr.training.interfaces import Buffers
+from fedlalr.training.interfaces import Buffers, Tensors
 from fedlalr.training.kernels import plain
 from fedlalr.training.kernels.plain import GroupNorm, Norm
 from fedlalr.training.stacked.forms.form import precision_fits
@@ -50,18 +49,14 @@ class ConvMixerForm:
         return supported(sample[1] // patch, sample[2] // patch, kernel) and all(map(groups_supported, groups))
 
     def __call__(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        inputs: Tensor,
-        mask: Tensor | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self, parameters: Tensors, buffers: Tensors, inputs: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Buffers]:
         with torch.autocast(inputs.device.type, enabled=False):  # the operations choose their own precision
             stack = _Stack(self, parameters, buffers, mask)
             return self._forward(stack, inputs), stack.new_buffers()
 
     @torch.no_grad()
-    def evaluate(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+    def evaluate(self, parameters: Tensors, buffers: Tensors, inputs: Tensor) -> Tensor:
         """Logits `[C, B, classes]` in evaluation mode."""
         with torch.autocast(inputs.device.type, enabled=False):
             return self._forward(_Stack(self, parameters, buffers, mask=None, frozen=True), inputs)
@@ -73,7 +68,7 @@ class ConvMixerForm:
 
     @torch.no_grad()
     def statistics(
-        self, parameters: Mapping[str, Tensor], buffers: Buffers, inputs: Tensor, mask: Tensor | None, seen: int
+        self, parameters: Tensors, buffers: Buffers, inputs: Tensor, mask: Tensor | None, seen: int
     ) -> Buffers:
         """The running statistics of one network, averaged over each client's batch and the `seen` ones before it."""
         shared = {name: value.expand(len(inputs), *value.shape) for name, value in parameters.items()}
@@ -112,8 +107,8 @@ class _Stack:
     def __init__(
         self,
         form: ConvMixerForm,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
+        parameters: Tensors,
+        buffers: Tensors,
         mask: Tensor | None,
         frozen: bool = False,
         share: float | None = None,
