@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import torch
@@ -12,6 +14,7 @@ from torch.nn import functional as F
 
 from fedlalr.data.partition import Partition
 from fedlalr.data.population import Population
+from fedlalr.training.interfaces import Training
 from fedlalr.training.layout import Layout
 from fedlalr.training.stacked.forms import stacked_form
 from fedlalr.training.stacked.forms.convmixer import ConvMixerForm
@@ -92,7 +95,8 @@ def check_statistics(module: nn.Module, size: int, compute: torch.dtype | None, 
     form, layout = stacked_form(module, compute, clients[0].shape[1:]), Layout.of(module)
     assert isinstance(form, ConvMixerForm)
     x, buffers = layout.flatten(dict(module.named_parameters())), dict(module.named_buffers())
-    mine = stacked_statistics(form, layout, pool, x, buffers, torch.arange(len(sizes)), batch_size)
+    training = cast(Training, SimpleNamespace(layout=layout, clients=pool, batch_size=batch_size))
+    mine = stacked_statistics(form, training, x, buffers, torch.arange(len(sizes)))
     assert set(mine) == set(buffers)
     for client, own in enumerate(clients):
         exact = copy.deepcopy(module).double().train()

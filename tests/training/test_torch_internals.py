@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import fedlalr
 from fedlalr.training import torch_internals
+from fedlalr.training.stacked.masked_norm import MASKED
 from fedlalr.training.torch_internals import add_to_each, has_hooks, storage_address
 
 CHECKED_WITH = "2.13.0"
@@ -32,7 +33,6 @@ SIGNATURES = {
     ),
     "torch.nn.modules.batchnorm._BatchNorm": "num_features eps momentum affine track_running_stats",
     "torch.nn.modules.batchnorm._BatchNorm._check_input_dim": "self input",
-    "torch.nn.modules.dropout._DropoutNd": "p inplace",
     "torch.utils._python_dispatch.TorchDispatchMode.__torch_dispatch__": "self func types args kwargs",
     "torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo": "",
     "torch.utils._pytree.tree_flatten": "tree",
@@ -41,7 +41,7 @@ SIGNATURES = {
     "torch.utils._pytree.tree_unflatten": "leaves treespec",
 }
 """What we use → the parameters that come first. Classes of which we only ask `isinstance` are listed in short."""
-ONLY_ISINSTANCE = ("DropoutNd",)
+ONLY_ISINSTANCE = ("_BatchNorm",)
 ATTRIBUTES = {
     nn.Module(): ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_non_persistent_buffers_set"),
     torch.zeros(1).untyped_storage(): ("_cdata",),
@@ -159,9 +159,10 @@ def test_private_uses_are_recognised() -> None:
     assert private_uses(Path(torch_internals.__file__).read_text(encoding="utf-8"))
 
 
-def test_the_substitute_of_a_batch_norm_checks_inputs_as_the_layer_does() -> None:
-    substitute = torch_internals.BatchNormSubstitute(nn.BatchNorm2d(3))
+def test_the_stand_in_of_a_batch_norm_checks_inputs_as_the_layer_does() -> None:
+    stand_in = nn.BatchNorm2d(3)
+    stand_in.__class__ = MASKED[nn.BatchNorm2d]
     with pytest.raises(ValueError, match="expected 4D input"):
-        substitute(torch.zeros(2, 3))
-    images: Tensor = torch.randn(2, 3, 4, 4)
-    torch.testing.assert_close(substitute(images), nn.BatchNorm2d(3)(images))
+        stand_in(torch.zeros(2, 3))
+    images = torch.randn(2, 3, 4, 4)
+    torch.testing.assert_close(stand_in(images), nn.BatchNorm2d(3)(images))

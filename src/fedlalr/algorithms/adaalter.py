@@ -25,21 +25,16 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
-from fedlalr.common.checks import check_positive
+from fedlalr.common.option_types import Checked, Positive
 
 
 @dataclass(frozen=True)
-class LocalAdaAlter:
+class LocalAdaAlter(Checked):
     """Local Adagrad steps under a synchronised denominator."""
 
-    lr: float = 0.5
-    eps: float = 1.0
-    initial: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_positive("lr", self.lr)
-        check_positive("eps", self.eps)
-        check_positive("initial", self.initial)
+    lr: Positive = 0.5
+    eps: Positive = 1.0
+    initial: Positive = 1.0
 
     @property
     def slots(self) -> SlotTable:

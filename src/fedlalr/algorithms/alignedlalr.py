@@ -33,37 +33,21 @@ from torch import Tensor
 
 from fedlalr.algorithms.bias_correction import corrected_rate
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
-from fedlalr.common.checks import (
-    check_betas,
-    check_choice,
-    check_flag,
-    check_fraction,
-    check_positive,
-    check_share,
-    squared,
-)
+from fedlalr.common.checks import squared
+from fedlalr.common.option_types import Betas, Checked, Fraction, Positive, Share
 
 
 @dataclass(frozen=True)
-class AlignedLALR:
+class AlignedLALR(Checked):
     """Local AMSGrad from the synchronised v̂, every step aligned with the server's last change."""
 
-    lr: float = 2e-3
-    betas: tuple[float, float] = (0.9, 0.995)
-    eps: float = 1e-8
-    align: float = 0.5
-    keep: float = 1.0
+    lr: Positive = 2e-3
+    betas: Betas = (0.9, 0.995)
+    eps: Positive = 1e-8
+    align: Fraction = 0.5
+    keep: Share = 1.0
     second_moment: Literal["mean", "max"] = "max"
     bias_correction: bool = False
-
-    def __post_init__(self) -> None:
-        check_positive("lr", self.lr)
-        check_betas(self.betas)
-        check_positive("eps", self.eps)
-        check_fraction("align", self.align)
-        check_share("keep", self.keep)
-        check_choice("second_moment", self.second_moment, ("mean", "max"))
-        check_flag("bias_correction", self.bias_correction)
 
     @property
     def slots(self) -> SlotTable:

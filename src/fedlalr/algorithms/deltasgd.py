@@ -27,21 +27,16 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
-from fedlalr.common.checks import check_not_negative, check_positive
+from fedlalr.common.option_types import Checked, NotNegative, Positive
 
 
 @dataclass(frozen=True)
-class DeltaSGD:
+class DeltaSGD(Checked):
     """Local SGD in which each client tunes its own step size, afresh in every round; `lr` is the first step's."""
 
-    lr: float = 0.2
-    gamma: float = 2.0
-    delta: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_positive("lr", self.lr)
-        check_positive("gamma", self.gamma)
-        check_not_negative("delta", self.delta)
+    lr: Positive = 0.2
+    gamma: Positive = 2.0
+    delta: NotNegative = 0.1
 
     @property
     def slots(self) -> SlotTable:

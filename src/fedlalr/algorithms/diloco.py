@@ -32,25 +32,18 @@ from torch import Tensor
 from fedlalr.algorithms.localadam import adam_step
 from fedlalr.algorithms.server_optimizers import nesterov
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
-from fedlalr.common.checks import check_betas, check_fraction, check_positive
+from fedlalr.common.option_types import Betas, Checked, Fraction, Positive
 
 
 @dataclass(frozen=True)
-class DiLoCo:
+class DiLoCo(Checked):
     """Local Adam with kept state under a Nesterov server."""
 
-    lr: float = 4e-4
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    server_lr: float = 0.7
-    momentum: float = 0.9
-
-    def __post_init__(self) -> None:
-        check_positive("lr", self.lr)
-        check_betas(self.betas)
-        check_positive("eps", self.eps)
-        check_positive("server_lr", self.server_lr)
-        check_fraction("momentum", self.momentum)
+    lr: Positive = 4e-4
+    betas: Betas = (0.9, 0.999)
+    eps: Positive = 1e-8
+    server_lr: Positive = 0.7
+    momentum: Fraction = 0.9
 
     @property
     def slots(self) -> SlotTable:

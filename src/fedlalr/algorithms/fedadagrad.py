@@ -23,26 +23,18 @@ from torch import Tensor
 from fedlalr.algorithms.local_sgd import LocalSGD
 from fedlalr.algorithms.server_optimizers import adagrad, init_moments
 from fedlalr.algorithms.slots import Context, Slots
-from fedlalr.common.checks import check_fraction, check_not_negative, check_positive
+from fedlalr.common.option_types import Fraction, NotNegative, Positive
 
 
 @dataclass(frozen=True)
 class FedAdagrad(LocalSGD):
     """Local SGD, the mean change fed to Adagrad."""
 
-    lr: float = 0.0316
-    server_lr: float = 0.1
-    beta1: float = 0.0
-    eps: float = 1e-3
-    initial_v: float | None = None
-
-    def __post_init__(self) -> None:
-        check_positive("lr", self.lr)
-        check_positive("server_lr", self.server_lr)
-        check_fraction("beta1", self.beta1)
-        check_positive("eps", self.eps)
-        if self.initial_v is not None:
-            check_not_negative("initial_v", self.initial_v)
+    lr: Positive = 0.0316
+    server_lr: Positive = 0.1
+    beta1: Fraction = 0.0
+    eps: Positive = 1e-3
+    initial_v: NotNegative | None = None
 
     def init(self, params: Tensor) -> Slots:
         return init_moments(params, self.eps**2 if self.initial_v is None else self.initial_v)

@@ -28,28 +28,19 @@ from torch import Tensor
 from fedlalr.algorithms.local_sgd import LocalSGD
 from fedlalr.algorithms.server_optimizers import adam, init_moments
 from fedlalr.algorithms.slots import Context, Slots
-from fedlalr.common.checks import check_betas, check_choice, check_not_negative, check_positive
+from fedlalr.common.option_types import Betas, NotNegative, Positive
 
 
 @dataclass(frozen=True)
 class FedAdam(LocalSGD):
     """Local SGD, the mean change fed to Adam. Defaults are the FedLALR paper's for CIFAR-10."""
 
-    lr: float = 0.1
-    server_lr: float = 1.0
-    betas: tuple[float, float] = (0.9, 0.99)
-    eps: float = 1e-2
-    bias_correction: bool | Literal["flower"] = False
-    initial_v: float | None = None
-
-    def __post_init__(self) -> None:
-        check_positive("lr", self.lr)
-        check_positive("server_lr", self.server_lr)
-        check_betas(self.betas)
-        check_positive("eps", self.eps)
-        check_choice("bias_correction", self.bias_correction, (False, True, "flower"))
-        if self.initial_v is not None:
-            check_not_negative("initial_v", self.initial_v)
+    lr: Positive = 0.1
+    server_lr: Positive = 1.0
+    betas: Betas = (0.9, 0.99)
+    eps: Positive = 1e-2
+    bias_correction: Literal[False, True, "flower"] = False
+    initial_v: NotNegative | None = None
 
     def init(self, params: Tensor) -> Slots:
         return init_moments(params, self.eps**2 if self.initial_v is None else self.initial_v)

@@ -32,25 +32,18 @@ from torch import Tensor
 
 from fedlalr.algorithms.bias_correction import gathered
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
-from fedlalr.common.checks import check_betas, check_flag, check_fraction, check_positive
+from fedlalr.common.option_types import Betas, Checked, Fraction, Positive
 
 
 @dataclass(frozen=True)
-class FedAdamW:
+class FedAdamW(Checked):
     """Local Adam from the mean v of each layer, with alignment. Defaults are the authors'."""
 
-    lr: float = 3e-4
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    align: float = 0.5
+    lr: Positive = 3e-4
+    betas: Betas = (0.9, 0.999)
+    eps: Positive = 1e-8
+    align: Fraction = 0.5
     blocks: bool = True
-
-    def __post_init__(self) -> None:
-        check_positive("lr", self.lr)
-        check_betas(self.betas)
-        check_positive("eps", self.eps)
-        check_fraction("align", self.align)
-        check_flag("blocks", self.blocks)
 
     @property
     def slots(self) -> SlotTable:

@@ -25,27 +25,19 @@ from torch import Tensor
 from fedlalr.algorithms.local_sgd import LocalSGD
 from fedlalr.algorithms.server_optimizers import amsgrad, init_moments
 from fedlalr.algorithms.slots import Context, Slots
-from fedlalr.common.checks import check_betas, check_choice, check_positive
+from fedlalr.common.option_types import Betas, Positive
 
 
 @dataclass(frozen=True)
 class FedAMS(LocalSGD):
     """Local SGD, the mean change fed to AMSGrad. Defaults are the FedLALR paper's for CIFAR-10."""
 
-    lr: float = 0.1
-    server_lr: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.99)
-    eps: float | None = None
+    lr: Positive = 0.1
+    server_lr: Positive = 0.1
+    betas: Betas = (0.9, 0.99)
+    eps: Positive | None = None
     """None: 1e-4 in option 1, 1e-2 in option 2."""
     option: Literal[1, 2] = 1
-
-    def __post_init__(self) -> None:
-        check_positive("lr", self.lr)
-        check_positive("server_lr", self.server_lr)
-        check_betas(self.betas)
-        check_choice("option", self.option, (1, 2))
-        if self.eps is not None:
-            check_positive("eps", self.eps)
 
     def init(self, params: Tensor) -> Slots:
         state = init_moments(params, 0.0)

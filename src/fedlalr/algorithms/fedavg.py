@@ -19,17 +19,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
-from fedlalr.common.checks import check_positive
+from fedlalr.common.option_types import Checked, Positive
 
 
 @dataclass(frozen=True)
-class FedAvg:
+class FedAvg(Checked):
     """Local SGD, the clients' models averaged."""
 
-    lr: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_positive("lr", self.lr)
+    lr: Positive = 0.1
 
     @property
     def slots(self) -> SlotTable:

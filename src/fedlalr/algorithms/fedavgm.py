@@ -23,21 +23,16 @@ from torch import Tensor
 from fedlalr.algorithms.local_sgd import LocalSGD
 from fedlalr.algorithms.server_optimizers import momentum
 from fedlalr.algorithms.slots import Context, Slots
-from fedlalr.common.checks import check_fraction, check_positive
+from fedlalr.common.option_types import Fraction, Positive
 
 
 @dataclass(frozen=True)
 class FedAvgM(LocalSGD):
     """Local SGD, the mean change accumulated in a server momentum."""
 
-    lr: float = 0.1
-    server_lr: float = 1.0
-    momentum: float = 0.9
-
-    def __post_init__(self) -> None:
-        check_positive("lr", self.lr)
-        check_positive("server_lr", self.server_lr)
-        check_fraction("momentum", self.momentum)
+    lr: Positive = 0.1
+    server_lr: Positive = 1.0
+    momentum: Fraction = 0.9
 
     def init(self, params: Tensor) -> Slots:
         return Slots(x=params, m=torch.zeros_like(params))

@@ -24,19 +24,15 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
-from fedlalr.common.checks import check_positive, check_share
+from fedlalr.common.option_types import Checked, Positive, Share
 
 
 @dataclass(frozen=True)
-class FedCM:
+class FedCM(Checked):
     """Local SGD with client-level momentum; alpha = 1 is plain local SGD."""
 
-    lr: float = 0.1
-    alpha: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_positive("lr", self.lr)
-        check_share("alpha", self.alpha)
+    lr: Positive = 0.1
+    alpha: Share = 0.1
 
     @property
     def slots(self) -> SlotTable:

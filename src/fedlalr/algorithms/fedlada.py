@@ -29,23 +29,18 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
-from fedlalr.common.checks import check_betas, check_positive, check_share, squared
+from fedlalr.common.checks import squared
+from fedlalr.common.option_types import Betas, Checked, Positive, Share
 
 
 @dataclass(frozen=True)
-class FedLADA:
+class FedLADA(Checked):
     """Local AMSGrad with restarted momentum, amended by the global mean step."""
 
-    lr: float = 2e-3
-    betas: tuple[float, float] = (0.9, 0.995)
-    eps: float = 1e-8
-    alpha: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_positive("lr", self.lr)
-        check_betas(self.betas)
-        check_positive("eps", self.eps)
-        check_share("alpha", self.alpha)
+    lr: Positive = 2e-3
+    betas: Betas = (0.9, 0.995)
+    eps: Positive = 1e-8
+    alpha: Share = 0.1
 
     @property
     def slots(self) -> SlotTable:

@@ -37,27 +37,20 @@ from torch import Tensor
 
 from fedlalr.algorithms.bias_correction import corrected_rate
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
-from fedlalr.common.checks import check_betas, check_choice, check_flag, check_positive, squared
+from fedlalr.common.checks import squared
+from fedlalr.common.option_types import Betas, Checked, Positive
 
 
 @dataclass(frozen=True)
-class FedLALR:
+class FedLALR(Checked):
     """Local AMSGrad with synchronised x, m and v̂. Defaults are the paper's for CIFAR-10."""
 
-    lr: float = 2e-3
-    betas: tuple[float, float] = (0.9, 0.995)
-    eps: float = 1e-8
+    lr: Positive = 2e-3
+    betas: Betas = (0.9, 0.995)
+    eps: Positive = 1e-8
     momentum: Literal["average", "restart"] = "average"
     second_moment: Literal["mean", "max"] = "mean"
     bias_correction: bool = False
-
-    def __post_init__(self) -> None:
-        check_positive("lr", self.lr)
-        check_betas(self.betas)
-        check_positive("eps", self.eps)
-        check_choice("momentum", self.momentum, ("average", "restart"))
-        check_choice("second_moment", self.second_moment, ("mean", "max"))
-        check_flag("bias_correction", self.bias_correction)
 
     @property
     def slots(self) -> SlotTable:

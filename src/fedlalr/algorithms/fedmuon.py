@@ -36,7 +36,7 @@ from torch import Tensor
 
 from fedlalr.algorithms.bias_correction import gathered
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
-from fedlalr.common.checks import check_betas, check_fraction, check_positive
+from fedlalr.common.option_types import Betas, Checked, Fraction, Positive
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of Muon's polynomial, which raises small singular values as fast as possible."""
@@ -44,23 +44,15 @@ STEPS = 5
 
 
 @dataclass(frozen=True)
-class FedMuon:
+class FedMuon(Checked):
     """Local Muon for matrices and Adam for vectors, with averaged momentum and alignment."""
 
-    lr: float = 0.02
-    beta: float = 0.95
-    align: float = 0.5
-    vector_rate: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-10
-
-    def __post_init__(self) -> None:
-        check_positive("lr", self.lr)
-        check_fraction("beta", self.beta)
-        check_fraction("align", self.align)
-        check_positive("vector_rate", self.vector_rate)
-        check_betas(self.betas)
-        check_positive("eps", self.eps)
+    lr: Positive = 0.02
+    beta: Fraction = 0.95
+    align: Fraction = 0.5
+    vector_rate: Positive = 0.1
+    betas: Betas = (0.9, 0.95)
+    eps: Positive = 1e-10
 
     @property
     def slots(self) -> SlotTable:

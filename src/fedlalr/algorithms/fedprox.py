@@ -21,19 +21,15 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
-from fedlalr.common.checks import check_not_negative, check_positive
+from fedlalr.common.option_types import Checked, NotNegative, Positive
 
 
 @dataclass(frozen=True)
-class FedProx:
+class FedProx(Checked):
     """Local SGD with a proximal term, the clients' models averaged."""
 
-    lr: float = 0.1
-    mu: float = 0.01
-
-    def __post_init__(self) -> None:
-        check_positive("lr", self.lr)
-        check_not_negative("mu", self.mu)
+    lr: Positive = 0.1
+    mu: NotNegative = 0.01
 
     @property
     def slots(self) -> SlotTable:

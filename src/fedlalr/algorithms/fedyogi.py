@@ -23,26 +23,18 @@ from torch import Tensor
 from fedlalr.algorithms.local_sgd import LocalSGD
 from fedlalr.algorithms.server_optimizers import init_moments, yogi
 from fedlalr.algorithms.slots import Context, Slots
-from fedlalr.common.checks import check_betas, check_not_negative, check_positive
+from fedlalr.common.option_types import Betas, NotNegative, Positive
 
 
 @dataclass(frozen=True)
 class FedYogi(LocalSGD):
     """Local SGD, the mean change fed to Yogi."""
 
-    lr: float = 0.0316
-    server_lr: float = 1e-2
-    betas: tuple[float, float] = (0.9, 0.99)
-    eps: float = 1e-3
-    initial_v: float | None = None
-
-    def __post_init__(self) -> None:
-        check_positive("lr", self.lr)
-        check_positive("server_lr", self.server_lr)
-        check_betas(self.betas)
-        check_positive("eps", self.eps)
-        if self.initial_v is not None:
-            check_not_negative("initial_v", self.initial_v)
+    lr: Positive = 0.0316
+    server_lr: Positive = 1e-2
+    betas: Betas = (0.9, 0.99)
+    eps: Positive = 1e-3
+    initial_v: NotNegative | None = None
 
     def init(self, params: Tensor) -> Slots:
         return init_moments(params, self.eps**2 if self.initial_v is None else self.initial_v)

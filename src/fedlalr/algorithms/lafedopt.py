@@ -33,31 +33,21 @@ from torch import Tensor
 
 from fedlalr.algorithms.server_optimizers import adam, init_moments
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
-from fedlalr.common.checks import check_betas, check_choice, check_positive
+from fedlalr.common.option_types import Betas, Checked, Positive
 
 
 @dataclass(frozen=True)
-class LAFedOpt:
+class LAFedOpt(Checked):
     """Local Adam, restarted every round, under a server optimiser. Defaults are the FedLALR paper's for CIFAR-10."""
 
-    lr: float = 1e-4
-    betas: tuple[float, float] = (0.8, 0.999)
-    eps: float = 1e-4
+    lr: Positive = 1e-4
+    betas: Betas = (0.8, 0.999)
+    eps: Positive = 1e-4
     server: Literal["average", "adam"] = "average"
-    server_lr: float = 1.0
+    server_lr: Positive = 1.0
     correction: Literal["none", "local", "joint"] = "none"
-    server_betas: tuple[float, float] = (0.9, 0.99)
-    server_eps: float = 1e-2
-
-    def __post_init__(self) -> None:
-        check_positive("lr", self.lr)
-        check_betas(self.betas)
-        check_positive("eps", self.eps)
-        check_choice("server", self.server, ("average", "adam"))
-        check_positive("server_lr", self.server_lr)
-        check_choice("correction", self.correction, ("none", "local", "joint"))
-        check_betas(self.server_betas, "server_betas")
-        check_positive("server_eps", self.server_eps)
+    server_betas: Betas = (0.9, 0.99)
+    server_eps: Positive = 1e-2
 
     @property
     def slots(self) -> SlotTable:

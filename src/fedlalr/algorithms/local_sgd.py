@@ -15,9 +15,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
+from fedlalr.common.option_types import Checked
 
 
-class LocalSGD:
+class LocalSGD(Checked):
     """Start, step and finish of a client that runs SGD and sends Δ_i; subclasses add the server half."""
 
     @property

@@ -35,23 +35,17 @@ from torch import Tensor
 
 from fedlalr.algorithms.bias_correction import gathered
 from fedlalr.algorithms.slots import Context, Reduction, Slots, SlotTable
-from fedlalr.common.checks import check_betas, check_choice, check_positive
+from fedlalr.common.option_types import Betas, Checked, Positive
 
 
 @dataclass(frozen=True)
-class LocalAdam:
+class LocalAdam(Checked):
     """Local Adam whose state is kept by each client, restarted or averaged; the clients' models are averaged."""
 
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
+    lr: Positive = 1e-3
+    betas: Betas = (0.9, 0.999)
+    eps: Positive = 1e-8
     moments: Literal["keep", "restart", "average"] = "keep"
-
-    def __post_init__(self) -> None:
-        check_positive("lr", self.lr)
-        check_betas(self.betas)
-        check_positive("eps", self.eps)
-        check_choice("moments", self.moments, ("keep", "restart", "average"))
 
     @property
     def slots(self) -> SlotTable:

@@ -29,23 +29,17 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
-from fedlalr.common.checks import check_betas, check_choice, check_positive
+from fedlalr.common.option_types import Betas, Checked, Positive
 
 
 @dataclass(frozen=True)
-class MimeLite:
+class MimeLite(Checked):
     """Local steps with the server's momentum (`base="momentum"`) or Adam (`base="adam"`), its state frozen."""
 
-    lr: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.99)
-    eps: float = 1e-3
+    lr: Positive = 0.1
+    betas: Betas = (0.9, 0.99)
+    eps: Positive = 1e-3
     base: Literal["momentum", "adam"] = "momentum"
-
-    def __post_init__(self) -> None:
-        check_positive("lr", self.lr)
-        check_betas(self.betas)
-        check_positive("eps", self.eps)
-        check_choice("base", self.base, ("momentum", "adam"))
 
     @property
     def slots(self) -> SlotTable:

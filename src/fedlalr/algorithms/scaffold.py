@@ -26,17 +26,14 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
-from fedlalr.common.checks import check_positive
+from fedlalr.common.option_types import Checked, Positive
 
 
 @dataclass(frozen=True)
-class SCAFFOLD:
+class SCAFFOLD(Checked):
     """Local SGD corrected by control variates c (server) and c_i (kept by each client)."""
 
-    lr: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_positive("lr", self.lr)
+    lr: Positive = 0.1
 
     @property
     def slots(self) -> SlotTable:

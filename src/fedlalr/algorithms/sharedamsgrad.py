@@ -27,21 +27,17 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Context, Reduction, Slots, SlotTable
-from fedlalr.common.checks import check_betas, check_positive, squared
+from fedlalr.common.checks import squared
+from fedlalr.common.option_types import Betas, Checked, Positive
 
 
 @dataclass(frozen=True)
-class SharedAMSGrad:
+class SharedAMSGrad(Checked):
     """Local AMSGrad whose v̂ is shared by all clients and changes only at synchronisation."""
 
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.99)
-    eps: float = 1e-2
-
-    def __post_init__(self) -> None:
-        check_positive("lr", self.lr)
-        check_betas(self.betas)
-        check_positive("eps", self.eps)
+    lr: Positive = 1e-3
+    betas: Betas = (0.9, 0.99)
+    eps: Positive = 1e-2
 
     @property
     def slots(self) -> SlotTable:

@@ -23,21 +23,16 @@ from torch import Tensor
 
 from fedlalr.algorithms.local_sgd import LocalSGD
 from fedlalr.algorithms.slots import Context, Slots
-from fedlalr.common.checks import check_fraction, check_positive
+from fedlalr.common.option_types import Fraction, Positive
 
 
 @dataclass(frozen=True)
 class SlowMo(LocalSGD):
     """Local SGD with slow momentum on the server."""
 
-    lr: float = 0.1
-    alpha: float = 1.0
-    beta: float = 0.7
-
-    def __post_init__(self) -> None:
-        check_positive("lr", self.lr)
-        check_positive("alpha", self.alpha)
-        check_fraction("beta", self.beta)
+    lr: Positive = 0.1
+    alpha: Positive = 1.0
+    beta: Fraction = 0.7
 
     def init(self, params: Tensor) -> Slots:
         return Slots(x=params, u=torch.zeros_like(params))

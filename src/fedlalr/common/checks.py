@@ -52,22 +52,22 @@ def check_not_negative(name: str, value: float, also: str = "") -> None:
         raise ValueError(f"{name} must be a finite number of at least 0{also}, not {_shown(value)}")
 
 
-def check_fraction(name: str, value: float) -> None:
+def check_fraction(name: str, value: float, also: str = "") -> None:
     """Reject anything outside [0, 1)."""
     if not _is_number(value) or not 0 <= value < 1:
-        raise ValueError(f"{name} must lie in [0, 1), not {_shown(value)}")
+        raise ValueError(f"{name} must lie in [0, 1){also}, not {_shown(value)}")
 
 
-def check_share(name: str, value: float) -> None:
+def check_share(name: str, value: float, also: str = "") -> None:
     """Reject anything outside (0, 1]."""
     if not _is_number(value) or not 0 < value <= 1:
-        raise ValueError(f"{name} must lie in (0, 1], not {_shown(value)}")
+        raise ValueError(f"{name} must lie in (0, 1]{also}, not {_shown(value)}")
 
 
-def check_betas(betas: Sequence[float], name: str = "betas") -> None:
+def check_betas(name: str, betas: Sequence[float], also: str = "") -> None:
     """Reject anything but two decay rates in [0, 1)."""
     if isinstance(betas, str) or not isinstance(betas, Sequence) or len(betas) != 2:
-        raise ValueError(f"{name} must be a pair (beta1, beta2), not {betas!r}")
+        raise ValueError(f"{name} must be a pair (beta1, beta2){also}, not {betas!r}")
     for symbol, beta in zip(("beta1", "beta2"), betas, strict=True):
         check_fraction(symbol if name == "betas" else f"{symbol} of {name}", beta)
 

@@ -15,7 +15,7 @@ from torch import nn
 from fedlalr.algorithms.slots import Algorithm
 from fedlalr.common.named import check_options as check_given
 from fedlalr.common.named import made
-from fedlalr.common.option_types import Count, Positive
+from fedlalr.common.option_types import Count, Positive, check_fields
 from fedlalr.common.reading import at_home
 from fedlalr.data.population import Clients
 from fedlalr.federation.asynchronous.settings import Async
@@ -35,7 +35,7 @@ from fedlalr.training import Engine, Training
 from fedlalr.training.engines.registry import check_engine
 from fedlalr.training.layout import Layout
 from fedlalr.training.machine import choose_device, half_precision_fault
-from fedlalr.training.options import LocalOptions, check_options, option
+from fedlalr.training.options import LocalOptions, option
 from fedlalr.training.parameter_groups import freeze_others, matching, trainable_parameters
 from fedlalr.training.torch_state import private_copy, undisturbed
 
@@ -207,7 +207,7 @@ class Options(LocalOptions):
         """Reject values that are not allowed."""
         check_model(model)
         check_algorithm(algorithm)
-        check_options(self)
+        check_fields(self)
         check_rates(self.schedule, algorithm.lr, self.rounds)
         if self.accumulate > 1 and self.batch_size is None:
             raise ValueError(

@@ -1,15 +1,15 @@
 """Fused local steps: clipping, weight decay and the algorithm's step in few passes over memory, in place.
 
-`FUSED_STEPS` lists the steps with fused forms, one for CPUs and one as a Triton kernel. Any other step runs through
-`local_step`, whose result every form reproduces. To add one, write both forms and a row.
+`FUSED_STEPS` lists the steps with a fused form, which exists for CPUs and as a Triton kernel. Any other step runs
+through `local_step`, whose result both reproduce. To add one, write its update for CPUs, extend the kernel, and add a
+row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -28,54 +28,15 @@ BLOCK = 1024
 """Numbers that one Triton program updates."""
 
 
-class FusedStep(Protocol):
-    """Does the same as `local_step`, but writes the new values into the client's slots `[C, P]`.
-
-    Each slot must be contiguous and share no memory with another. The gradient may be overwritten. A kernel never
-    synchronises with the host, so it can be captured in a CUDA graph; the numbers of the context are tensors then, so
-    that each replay sees their current values.
-    """
-
-    def __call__(
-        self,
-        client: Slots,
-        gradient: Tensor,
-        broadcast: Slots,
-        context: Context,
-        regularisation: Regularisation,
-        active: Tensor | None = None,
-    ) -> None:
-        """One step of every client, or of those that `active` (bool `[C]`) marks."""
-
-
-class Forms(NamedTuple):
-    """Factories of an algorithm's fused step: for a CPU, and as a Triton kernel."""
-
-    cpu: Callable[[Algorithm], FusedStep]
-    triton: Callable[[Algorithm], FusedStep]
-
-
-def fused_forms(algorithm: Algorithm) -> Forms | None:
-    """The fused forms of an algorithm's step, or None. Without alignment, AlignedLALR's step is FedLALR's."""
-    forms = FUSED_STEPS.get(type(algorithm).step)
-    return AMSGRAD if forms is ALIGNED and not cast(AlignedLALR, algorithm).align else forms
-
-
-def fused_step(algorithm: Algorithm, device: torch.device | str, dtype: torch.dtype) -> FusedStep | None:
-    """The fused form of an algorithm's local step, or None if there is none; use `local_step` then."""
-    forms = fused_forms(algorithm)
-    if forms is None:
-        return None
-    if dtype == torch.float32 and kernels_available(device):
-        return forms.triton(algorithm)
-    return forms.cpu(algorithm) if torch.device(device).type == "cpu" else None
+Update = Callable[[Any, Slots, Tensor, Slots, Context], None]
+"""An algorithm's step on a CPU, from the same arguments; writes into the client's slots."""
 
 
 @dataclass(frozen=True)
 class CPUStep:
-    """A `FusedStep` on a CPU: `update` writes into the client's slots."""
+    """A `FusedStep` on a CPU."""
 
-    update: Callable[[Any, Slots, Tensor, Slots, Context], object]
+    update: Update
     algorithm: Algorithm
 
     def __call__(
@@ -98,7 +59,7 @@ class CPUStep:
 class TritonStep:
     """A `FusedStep` as one Triton kernel, which updates x alone (SGD) or x, m, v and v̂ (AMSGrad, also aligned)."""
 
-    slots: tuple[str, ...]
+    update: Update
     algorithm: Any
 
     def __call__(
@@ -112,12 +73,12 @@ class TritonStep:
     ) -> None:
         from fedlalr.training.kernels.steps_triton import step  # Triton is not installed everywhere
 
-        x, tensors = client.x, [gradient.contiguous(), *(client[name] for name in self.slots)]
+        amsgrad, aligned = self.update is not sgd, self.update is aligned_amsgrad
+        slots = ("x", "m", "v", "v_hat") if amsgrad else ("x",)
+        x, tensors = client.x, [gradient.contiguous(), *(client[name] for name in slots)]
         if any(not tensor.is_contiguous() or tensor.shape != x.shape for tensor in tensors):
             raise ValueError("the fused step writes in place, so every slot must be a separate contiguous stack [C, P]")
-        amsgrad = len(self.slots) > 1
         lr, eps = _amsgrad_rate(self.algorithm, context) if amsgrad else (context.lr, 0.0)
-        aligned = fused_forms(self.algorithm) is ALIGNED
         share = _on(x, self.algorithm.align / context.steps).expand(len(x), 1).contiguous() if aligned else None
         clip_norm = regularisation.clip_norm
         factor = None if clip_norm is None else clip_factor(gradient, clip_norm).squeeze(-1)
@@ -129,6 +90,16 @@ class TritonStep:
             CLIPPED=factor is not None, GUARDED=active is not None, MASKED=regularisation.decayed is not None,
             AMSGRAD=amsgrad, ALIGNED=aligned, BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
+
+
+FusedStep = CPUStep | TritonStep
+"""Does the same as `local_step`, but writes the new values into the client's slots `[C, P]`: of every client, or of
+those that `active` (bool `[C]`) marks.
+
+Each slot must be contiguous and share no memory with another. The gradient may be overwritten. The kernel never
+synchronises with the host, so it can be captured in a CUDA graph; the numbers of the context are tensors then, so that
+each replay sees their current values.
+"""
 
 
 def _on(x: Tensor, number: float | Tensor) -> Tensor:
@@ -145,29 +116,44 @@ def _amsgrad_rate(algorithm: FedLALR | AlignedLALR, context: Context) -> tuple[f
     return corrected_rate(context.lr, algorithm.betas, context.step), algorithm.eps
 
 
-def _sgd_cpu(algorithm: Algorithm, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> None:
+def sgd(algorithm: Algorithm, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> None:
     client.x.sub_(gradient, alpha=float(context.lr))
 
 
-def _amsgrad_cpu(
+def amsgrad(
     algorithm: FedLALR | AlignedLALR, client: Slots, gradient: Tensor, broadcast: Slots, context: Context
 ) -> None:
     lr, eps = _amsgrad_rate(algorithm, context)
     amsgrad_(client, gradient, float(lr), algorithm.betas, eps)
 
 
-def _aligned_cpu(algorithm: AlignedLALR, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> None:
-    _amsgrad_cpu(algorithm, client, gradient, broadcast, context)
+def aligned_amsgrad(
+    algorithm: AlignedLALR, client: Slots, gradient: Tensor, broadcast: Slots, context: Context
+) -> None:
+    amsgrad(algorithm, client, gradient, broadcast, context)
     client.x.add_(algorithm.align / context.steps * broadcast.d)
 
 
-SGD = Forms(cpu=partial(CPUStep, _sgd_cpu), triton=partial(TritonStep, ("x",)))
-AMSGRAD = Forms(cpu=partial(CPUStep, _amsgrad_cpu), triton=partial(TritonStep, ("x", "m", "v", "v_hat")))
-ALIGNED = Forms(cpu=partial(CPUStep, _aligned_cpu), triton=partial(TritonStep, ("x", "m", "v", "v_hat")))
-FUSED_STEPS: dict[Callable[..., Slots], Forms] = {
-    FedAvg.step: SGD,
-    LocalSGD.step: SGD,
-    FedLALR.step: AMSGRAD,
-    AlignedLALR.step: ALIGNED,
+FUSED_STEPS: dict[Callable[..., Slots], Update] = {
+    FedAvg.step: sgd,
+    LocalSGD.step: sgd,
+    FedLALR.step: amsgrad,
+    AlignedLALR.step: aligned_amsgrad,
 }
-"""An algorithm's `step` → its fused forms. A subclass that overrides `step` has none."""
+"""An algorithm's `step` → its update. A subclass that overrides `step` has none."""
+
+
+def fused_update(algorithm: Algorithm) -> Update | None:
+    """The update of an algorithm with a fused step, or None. Without alignment, AlignedLALR's step is FedLALR's."""
+    update = FUSED_STEPS.get(type(algorithm).step)
+    return amsgrad if update is aligned_amsgrad and not cast(AlignedLALR, algorithm).align else update
+
+
+def fused_step(algorithm: Algorithm, device: torch.device | str, dtype: torch.dtype) -> FusedStep | None:
+    """The fused form of an algorithm's local step, or None if there is none; use `local_step` then."""
+    update = fused_update(algorithm)
+    if update is None:
+        return None
+    if dtype == torch.float32 and kernels_available(device):
+        return TritonStep(update, algorithm)
+    return CPUStep(update, algorithm) if torch.device(device).type == "cpu" else None

@@ -21,6 +21,12 @@ from fedlalr.training.parameter_groups import matching, trainable_parameters
 from fedlalr.training.ranks import WHOLE, Spread
 
 Buffers = dict[str, Tensor]
+Tensors = Mapping[str, Tensor]
+
+
+def joined(parts: Sequence[Tensors]) -> Buffers:
+    """The rows of several stacks of named tensors as one."""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 @dataclass(frozen=True)
@@ -126,15 +132,7 @@ class Work:
 
     def context(self, steps: float | Tensor, step: int | Tensor = 0) -> Context:
         """The context of a local step, as the algorithm sees it."""
-        return Context(
-            round=self.round,
-            lr=self.lr,
-            steps=steps,
-            step=step,
-            cohort=self.cohort,
-            population=self.population,
-            shapes=self.shapes,
-        )
+        return Context(self.round, self.lr, steps, step, self.cohort, self.population, self.shapes)
 
     def part(self, rows: Tensor) -> Work:
         """The same round for some of its clients."""
@@ -206,9 +204,9 @@ class Replies:
             samples=torch.cat([part.samples for part in parts]),
             steps=torch.cat([part.steps for part in parts]),
             losses=torch.cat([part.losses for part in parts]),
-            slots=Slots(**{name: torch.cat([part.slots[name] for part in parts]) for name in parts[0].slots}),
-            buffers={name: torch.cat([part.buffers[name] for part in parts]) for name in parts[0].buffers},
-            kept=Slots(**{name: torch.cat([part.kept[name] for part in parts]) for name in parts[0].kept}),
+            slots=Slots(**joined([part.slots for part in parts])),
+            buffers=joined([part.buffers for part in parts]),
+            kept=Slots(**joined([part.kept for part in parts])),
             failures=failures,
             traces=tuple(sorted(traces, key=lambda trace: trace[:2])),
         )

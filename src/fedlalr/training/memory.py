@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,54 +26,28 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 """Options of glibc's mallopt."""
 
 
-class Chunks:
-    """The number of clients to train at once, from the memory that one local step of a few clients takes."""
+def fitting_clients(training: Training, work: Work, one_step: Callable[[Work], object], each: int | None = None) -> int:
+    """How many of a cohort's clients fit into memory at once, from what one local step of a few of them takes.
 
-    def __init__(self, training: Training, one_step: Callable[[Work], object], each: int | None = None) -> None:
-        """`each`: the memory of one client if it is known exactly and need not be measured."""
-        self.training, self._one_step, self._each = training, one_step, each
-        self._size: int | None = None
-
-    def size(self, work: Work) -> int:
-        """How many of a cohort's clients to train at once. Measured on the first call."""
-        if len(work.clients) <= 2:
+    `each`: the memory of one client if it is known exactly and need not be measured.
+    """
+    if each is None:
+        try:
+            few, more = (peak_memory(partial(one_step, _some(training, work, n)), training.device) for n in (2, 4))
+        except Exception:  # perhaps a client's faulty data; if it is memory, the round will find out and halve
             return len(work.clients)
-        if self._size is None:
-            self._size = self._fitting(work)
-        return self._size
+        each = max((more - few) // 2, 1)
+    vector = training.layout.size * work.broadcast.x.element_size()
+    replies = len(work.clients) * len(training.algorithm.slots.up) * vector
+    room = SHARE[training.device.type] * free_memory(training.device) - replies
+    return max(int(room // each), 1)
 
-    @property
-    def known(self) -> int | None:
-        """The number that was measured or set, or None."""
-        return self._size
 
-    @known.setter
-    def known(self, clients: int) -> None:
-        self._size = clients
-
-    def halve(self, clients: int) -> None:
-        """Use at most half of this many clients, which did not fit."""
-        self._size = max(clients // 2, 1)
-
-    def _fitting(self, work: Work) -> int:
-        each = self._each
-        if each is None:
-            try:
-                few, more = (self._peak(work, count) for count in (2, 4))
-            except Exception:  # perhaps a client's faulty data; if it is memory, the round will find out and halve
-                return len(work.clients)
-            each = max((more - few) // 2, 1)
-        vector = self.training.layout.size * work.broadcast.x.element_size()
-        replies = len(work.clients) * len(self.training.algorithm.slots.up) * vector
-        room = SHARE[self.training.device.type] * free_memory(self.training.device) - replies
-        return max(int(room // each), 1)
-
-    def _peak(self, work: Work, count: int) -> int:
-        """Peak memory of one local step, with the largest client several times and the smallest once."""
-        sizes = self.training.clients.sizes
-        clients = torch.tensor([int(sizes.argmax())] * (count - 1) + [int(sizes.argmin())], device="cpu")
-        few = replace(work.part(torch.zeros_like(clients)), clients=clients, probe=None)
-        return peak_memory(lambda: self._one_step(few), self.training.device)
+def _some(training: Training, work: Work, count: int) -> Work:
+    """The round for the largest client several times and the smallest once."""
+    sizes = training.clients.sizes
+    clients = torch.tensor([int(sizes.argmax())] * (count - 1) + [int(sizes.argmin())], device="cpu")
+    return replace(work.part(torch.zeros_like(clients)), clients=clients, probe=None)
 
 
 def check_kept(row: Slots, clients: int, device: torch.device) -> None:
@@ -93,21 +68,16 @@ def _amount(count: int) -> str:
 def peak_memory(function: Callable[[], object], device: torch.device) -> int:
     """The most bytes of new tensors that a call holds at once."""
     with forked_generators(device):
-        return _peak_memory(function, device)
-
-
-def _peak_memory(function: Callable[[], object], device: torch.device) -> int:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        function()
-        torch.cuda.synchronize(device)
-        return int(torch.cuda.max_memory_allocated(device) - before)
-    meter = _Meter()
-    with meter:
-        function()
-    return meter.peak
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            before = torch.cuda.memory_allocated(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            function()
+            torch.cuda.synchronize(device)
+            return int(torch.cuda.max_memory_allocated(device) - before)
+        with (meter := _Meter()):
+            function()
+        return meter.peak
 
 
 class _Meter(DispatchMode):

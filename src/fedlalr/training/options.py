@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import Field, dataclass, field, fields
-from functools import cache, partial
-from typing import Any, Literal, get_type_hints
+from functools import partial
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from fedlalr.common.option_types import Count, NotNegative, Positive, Seed, check_type
+from fedlalr.common.option_types import Count, NotNegative, Positive, Seed
 from fedlalr.training.intervals import Epochs, Interval
 from fedlalr.training.parameter_groups import Patterns, check_patterns
 
@@ -131,21 +131,6 @@ class LocalOptions:
         check=_check_holdout,
     )
     seed: Seed = option(0, "Seed of sampling, batch order, augmentation and dropout.")
-
-
-def check_options(options: Any) -> None:
-    """Reject a value that its option's type or check does not allow."""
-    kinds = _kinds(options.__class__)
-    for each in fields(options):
-        value = getattr(options, each.name)
-        check_type(each.name, value, kinds[each.name])
-        if check := each.metadata["check"]:
-            check(value)
-
-
-@cache  # they are evaluated from text, which takes longer than all checks
-def _kinds(of: type) -> dict[str, Any]:
-    return get_type_hints(of, include_extras=True)
 
 
 def options_in(kind: type, *scopes: Scope) -> list[Field[Any]]:

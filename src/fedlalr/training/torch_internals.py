@@ -6,38 +6,19 @@ has changed its signature, and if another module uses a private API. When a new 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
-from torch.nn.modules.dropout import _DropoutNd as DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from fedlalr.algorithms.slots import Slots
 
-__all__ = [
-    "BatchNorm",
-    "BatchNormSubstitute",
-    "DispatchMode",
-    "DropoutNd",
-    "add_to_each",
-    "amsgrad_",
-    "convolution_backward",
-    "has_hooks",
-    "saved_buffers",
-    "sigmoid_backward",
-    "storage_address",
-    "tanh_backward",
-    "threshold_backward",
-    "tree_flatten",
-    "tree_leaves",
-    "tree_map",
-    "tree_unflatten",
-    "without_fallback_warnings",
-]
+# The names that are only imported here, for other modules.
+__all__ = ["BatchNorm", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten"]
 
 convolution_backward = torch.ops.aten.convolution_backward
 sigmoid_backward = torch.ops.aten.sigmoid_backward
@@ -65,23 +46,6 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
-
-
-class BatchNormSubstitute(BatchNorm):
-    """Replaces a BatchNorm layer, whose parameters, buffers and options it takes over."""
-
-    check_input: Callable[[Tensor], None]
-
-    def __init__(self, stock: BatchNorm) -> None:
-        super().__init__(stock.num_features, stock.eps, stock.momentum, affine=False, track_running_stats=False)
-        self.weight, self.bias, self.affine = stock.weight, stock.bias, stock.affine
-        for name, buffer in stock.named_buffers(recurse=False):
-            self.register_buffer(name, buffer)
-        self.track_running_stats, self.training = stock.track_running_stats, stock.training
-        self.check_input = stock._check_input_dim
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        self.check_input(input)
 
 
 def amsgrad_(client: Slots, gradient: Tensor, lr: float, betas: tuple[float, float], eps: float = 0.0) -> None:

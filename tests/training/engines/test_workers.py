@@ -245,7 +245,9 @@ class InterruptedInAMessage(WorkersEngine):
     """Ctrl-C arrives when half of a round's orders have been sent."""
 
     def _send(self, process, message, descriptor=None):
-        process.channel.endpoint.sendall(b"half")
+        if self._arena is None:  # the setup
+            return super()._send(process, message, descriptor)
+        os.write(process.connection.fileno(), b"half")
         raise KeyboardInterrupt
 
 

@@ -89,29 +89,6 @@ def test_layers_hold_what_they_were_given():
     assert torch.equal(back.x, stack)
 
 
-def test_layers_give_away_stacks_in_the_memory_of_slots_that_are_done_with():
-    layout = Layout.of(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)))
-    layers = Layers(layout, ("x", "m", "v", "v_hat", "gradient"), 4)
-    state = linear_rounds.Slots(**{name: torch.randn(4, layout.size) for name in ("x", "m", "v", "v_hat")})
-    layers.load(state)
-    before = {name: slot.data_ptr() for name, slot in layers.whole.items()}
-    given = layers.give_away(["x", "m", "v_hat"])
-    assert all(torch.equal(given[name], state[name]) for name in ("x", "m", "v_hat"))
-    places = [slot.data_ptr() for _, slot in given.items()]
-    assert len(set(places)) == 3
-    assert set(places) <= set(before.values())
-
-
-def test_layers_that_have_nothing_to_spare_give_away_new_memory():
-    layout = Layout.of(nn.Linear(3, 2))
-    layers = Layers(layout, ("x",), 4)
-    stack = torch.randn(4, layout.size)
-    layers.load(linear_rounds.Slots(x=stack))
-    given = layers.give_away(["x"])
-    assert torch.equal(given.x, stack)
-    assert given.x.data_ptr() != layers.whole.x.data_ptr()
-
-
 @pytest.mark.parametrize("algorithm", ["fedlalr", "fedlalr restart max"])
 def test_a_rounds_replies_are_not_changed_by_the_next_round(algorithm):
     training = make_training("perceptron", algorithm)

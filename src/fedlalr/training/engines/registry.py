@@ -17,7 +17,7 @@ from fedlalr.training.machine import memory
 from fedlalr.training.stacked.engine import StackedEngine
 from fedlalr.training.stacked.trial import CannotStack
 
-ENGINES: dict[str, Callable[[Training], Engine]] = {
+ENGINES: dict[str, Callable[..., Engine]] = {
     "reference": ReferenceEngine,
     "stacked": StackedEngine,
     "workers": WorkersEngine,
@@ -46,7 +46,8 @@ def create_engine(name: str, training: Training, cohort: int) -> tuple[Engine, s
     why_not = ""
     for choice, reason in candidates(training, cohort):
         try:
-            engine = _workers_that_fit(training) if choice == "workers" else ENGINES[choice](training)
+            limits = {"most": memory() * MOST_SHIPPED} if choice == "workers" else {}
+            engine = ENGINES[choice](training, **limits)
         except CannotStack as error:
             why_not = f"the cohort cannot be stacked: {error}"
         except CannotShip as error:
@@ -54,10 +55,6 @@ def create_engine(name: str, training: Training, cohort: int) -> tuple[Engine, s
         else:
             return engine, why_not or reason
     raise AssertionError("the reference engine takes every job")
-
-
-def _workers_that_fit(training: Training) -> WorkersEngine:
-    return WorkersEngine(training, most=memory() * MOST_SHIPPED)
 
 
 def check_engine(name: str) -> tuple[str, str]:

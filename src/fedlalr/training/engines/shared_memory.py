@@ -6,7 +6,6 @@ it, however that process ends.
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import math
 import mmap
@@ -15,7 +14,7 @@ import pickle
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import ModuleType
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -34,22 +33,22 @@ class Place(NamedTuple):
     """The location of a tensor in an arena."""
 
     offset: int
-    shape: tuple[int, ...]
+    size: int
     dtype: torch.dtype
+    shape: torch.Size
 
 
-class SharedMemoryPlan:
-    """Lays out tensors one after the other."""
+def arranged(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Place], int]:
+    """Places for tensors like these, one after the other, and the bytes of all."""
+    places, size = dict[str, Place](), 0
+    for name, like in tensors.items():
+        places[name] = Place(size, like.nbytes, like.dtype, like.shape)
+        size = _aligned(size + like.nbytes)
+    return places, size
 
-    def __init__(self) -> None:
-        self.places: dict[str, Place] = {}
-        self.size = 0
 
-    def add(self, name: str, shape: Iterable[int], dtype: torch.dtype) -> None:
-        shape = tuple(shape)
-        self.places[name] = Place(self.size, shape, dtype)
-        count = torch.Size(shape).numel() * dtype.itemsize
-        self.size += -(-max(count, 1) // _ALIGNMENT) * _ALIGNMENT
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 class Arena:
@@ -77,13 +76,11 @@ class Arena:
 
     def tensors(self, places: Mapping[str, Place]) -> dict[str, Tensor]:
         """Views of the arena: all processes see what one of them writes."""
-        return {name: self._view(place) for name, place in places.items()}
-
-    def _view(self, place: Place) -> Tensor:
-        count = torch.Size(place.shape).numel()
-        if not count:
-            return torch.empty(place.shape, dtype=place.dtype, device="cpu")
-        return torch.frombuffer(self.memory, dtype=place.dtype, count=count, offset=place.offset).view(place.shape)
+        memory = torch.frombuffer(self.memory, dtype=torch.uint8)
+        return {
+            name: memory[place.offset :][: place.size].view(place.dtype).view(place.shape)
+            for name, place in places.items()
+        }
 
     def close(self) -> None:
         """Close the descriptor; the memory itself is freed with its last view."""
@@ -101,26 +98,17 @@ class TooLarge(ValueError):
     """Shipping an object takes more memory than allowed."""
 
 
-def ship(
-    value: object, by_value: Iterable[ModuleType] = (), *, most: float = math.inf, readers: int = 1
-) -> tuple[Arena, list[int]]:
+def ship(value: object, *, most: float = math.inf, readers: int = 1) -> tuple[Arena, list[int]]:
     """Write an object into a new arena, its tensors and arrays as raw memory; returns where its pieces end.
 
     `most` limits the bytes in total: everything but raw memory is copied again by each of the `readers`.
     """
     shipper = _Shipper(most, readers)
-    modules = list(by_value)
-    for module in modules:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        shipper.dump(value)
-    finally:
-        for module in modules:
-            cloudpickle.unregister_pickle_by_value(module)
+    shipper.dump(value)
     pieces = {_STREAM: shipper.stream.getbuffer(), **shipper.raw}
     bounds, size = dict[Memory, tuple[int, int]](), 0
     for memory, piece in pieces.items():
-        start = -(-size // _ALIGNMENT) * _ALIGNMENT
+        start = _aligned(size)
         size = start + piece.nbytes
         bounds[memory] = start, size
     arena = Arena.create(size)
@@ -205,31 +193,28 @@ def _tensor_from(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Ten
     return torch.frombuffer(buffer, dtype=dtype).view(shape)
 
 
-def unimportable_modules(values: Iterable[object]) -> Iterator[ModuleType]:
-    """Modules that define the values' classes or functions and that another interpreter could not import."""
-    seen: set[str] = set()
-    for value in values:
-        owners = [value, *value.modules()] if isinstance(value, nn.Module) else [value]
-        for owner in owners:
-            name = getattr(owner, "__module__", None) or type(owner).__module__
-            if name in seen or name == "__main__" or name not in sys.modules:
-                continue
-            seen.add(name)
-            if not _is_importable(name):
-                yield sys.modules[name]
+@contextmanager
+def pickled_by_value(values: Iterable[object]) -> Iterator[None]:
+    """Let cloudpickle send the code of the values' classes and functions that another interpreter could not import."""
+    owners = [owner for value in values for owner in (value.modules() if isinstance(value, nn.Module) else (value,))]
+    names = {getattr(owner, "__module__", None) or type(owner).__module__ for owner in owners}
+    modules = [sys.modules[name] for name in names & sys.modules.keys() - {"__main__"} if not _is_importable(name)]
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 def _is_importable(name: str) -> bool:
-    module = sys.modules[name]
-    origin = getattr(module, "__file__", None)
+    origin = getattr(sys.modules[name], "__file__", None)
     if origin is None:
         return name in sys.builtin_module_names
-    parts = name.split(".")
-    relative = os.path.join(*parts) + ".py", os.path.join(*parts, "__init__.py")
-    if not origin.endswith(".py"):
-        return importlib.util.find_spec(name) is not None
-    return any(
-        os.path.realpath(os.path.join(root or ".", tail)) == os.path.realpath(origin)
+    tail = name.replace(".", os.sep)
+    return not origin.endswith(".py") or any(
+        os.path.realpath(os.path.join(root or ".", tail + end)) == os.path.realpath(origin)
         for root in sys.path
-        for tail in relative
+        for end in (".py", f"{os.sep}__init__.py")
     )

@@ -12,14 +12,15 @@ from __future__ import annotations
 import atexit
 import math
 import os
-import selectors
-import socket
+import pickle
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import NoReturn, cast
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import send_handle
+from typing import Any, NoReturn
 
 import cloudpickle
 import torch
@@ -27,8 +28,8 @@ from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots
 from fedlalr.common.interrupts import blocked
-from fedlalr.training.engines.shared_memory import Arena, SharedMemoryPlan, TooLarge, ship, unimportable_modules
-from fedlalr.training.engines.worker_process import Channel, Orders, Rest, Setup, part
+from fedlalr.training.engines.shared_memory import Arena, TooLarge, arranged, pickled_by_value, ship
+from fedlalr.training.engines.worker_process import Orders, Setup, part, receive
 from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work
 from fedlalr.training.machine import usable_cores
 
@@ -58,13 +59,13 @@ class Process:
     """A worker as the run sees it."""
 
     popen: subprocess.Popen[bytes]
-    channel: Channel
+    connection: Connection[Any, Any]
     in_hand: deque[int] = field(default_factory=deque)
     settled: bool = False
     """Whether no message is pending in either direction; after an interruption some may be."""
 
     def end(self) -> None:
-        self.channel.endpoint.close()
+        self.connection.close()
         self.popen.kill()
         self.popen.wait()
 
@@ -102,9 +103,9 @@ class WorkersEngine:
         self._start(most)
 
     def train(self, work: Work) -> Replies:
-        memory, orders, descriptor = self._prepare(work)
+        memory, orders = self._prepare(work)
         steps = self.training.steps(work.round, work.clients)
-        errors, traces = self._run(orders, descriptor, (-steps).argsort(stable=True).tolist())
+        errors, traces = self._run(orders, (-steps).argsort(stable=True).tolist())
         good = [row for row in range(len(work.clients)) if row not in errors]
         replies = Replies(
             clients=work.clients,
@@ -121,8 +122,8 @@ class WorkersEngine:
 
     def recalibrate(self, x: Tensor, buffers: Buffers, clients: Tensor, round: int) -> Buffers:
         work = Work(round, 0.0, clients, Slots(x=x), buffers, Slots(), len(clients), len(self.training.clients))
-        memory, orders, descriptor = self._prepare(work, recalibrate=True)
-        errors, _ = self._run(orders, descriptor, list(range(len(clients))))
+        memory, orders = self._prepare(work, recalibrate=True)
+        errors, _ = self._run(orders, list(range(len(clients))))
         if errors:
             row, error = min(errors.items())
             raise RuntimeError(f"client {int(clients[row])} could not recalibrate its statistics: {error}")
@@ -134,21 +135,18 @@ class WorkersEngine:
             if not process.settled or process.popen.poll() is not None:
                 process.end()
             else:
-                process.channel.send(Rest())
+                process.connection.send_bytes(pickle.dumps(None))
                 _idle.append(process)
         self._processes = []
-        if self._arena is not None:
-            self._arena.close()
-            self._arena = None
+        self._drop_arena()
 
     def _start(self, most: float) -> None:
         training = self.training
         own = (training.loss, training.algorithm, training.local, training.collate_fn)
-        shipped = (training.model, *own, training.clients)
         datasets = getattr(training.clients, "datasets", ())
         try:
-            modules = unimportable_modules([*shipped, *datasets])
-            arena, bounds = ship(training, modules, most=most, readers=self.count)
+            with pickled_by_value([training.model, *own, training.clients, *datasets]):
+                arena, bounds = ship(training, most=most, readers=self.count)
         except TooLarge:
             raise CannotShip(
                 f"copies of the clients' data for worker processes would take more than {most / 1e9:.2g} GB; keep "
@@ -157,13 +155,13 @@ class WorkersEngine:
             ) from None
         except Exception as error:
             raise _unsendable(f"{type(error).__name__}: {error}") from error
-        setup = Setup(bounds, [path or os.getcwd() for path in sys.path], torch.get_default_dtype())
+        path = [path or os.getcwd() for path in sys.path]
+        setup = pickle.dumps(Setup(bounds, path, torch.get_default_dtype()))
         try:
             for _ in range(self.count):
                 self._processes.append(_launch())
             for process in self._processes:
-                process.settled = False
-                process.channel.send(setup, arena.descriptor)
+                self._send(process, setup, arena.descriptor)
             troubles = []
             for process in self._processes:
                 troubles.append(self._receive(process))
@@ -176,51 +174,55 @@ class WorkersEngine:
         finally:
             arena.close()
 
-    def _prepare(self, work: Work, recalibrate: bool = False) -> tuple[dict[str, Tensor], Orders, int | None]:
-        """Copy the round's tensors to shared memory; returns the descriptor to send along if the memory is new."""
-        plan, count, fresh = _plan(work, self.training), len(work.clients), None
-        if self._arena is None or self._arena.size < plan.size:
-            if self._arena is not None:
-                self._arena.close()
-            self._arena = Arena.create(plan.size)
-            fresh = self._arena.descriptor
-        memory = self._arena.tensors(plan.places)
-        for kind, values in (("down", work.broadcast), ("buffer", work.buffers), ("kept", work.kept)):
-            for name, value in values.items():
-                memory[f"{kind}:{name}"].copy_(value)
-        assert count
+    def _prepare(self, work: Work, recalibrate: bool = False) -> tuple[dict[str, Tensor], Orders]:
+        """Copy the round's tensors to shared memory."""
+        sent = {
+            f"{kind}:{name}": value
+            for kind, values in (("down", work.broadcast), ("buffer", work.buffers), ("kept", work.kept))
+            for name, value in values.items()
+        }
+        places, size = arranged(sent | _answers(work, self.training))
+        fresh = self._arena is None or self._arena.size < size
+        if fresh:
+            self._drop_arena()
+            self._arena = Arena.create(size)
+        assert self._arena is not None
+        memory = self._arena.tensors(places)
+        for name, value in sent.items():
+            memory[name].copy_(value)
         bare = replace(work, broadcast=Slots(), buffers={}, kept=Slots())
-        return memory, Orders(bare, plan.places, recalibrate), fresh
+        return memory, Orders(bare, places, recalibrate, fresh)
 
-    def _run(self, orders: Orders, descriptor: int | None, rows: list[int]) -> tuple[dict[int, str], list[Trace]]:
+    def _drop_arena(self) -> None:
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+
+    def _run(self, orders: Orders, rows: list[int]) -> tuple[dict[int, str], list[Trace]]:
         """Train every row on the next free worker; returns the errors by row, and the traces."""
-        probe = orders.work.probe
-        modules = unimportable_modules([probe] if probe is not None else [])
-        for module in (found := list(modules)):
-            cloudpickle.register_pickle_by_value(module)
-        message = cloudpickle.dumps(orders)
-        for module in found:
-            cloudpickle.unregister_pickle_by_value(module)
+        assert self._arena is not None
+        with pickled_by_value([orders.work.probe]):
+            message = cloudpickle.dumps(orders)
         self._cohort = orders.work.clients
         errors: dict[int, str] = {}
         traces: list[Trace] = []
         waiting = deque(rows)
-        with selectors.DefaultSelector() as selector:
+        for process in self._processes:
+            process.settled = False
+            self._send(process, message, self._arena.descriptor if orders.fresh else None)
+        for _ in range(_AHEAD):
             for process in self._processes:
-                process.settled = False
-                self._send(process, message, descriptor)
-                selector.register(process.channel.endpoint, selectors.EVENT_READ, process)
-            for _ in range(_AHEAD):
-                for process in self._processes:
-                    self._give(process, waiting)
-            while any(process.in_hand for process in self._processes):
-                for key, _ in selector.select():
-                    row, error, seen = cast(tuple[int, str | None, list[Trace]], self._receive(key.data))
-                    key.data.in_hand.remove(row)
-                    traces += seen
-                    if error is not None:
-                        errors[row] = error
-                    self._give(key.data, waiting)
+                self._give(process, waiting)
+        workers: dict[Any, Process] = {process.connection: process for process in self._processes}
+        while any(process.in_hand for process in self._processes):
+            for ready in wait(workers):
+                process = workers[ready]
+                row, error, seen = self._receive(process)
+                process.in_hand.remove(row)
+                traces += seen
+                if error is not None:
+                    errors[row] = error
+                self._give(process, waiting)
         for process in self._processes:
             process.settled = True
         return errors, traces
@@ -228,18 +230,20 @@ class WorkersEngine:
     def _give(self, process: Process, waiting: deque[int]) -> None:
         if waiting:
             process.in_hand.append(waiting.popleft())
-            self._send(process, process.in_hand[-1])
+            self._send(process, pickle.dumps(process.in_hand[-1]))
 
-    def _send(self, process: Process, message: object, descriptor: int | None = None) -> None:
+    def _send(self, process: Process, message: bytes, descriptor: int | None = None) -> None:
         try:
-            process.channel.send(message, descriptor)
-        except (BrokenPipeError, ConnectionError):
+            process.connection.send_bytes(message)
+            if descriptor is not None:
+                send_handle(process.connection, descriptor, process.popen.pid)
+        except ConnectionError:
             self._raise_dead(process)
 
-    def _receive(self, process: Process) -> object:
+    def _receive(self, process: Process) -> Any:
         try:
-            return process.channel.receive()[0]
-        except (EOFError, ConnectionError):
+            return receive(process.connection)
+        except (EOFError, OSError):
             self._raise_dead(process)
 
     def _raise_dead(self, process: Process) -> NoReturn:
@@ -261,9 +265,10 @@ def _launch() -> Process:
     while _idle:
         process = _idle.pop()
         if process.popen.poll() is None:
+            process.settled = False
             return process
         process.end()
-    ours, theirs = socket.socketpair()
+    ours, theirs = Pipe()
     environment = ALLOCATOR | os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     with theirs, blocked():
@@ -277,26 +282,16 @@ def _launch() -> Process:
             env=environment,
             stdin=subprocess.DEVNULL,
         )
-    return Process(popen, Channel(ours))
+    return Process(popen, ours)
 
 
-def _plan(work: Work, training: Training) -> SharedMemoryPlan:
-    """The layout of a round in shared memory: what is sent to the workers, then what comes back."""
-    plan, count, table = SharedMemoryPlan(), len(work.clients), training.algorithm.slots
-    size, dtype = training.layout.size, training.layout.dtype
-    sent: tuple[tuple[str, Mapping[str, Tensor]], ...] = (
-        ("down", work.broadcast),
-        ("buffer", work.buffers),
-        ("kept", work.kept),
-    )
-    for kind, values in sent:
-        for name, value in values.items():
-            plan.add(f"{kind}:{name}", value.shape, value.dtype)
-    for name in table.up:
-        plan.add(f"up:{name}", (count, size), dtype)
-    for name, value in work.buffers.items():
-        plan.add(f"out_buffer:{name}", (count, *value.shape[work.per_client :]), value.dtype)
-    for name in table.kept:
-        plan.add(f"out_kept:{name}", (count, size), dtype)
-    plan.add("loss", (count,), dtype)
-    return plan
+def _answers(work: Work, training: Training) -> dict[str, Tensor]:
+    """What the workers write, as tensors without memory."""
+    table, count = training.algorithm.slots, len(work.clients)
+    row = torch.empty(count, training.layout.size, dtype=training.layout.dtype, device="meta")
+    buffers = {
+        f"out_buffer:{name}": value.new_empty(count, *value.shape[work.per_client :], device="meta")
+        for name, value in work.buffers.items()
+    }
+    up, kept = {f"up:{name}": row for name in table.up}, {f"out_kept:{name}": row for name in table.kept}
+    return {**up, **buffers, **kept, "loss": row[:, 0]}

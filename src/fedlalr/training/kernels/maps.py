@@ -20,17 +20,7 @@ from fedlalr.training.kernels.frozen_triton import frozen_depthwise, frozen_norm
 from fedlalr.training.kernels.group_norm_triton import group_backward, group_forward
 from fedlalr.training.kernels.norm_triton import norm_backward, norm_forward
 from fedlalr.training.kernels.plain import GroupNorm, Norm, Normed
-from fedlalr.training.kernels.products import pointwise
-
-__all__ = [
-    "depthwise_gelu_group_norm",
-    "depthwise_gelu_norm",
-    "gelu_group_norm",
-    "gelu_norm",
-    "groups_supported",
-    "pointwise",
-    "supported",
-]
+from fedlalr.training.kernels.products import pointwise as pointwise  # one of the operations
 
 # Tile sizes and launch options, tuned on an H200. TILE, TAIL: images per tile of a pass over a row, and per tile of its
 # remainder. STAGES: tiles being loaded at once. ROWS, WINDOWS, PRODUCTS: image rows per block of the convolution,

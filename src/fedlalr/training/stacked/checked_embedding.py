@@ -12,12 +12,10 @@ from torch import Tensor, nn
 
 
 class CheckedEmbedding(nn.Embedding):
-    """Stands in for an `nn.Embedding`, whose weight it takes over."""
+    """Stands in for an `nn.Embedding`."""
 
-    def __init__(self, stock: nn.Embedding) -> None:
-        super().__init__(1, 1, device="meta")
-        self.num_embeddings, self.embedding_dim = stock.num_embeddings, stock.embedding_dim
-        self.padding_idx, self.weight, self.training = stock.padding_idx, stock.weight, stock.training
+    def __call__(self, input: Tensor) -> Tensor:  # without hooks: one of Hugging Face's cannot run inside vmap
+        return self.forward(input)
 
     def forward(self, input: Tensor) -> Tensor:
         inside = (input >= 0) & (input < self.num_embeddings)
@@ -27,8 +25,7 @@ class CheckedEmbedding(nn.Embedding):
         return torch.where(inside.unsqueeze(-1), rows, float("nan"))
 
 
-def checked_embedding(layer: nn.Module) -> nn.Module | None:
-    """The checked layer that replaces a stock embedding; None for other layers, which vmap batches as they are."""
-    if type(layer) is nn.Embedding and layer.max_norm is None and not layer.scale_grad_by_freq:
-        return CheckedEmbedding(layer)
-    return None
+def checked_embedding(layer: nn.Module) -> type[nn.Module] | None:
+    """The class that stands in for a stock embedding; None for other layers, which vmap batches as they are."""
+    is_plain = type(layer) is nn.Embedding and layer.max_norm is None and not layer.scale_grad_by_freq
+    return CheckedEmbedding if is_plain else None

@@ -24,8 +24,8 @@ from fedlalr.training.calling import call
 from fedlalr.training.fused_steps import FusedStep
 from fedlalr.training.interfaces import Training, Work
 from fedlalr.training.local_step import local_step, other_gradients, starting_slots
-from fedlalr.training.stacked.feed import Feed, Shape, Tables, gather
-from fedlalr.training.stacked.gradient import Batch, StackedGradient, gradient_at
+from fedlalr.training.stacked.feed import Feed, Shape, Tables
+from fedlalr.training.stacked.gradient import StackedGradient, gradient_at
 from fedlalr.training.stacked.stack import Stack
 from fedlalr.training.torch_state import forked_generators, get_buffers, in_mode, set_buffers
 
@@ -86,15 +86,8 @@ class StaticSteps:
         memory = self._prepare(work, feed, start)
         for shape in feed.shapes():
             layout = rounded(shape, start.size, self._width)
-            context = WatchedContext(
-                round=work.round,
-                lr=memory.lr,
-                steps=memory.steps[: layout.active],
-                step=memory.step,
-                cohort=work.cohort,
-                population=work.population,
-                shapes=work.shapes,
-            )
+            shown = vars(work.context(memory.steps[: layout.active], memory.step))
+            context = WatchedContext(**shown | {"lr": memory.lr})
             self._take(memory, layout, layout.active > shape.active, context)
         return memory.stack.rows(0, start.size)
 
@@ -133,11 +126,6 @@ class StaticSteps:
     def _allocate(self, work: Work, start: Stack, tables: Tables) -> Memory:
         device, dtype = self.training.device, self.training.layout.dtype
         longest = 1 << (tables.rows.shape[0] - 1).bit_length()  # room for rounds with a few more steps
-        rows, real, random = (
-            None if table is None else table.new_zeros(longest, *table.shape[1:]) for table in tables[1:]
-        )
-        assert rows is not None
-        assert real is not None
         return Memory(
             stack=Stack(
                 start.state.map(lambda slot: torch.empty_like(slot, memory_format=torch.contiguous_format)),
@@ -145,7 +133,7 @@ class StaticSteps:
                 torch.empty_like(start.total),
             ),
             broadcast=work.broadcast.map(partial(torch.empty_like, memory_format=torch.contiguous_format)),
-            tables=Tables(tables.pool, rows, real, random),
+            tables=tables.map(lambda table: table.new_zeros(longest, *table.shape[1:])),
             steps=torch.empty(start.size, 1, device=device, dtype=dtype),
             lr=torch.empty((), device=device, dtype=dtype),
             step=torch.empty((), device=device, dtype=torch.float64),
@@ -193,7 +181,7 @@ class StaticSteps:
         now = memory.stack.rows(0, shape.active)
         active = memory.steps[: shape.active, 0] >= memory.step if held else None
         before = {name: buffer.clone() for name, buffer in now.buffers.items()} if held else now.buffers
-        batch = self._batch(memory, shape)
+        batch = memory.tables.map(lambda table: table.index_select(0, memory.place)).batch(1, shape)
         others = gradient_at(self._gradient, now.buffers, batch)
         for name, gradient in other_gradients(self.training, self._others, now.state, others).items():
             now.state[name].copy_(gradient)
@@ -211,14 +199,6 @@ class StaticSteps:
         new = apart(local_step(self.training, state, gradient, broadcast, context), state)
         for name, slot in state.items():
             _write(slot, new[name], slot, active)
-
-    def _batch(self, memory: Memory, shape: Shape) -> Batch:
-        rows, real, random = (
-            None if table is None else table.index_select(0, memory.place)[0, : shape.active, : shape.width]
-            for table in memory.tables[1:]
-        )
-        assert rows is not None
-        return gather(memory.tables.pool, rows, random, real if shape.padded else None)
 
 
 def rounded(shape: Shape, clients: int, width: int) -> Shape:

@@ -10,7 +10,7 @@ Dropout draws separately for every client from torch's generator: repeatable, bu
 from __future__ import annotations
 
 import warnings
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -19,10 +19,10 @@ from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.data.population import Population
 from fedlalr.training.accumulation import has_single
 from fedlalr.training.engines.reference import ReferenceEngine
-from fedlalr.training.fused_steps import ALIGNED, fused_forms, fused_step
-from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work
+from fedlalr.training.fused_steps import aligned_amsgrad, fused_step, fused_update
+from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work, joined
 from fedlalr.training.local_step import finish, local_step, other_gradients, without_drawing
-from fedlalr.training.memory import Chunks, is_out_of_memory, keep_freed_memory
+from fedlalr.training.memory import fitting_clients, is_out_of_memory, keep_freed_memory
 from fedlalr.training.stacked.cuda_graphs import StaticSteps, draws, keeps_its_slots
 from fedlalr.training.stacked.feed import Feed
 from fedlalr.training.stacked.forms.convmixer import ConvMixerForm
@@ -53,9 +53,8 @@ class StackedEngine:
         self._linear = self._linear_rounds()
         if training.device.type == "cpu":
             keep_freed_memory()
-        slots = len(training.algorithm.slots.down) + len(training.algorithm.slots.up) + 2
-        each = self._gradient.bytes_each(slots) if isinstance(self._gradient, LinearGradient) else None
-        self._chunks = Chunks(training, lambda work: self._train_chunk(work, steps=1), each)
+        self.chunk: int | None = None
+        """How many clients are trained at once, as soon as it is known. A resumed run sets the original value."""
         self._stack_error: str | None = None
         """An error that a stack of this round raised but its clients did not raise on their own."""
 
@@ -72,25 +71,16 @@ class StackedEngine:
 
     def _linear_rounds(self) -> LinearRounds | None:
         """The form for small chains of linear layers on a CPU, if the network is one and the step has a fused form."""
-        forms = fused_forms(self.training.algorithm)
+        update = fused_update(self.training.algorithm)
         on_cpu = self.training.device.type == "cpu"
-        if not on_cpu or not isinstance(self._gradient, LinearGradient) or forms is None:
+        if not on_cpu or not isinstance(self._gradient, LinearGradient) or update is None:
             return None
-        if forms is ALIGNED:
+        if update is aligned_amsgrad:
             return None  # d is not stored layer by layer
-        return LinearRounds(self.training, self._gradient, forms)
-
-    @property
-    def chunk(self) -> int | None:
-        """How many clients are trained at once, as soon as it is known. A resumed run sets the original value."""
-        return self._chunks.known
-
-    @chunk.setter
-    def chunk(self, clients: int) -> None:
-        self._chunks.known = clients
+        return LinearRounds(self.training, self._gradient, update)
 
     def train(self, work: Work) -> Replies:
-        rows = torch.split(torch.arange(len(work.clients), device="cpu"), self._chunks.size(work))
+        rows = torch.split(torch.arange(len(work.clients), device="cpu"), self._chunk_size(work))
         self._stack_error = None
         replies = Replies.cat([self._train_part(work.part(some), sole=len(rows) == 1) for some in rows])
         if self._stack_error is not None and not replies.failures:
@@ -99,6 +89,14 @@ class StackedEngine:
                 f"of them raised {self._stack_error}"
             )
         return replies
+
+    def _chunk_size(self, work: Work) -> int:
+        if len(work.clients) <= 2:
+            return len(work.clients)
+        if self.chunk is None:
+            each = self._gradient.bytes_each() if isinstance(self._gradient, LinearGradient) else None
+            self.chunk = fitting_clients(self.training, work, partial(self._train_chunk, steps=1), each)
+        return self.chunk
 
     def _train_part(self, work: Work, *, sole: bool = False) -> Replies:
         """Train some clients; if that raises, retry with fewer, down to single clients on the reference engine.
@@ -114,7 +112,7 @@ class StackedEngine:
             self._static.forget()
         if len(work.clients) > 1:
             if out_of_memory:
-                self._chunks.halve(len(work.clients))
+                self.chunk = len(work.clients) // 2
             else:
                 self._stack_error = reason
             halves = torch.arange(len(work.clients), device="cpu").chunk(2)
@@ -210,7 +208,7 @@ class StackedEngine:
         context = work.context(steps=self._steps(feed.steps), step=self._steps(feed.steps))
         upload, kept = finish(training, stack.state, work.broadcast, context)
         if not owned:
-            upload, kept = (slots.map(lambda tensor: tensor.clone()) for slots in (upload, kept))
+            upload, kept = upload.map(Tensor.clone), kept.map(Tensor.clone)
             stack = Stack(stack.state, {name: buffer.clone() for name, buffer in stack.buffers.items()}, stack.total)
         replies = Replies(
             clients=feed.clients,
@@ -228,24 +226,18 @@ class StackedEngine:
     def recalibrate(self, x: Tensor, buffers: Buffers, clients: Tensor, round: int) -> Buffers:
         if not isinstance(self.training.clients, Population) or self._statistics is None:
             return self._reference.recalibrate(x, buffers, clients, round)
-        chunks = torch.split(clients, self._chunks.known or len(clients))
-        parts = [self._recalibrate_part(x, buffers, some, round) for some in chunks]
-        return {name: torch.cat([part[name] for part in parts]) for name in buffers}
+        chunks = torch.split(clients, self.chunk or len(clients))
+        return joined([self._recalibrate_part(x, buffers, some, round) for some in chunks])
 
     def _recalibrate_part(self, x: Tensor, buffers: Buffers, clients: Tensor, round: int) -> Buffers:
         """Statistics of some clients; if memory runs out, fewer at once; on other errors, by the reference engine."""
-        training = self.training
         assert self._statistics is not None
-        assert isinstance(training.clients, Population)
         try:
-            return stacked_statistics(
-                self._statistics, training.layout, training.clients, x, buffers, clients, training.batch_size or 1000
-            )
+            return stacked_statistics(self._statistics, self.training, x, buffers, clients)
         except Exception as error:
             out_of_memory, reason = is_out_of_memory(error), f"{type(error).__name__}: {error}"
         if out_of_memory and len(clients) > 1:
-            halves = [self._recalibrate_part(x, buffers, half, round) for half in clients.chunk(2)]
-            return {name: torch.cat([half[name] for half in halves]) for name in buffers}
+            return joined([self._recalibrate_part(x, buffers, half, round) for half in clients.chunk(2)])
         alone = self._reference.recalibrate(x, buffers, clients, round)
         _warn(
             f"round {round}: the statistics of {len(clients)} clients were computed by the reference engine, because "

@@ -6,6 +6,7 @@ rows of the stack and nothing is computed for the others. The whole round is pla
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -48,16 +49,9 @@ class Feed:
         self.counts = batch_counts(sizes, self.steps, training.step_size, training.drop_last).T
         """Real samples of every batch, `[K, C]`."""
         small = self.counts.numel() * int(sizes.max()) < LARGE_PLAN
-        positions = plan(
-            training.seed,
-            round,
-            self.clients,
-            sizes,
-            self.steps,
-            training.step_size,
-            training.drop_last,
-            None if small or not isinstance(training.clients, Population) else training.device,
-        )
+        device = None if small or not isinstance(training.clients, Population) else training.device
+        size, drop_last = training.step_size, training.drop_last
+        positions = plan(training.seed, round, self.clients, sizes, self.steps, size, drop_last, device)
         self.positions = positions.transpose(0, 1).contiguous()
         """Places in each client's own samples, `[K, C, B]`, −1 for padding."""
 
@@ -115,15 +109,16 @@ class Tables(NamedTuple):
     random: Tensor | None
     """The augmentation's integers, `[K, C, B, draws]`; None without a transform."""
 
-    def batch(self, step: int, shape: Shape) -> Batch:
-        """The batch of local step `step` (from 1) of every active client, augmented."""
-        k, active, width = step - 1, shape.active, shape.width
-        return gather(
-            self.pool,
-            self.rows[k, :active, :width],
-            None if self.random is None else self.random[k, :active, :width],
-            self.real[k, :active, :width] if shape.padded else None,
-        )
+    def map(self, function: Callable[[Tensor], Tensor]) -> Tables:
+        """Apply a function to every table."""
+        random = None if self.random is None else function(self.random)
+        return Tables(self.pool, function(self.rows), function(self.real), random)
+
+    def batch(self, step: int, shape: Shape, first: int = 0) -> Batch:
+        """The batch of local step `step` (from 1) of every active client from row `first` on, augmented."""
+        some = step - 1, slice(first, first + shape.active), slice(shape.width)
+        random = None if self.random is None else self.random[some]
+        return gather(self.pool, self.rows[some], random, self.real[some] if shape.padded else None)
 
 
 def gather(pool: Population, index: Tensor, random: Tensor | None, mask: Tensor | None) -> Batch:

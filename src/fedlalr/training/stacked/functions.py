@@ -18,10 +18,9 @@ from torch.overrides import TorchFunctionMode
 
 from fedlalr.training.kernels import kernels_available
 from fedlalr.training.kernels.products import column_sums, product_float32
-from fedlalr.training.stacked.grouped_layers import Batched, stacked
+from fedlalr.training.stacked.grouped_layers import Batched, Dims, stacked
 from fedlalr.training.stacked.no_dropout import NoDropout
 
-Dims = tuple[int | None, ...]
 ALIGNED = 8
 """Numbers in half precision that fill 16 bytes."""
 LARGE = 10**9
@@ -134,15 +133,9 @@ class BatchedNorm(Batched):
 
     @staticmethod
     def vmap(
-        info: Any,
-        in_dims: Dims,
-        input: Tensor,
-        shape: list[int],
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float | None,
-        centred: bool,
-    ) -> tuple[Tensor, int]:
+        info: Any, in_dims: Dims, input: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None,
+        eps: float | None, centred: bool,
+    ) -> tuple[Tensor, int]:  # fmt: skip
         clients, x = info.batch_size, stacked(input, in_dims[0], info.batch_size)
         scale, shift = (
             None if part is None else part[None] if dim is None else part.movedim(dim, 0)
@@ -212,8 +205,7 @@ class BatchedCrossEntropy(Batched):
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    apply: Callable[..., Tensor] = BatchedLinear.apply
-    return apply(input, weight, bias) if weight.dim() == 2 else F.linear(input, weight, bias)
+    return BatchedLinear.of(input, weight, bias) if weight.dim() == 2 else F.linear(input, weight, bias)
 
 
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, **options: Any) -> Tensor:
@@ -225,15 +217,13 @@ def layer_norm(
     input: Tensor, normalized_shape: list[int], weight: Tensor | None = None, bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:  # fmt: skip
-    apply: Callable[..., Tensor] = BatchedNorm.apply
-    return apply(input, normalized_shape, weight, bias, eps, True)
+    return BatchedNorm.of(input, normalized_shape, weight, bias, eps, True)
 
 
 def rms_norm(
     input: Tensor, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
-    apply: Callable[..., Tensor] = BatchedNorm.apply
-    return apply(input, normalized_shape, weight, None, eps, False)
+    return BatchedNorm.of(input, normalized_shape, weight, None, eps, False)
 
 
 def attention(
@@ -243,8 +233,7 @@ def attention(
     options = {"dropout_p": 0.0 if NoDropout.active else dropout_p, "is_causal": is_causal, **options}
     if query.dim() < 3:
         return attention(query[None], key[None], value[None], attn_mask, **options)[0]
-    apply: Callable[..., Tensor] = BatchedAttention.apply
-    return apply(query, key, value, attn_mask, options)
+    return BatchedAttention.of(query, key, value, attn_mask, options)
 
 
 def cross_entropy(
@@ -254,8 +243,7 @@ def cross_entropy(
     old = size_average is not None or reduce is not None
     if old or weight is not None or reduction != "mean" or label_smoothing or not _is_class_index(input, target):
         return F.cross_entropy(input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
-    apply: Callable[..., Tensor] = BatchedCrossEntropy.apply
-    return apply(input, target, ignore_index)
+    return BatchedCrossEntropy.of(input, target, ignore_index)
 
 
 def _is_class_index(input: Tensor, target: Tensor) -> bool:
@@ -275,7 +263,14 @@ NEEDED = {F.scaled_dot_product_attention: attention}
 """Those without which some models cannot be batched at all."""
 
 
-def fused_layer(layer: nn.Module) -> nn.Module | None:
-    """One function in place of GPT-2's GELU on Hugging Face, which is eight operations there; None for other layers."""
+class TanhGELU(nn.Module):
+    """Stands in for GPT-2's GELU on Hugging Face, which is eight operations there."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.gelu(input, approximate="tanh")
+
+
+def fused_layer(layer: nn.Module) -> type[nn.Module] | None:
+    """The class that stands in for a layer of several operations; None for other layers."""
     is_gelu = type(layer).__name__ == "NewGELUActivation" and type(layer).__module__ == "transformers.activations"
-    return nn.GELU(approximate="tanh") if is_gelu else None
+    return TanhGELU if is_gelu else None

@@ -124,11 +124,6 @@ class AccumulatedGradient:
             return self._gradient(x, buffers, part)
         before, some = {name: buffer.clone() for name, buffer in buffers.items()}, part.mask.any(1)
         losses, gradient, after = self._gradient(x, buffers, part)
-        return (
-            losses,
-            gradient,
-            {
-                name: torch.where(some.view(-1, *[1] * (old.dim() - 1)), after[name], old)
-                for name, old in before.items()
-            },
-        )
+        for name, old in before.items():
+            before[name] = torch.where(some.view(-1, *[1] * (old.dim() - 1)), after[name], old)
+        return losses, gradient, before

@@ -17,12 +17,19 @@ from torch.nn import functional as F
 from fedlalr.training.kernels import kernels_available
 from fedlalr.training.stacked.patch_convolution import PatchConvolution, Sizes
 
+Dims = tuple[int | None, ...]
+"""The client dimension of each argument; None for what all clients share."""
 PRODUCTS_ON = frozenset({"cuda"})
 """Devices where convolutions are products over patches; elsewhere the library's grouped convolution is faster."""
 
 
 class Batched(torch.autograd.Function):
     """A function with its own rule for vmap. Outside vmap it has no gradient, and nothing calls it there."""
+
+    @classmethod
+    def of(cls, *arguments: Any) -> Tensor:
+        """`apply`, which torch does not annotate."""
+        return cls.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -33,33 +40,26 @@ class GroupedConvolution(Batched):
     """A convolution that can be batched over kernels."""
 
     @staticmethod
-    def forward(
-        input: Tensor, weight: Tensor, bias: Tensor | None, stride: Sizes, padding: Sizes, dilation: Sizes
-    ) -> Tensor:
-        return F.conv2d(input, weight, bias, stride, padding, dilation)
+    def forward(input: Tensor, weight: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
+        output: Tensor = F.conv2d(input, weight, bias, *options)
+        return output
 
     @staticmethod
     def vmap(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        stride: Sizes,
-        padding: Sizes,
-        dilation: Sizes,
+        info: Any, in_dims: Dims, input: Tensor, weight: Tensor, bias: Tensor | None, *options: Any
     ) -> tuple[Tensor, int]:
+        """The options are stride, padding and dilation."""
         clients = info.batch_size
         if in_dims[1] is None and (bias is None or in_dims[2] is None):  # one model for all clients: one long batch
             images = stacked(input, in_dims[0], clients)
-            output = F.conv2d(images.flatten(0, 1), weight, bias, stride, padding, dilation)
+            output = F.conv2d(images.flatten(0, 1), weight, bias, *options)
             return output.view(*images.shape[:2], *output.shape[1:]), 0
         if input.device.type in PRODUCTS_ON:
-            return product_convolution(input, weight, bias, in_dims, clients, stride, padding, dilation), 0
+            return product_convolution(input, weight, bias, in_dims, clients, *options), 0
         images = beside(input, in_dims[0], clients)
         kernels = stacked(weight, in_dims[1], clients).flatten(0, 1)
         shifts = None if bias is None else stacked(bias, in_dims[2], clients).flatten()
-        output = F.conv2d(images, kernels, shifts, stride, padding, dilation, groups=clients)
+        output = F.conv2d(images, kernels, shifts, *options, clients)
         return apart(output, clients), 0
 
 
@@ -72,7 +72,7 @@ class GroupedPooling(Batched):
         return pooled
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], input: Tensor, *options: Any) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: Dims, input: Tensor, *options: Any) -> tuple[Tensor, int]:
         clients = info.batch_size
         images = stacked(input, in_dims[0], clients)
         if images.stride(0) == images.shape[1] * images.stride(1):  # clients outermost: one long batch
@@ -90,13 +90,7 @@ class GroupedNormalisation(Batched):
 
     @staticmethod
     def vmap(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        input: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        groups: int,
-        eps: float,
+        info: Any, in_dims: Dims, input: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
     ) -> tuple[Tensor, int]:
         clients = info.batch_size
         scales, shifts = (
@@ -111,33 +105,25 @@ class GroupedConv2d(nn.Conv2d):
     """Stands in for a stock `nn.Conv2d` with one group."""
 
     def forward(self, input: Tensor) -> Tensor:
-        apply: Callable[..., Tensor] = GroupedConvolution.apply
-        return apply(input, self.weight, self.bias, self.stride, self.padding, self.dilation)
+        return GroupedConvolution.of(input, self.weight, self.bias, self.stride, self.padding, self.dilation)
 
 
 class GroupedMaxPool2d(nn.MaxPool2d):
     """Stands in for a stock `nn.MaxPool2d`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        apply: Callable[..., Tensor] = GroupedPooling.apply
-        return apply(input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
+        return GroupedPooling.of(input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
 
 
 class GroupedGroupNorm(nn.GroupNorm):
     """Stands in for a stock `nn.GroupNorm`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        apply: Callable[..., Tensor] = GroupedNormalisation.apply
-        return apply(input, self.weight, self.bias, self.num_groups, self.eps)
+        return GroupedNormalisation.of(input, self.weight, self.bias, self.num_groups, self.eps)
 
 
 def product_convolution(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    in_dims: tuple[int | None, ...],
-    clients: int,
-    *options: Sizes,
+    input: Tensor, weight: Tensor, bias: Tensor | None, in_dims: Dims, clients: int, *options: Sizes
 ) -> Tensor:
     """The convolution of every client as one matrix product, in autocast's precision if autocast is on."""
     images, kernels = stacked(input, in_dims[0], clients), stacked(weight, in_dims[1], clients)
@@ -176,15 +162,12 @@ GROUPED: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 
-def grouped_layer(layer: nn.Module) -> nn.Module | None:
-    """The layer for many clients that replaces a stock one, whose parameters it takes over; None if there is none."""
-    kind = GROUPED.get(type(layer))
-    if kind is None or (isinstance(layer, nn.MaxPool2d) and layer.return_indices):
+def grouped_layer(layer: nn.Module) -> type[nn.Module] | None:
+    """The class for many clients that stands in for a stock layer; None if there is none."""
+    if isinstance(layer, nn.MaxPool2d) and layer.return_indices:
         return None
     if isinstance(layer, nn.Conv2d) and (
         layer.groups > 1 or layer.padding_mode != "zeros" or isinstance(layer.padding, str)
     ):
         return None
-    grouped = kind.__new__(kind)
-    grouped.__dict__.update(layer.__dict__)
-    return grouped
+    return GROUPED.get(type(layer))

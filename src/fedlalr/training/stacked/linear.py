@@ -39,18 +39,8 @@ TANH = Activation(torch.tanh, tanh_backward)
 SIGMOID = Activation(torch.sigmoid, sigmoid_backward)
 
 MODULES: dict[type[nn.Module], Activation] = {nn.ReLU: RELU, nn.Tanh: TANH, nn.Sigmoid: SIGMOID}
-FUNCTIONS: dict[object, Activation] = {
-    torch.relu: RELU,
-    nn.functional.relu: RELU,
-    torch.tanh: TANH,
-    nn.functional.tanh: TANH,
-    torch.sigmoid: SIGMOID,
-    nn.functional.sigmoid: SIGMOID,
-    "relu": RELU,
-    "tanh": TANH,
-    "sigmoid": SIGMOID,
-}
-
+FUNCTIONS = {"relu": RELU, "tanh": TANH, "sigmoid": SIGMOID}
+"""By the names of functions in torch and of a tensor's methods."""
 
 LossSlope = Callable[[Tensor], Tensor]
 """From the last layer's result `[C, features, B]` to the gradient of every client's loss. Also records the losses."""
@@ -147,9 +137,10 @@ class LinearGradient:
                 slope = slope.mT
             yield layer, mine, inputs[depth]
 
-    def bytes_each(self, slots: int) -> int:
+    def bytes_each(self) -> int:
         """The memory that one client takes: its slots before and after a step, its gradient, and its activations."""
-        layout, sizes = self.training.layout, self.training.clients.sizes
+        layout, sizes, table = self.training.layout, self.training.clients.sizes, self.training.algorithm.slots
+        slots = len(table.down) + len(table.up) + 2
         shapes = dict(zip(layout.names, layout.shapes, strict=True))
         samples = int(sizes.max()) if self.training.batch_size is None else self.training.batch_size
         flow = shapes[self.layers[0].weight][1] + 4 * sum(shapes[layer.weight][0] for layer in self.layers)
@@ -268,7 +259,8 @@ def _read_chain(nodes: list[fx.Node], modules: dict[str, nn.Module], flat: bool)
 
 def _activation(node: fx.Node) -> Activation | None:
     only_input = len(node.args) == 1 and not any(node.kwargs.values())
-    return FUNCTIONS.get(node.target) if only_input and node.op in ("call_function", "call_method") else None
+    name = getattr(node.target, "__name__", node.target)
+    return FUNCTIONS.get(str(name)) if only_input and node.op in ("call_function", "call_method") else None
 
 
 def _flattens(node: fx.Node, module: nn.Module | None) -> bool:

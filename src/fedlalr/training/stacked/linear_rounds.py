@@ -7,7 +7,7 @@ prepared once for the whole round, and losses are summed at its end. The results
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from math import isfinite, prod
@@ -21,10 +21,10 @@ from fedlalr.algorithms.fedlalr import FedLALR
 from fedlalr.algorithms.local_sgd import LocalSGD
 from fedlalr.algorithms.slots import Slots
 from fedlalr.training.clipping import clip_factor
-from fedlalr.training.fused_steps import SGD, Forms
+from fedlalr.training.fused_steps import CPUStep, Update, sgd
 from fedlalr.training.interfaces import Training, Work
 from fedlalr.training.layout import Layout
-from fedlalr.training.stacked.feed import Feed, Shape, Tables, gather
+from fedlalr.training.stacked.feed import Feed, Shape, Tables
 from fedlalr.training.stacked.linear import Labels, LinearGradient, LossSlope
 from fedlalr.training.stacked.stack import Stack
 
@@ -60,22 +60,8 @@ class Layers:
     def store(self, state: Slots) -> None:
         """Copy the slots into stacks `[C, P]`."""
         for name, slot in state.items():
-            self._store(name, slot)
-
-    def give_away(self, names: Sequence[str]) -> Slots:
-        """Some slots as stacks `[C, P]`, each in memory that is free but still in the cache. Invalidates the layers."""
-        free = [slot for name, slot in self.whole.items() if name not in names]
-        stacks = {}
-        for name in names:
-            memory = free.pop(0) if free else torch.empty_like(self.whole[name])
-            stacks[name] = memory.view(self.clients, self.layout.size)
-            self._store(name, stacks[name])
-            free.append(self.whole[name])
-        return Slots(**stacks)
-
-    def _store(self, name: str, stack: Tensor) -> None:
-        for layer, value in self.layout.views(stack).items():
-            value.copy_(self.parts[name][layer])
+            for layer, value in self.layout.views(slot).items():
+                value.copy_(self.parts[name][layer])
 
     def first(self, clients: int) -> dict[str, dict[str, Tensor]]:
         """The parts of the first clients."""
@@ -87,19 +73,18 @@ class Layers:
 class LinearRounds:
     """Runs all local steps of a round for a cohort, for the methods that have a fused step."""
 
-    def __init__(self, training: Training, gradient: LinearGradient, forms: Forms) -> None:
+    def __init__(self, training: Training, gradient: LinearGradient, update: Update) -> None:
         self.training, self._gradient = training, gradient
-        self._step = forms.cpu(training.algorithm)
+        self._step = CPUStep(update, training.algorithm)
         # Clipping needs all layers of a client; a layer is decayed as a whole or not at all.
         self._decay = replace(training.regularisation, clip_norm=None, decayed=None)
         self._no_decay = replace(self._decay, decoupled_weight_decay=0.0)
         self._decayed = None if training.regularisation.decayed is None else training.decayed_names
-        self.descends = forms is SGD and training.regularisation.is_off
+        self.descends = update is sgd and training.regularisation.is_off
         """Whether a local step is a bare gradient step, which needs no materialised gradient."""
         finish = type(training.algorithm).finish
         self._sends_only = finish in (FedAvg.finish, LocalSGD.finish, FedLALR.finish, AlignedLALR.finish)
         """Whether a reply depends only on x and on slots that are sent as they are."""
-        self._memory: Layers | None = None
 
     def run(self, feed: Feed, tables: Tables, start: Stack, work: Work) -> Stack:
         """The stack after the round, in its own memory, without the slots that a reply does not need."""
@@ -107,15 +92,11 @@ class LinearRounds:
         names = [name for name in start.state if name in needed]
         batches = Batches(feed, tables, self._gradient)
         total, size = start.total.clone(), self._group(start)
-        if size == start.size and not self.descends:
-            layers = Layers(self.training.layout, (*start.state, "gradient"), size)
-            layers.load(start.state)
-            self._steps(batches, layers, 0, total, work)
-            return Stack(layers.give_away(names), start.buffers, total)
-        end = Slots(**{name: start.state[name].new_empty(start.state[name].shape) for name in names})
+        held = tuple(start.state) if self.descends else (*start.state, "gradient")
+        end = start.state.only(*names).map(lambda slot: slot.new_empty(slot.shape))
         for first in range(0, start.size, size):
             last = min(first + size, start.size)
-            layers = self._layers(tuple(start.state), last - first)
+            layers = Layers(self.training.layout, held, last - first)
             layers.load(start.rows(first, last).state)
             self._steps(batches, layers, first, total[first:last], work)
             layers.store(end.map(lambda slot, first=first, last=last: slot[first:last]))  # type: ignore[misc]
@@ -127,14 +108,6 @@ class LinearRounds:
         most = max(CACHE // (held * layout.size * layout.dtype.itemsize), 1)
         groups = -(-start.size // most)
         return -(-start.size // groups)
-
-    def _layers(self, slots: tuple[str, ...], clients: int) -> Layers:
-        """Memory for a group, reused if it fits."""
-        memory = self._memory
-        if memory is None or memory.clients != clients:
-            names = slots if self.descends else (*slots, "gradient")
-            memory = self._memory = Layers(self.training.layout, names, clients)
-        return memory
 
     def _steps(self, batches: Batches, layers: Layers, first: int, total: Tensor, work: Work) -> None:
         """All steps of the clients from row `first` on; their losses are added to the total."""
@@ -183,7 +156,7 @@ class Batches:
         if isinstance(pool.inputs, Tensor) and pool.transform is None and self._labels is not None:
             yield from self._prepared(pool.inputs, self._labels, shapes, first, total)
         else:
-            for k, shape in enumerate(shapes):
+            for k, shape in enumerate(shapes, start=1):
                 yield self._gathered(k, first, shape, total)
 
     def _prepared(self, pool: Tensor, labels: Labels, shapes: list[Shape], first: int, total: Tensor) -> Iterator[Step]:
@@ -207,13 +180,7 @@ class Batches:
 
     def _gathered(self, k: int, first: int, shape: Shape, total: Tensor) -> Step:
         """Samples with augmentation, or with a loss other than cross-entropy."""
-        tables, rows, width = self._tables, slice(first, first + shape.active), slice(shape.width)
-        batch = gather(
-            tables.pool,
-            tables.rows[k, rows, width],
-            None if tables.random is None else tables.random[k, rows, width],
-            tables.real[k, rows, width] if shape.padded else None,
-        )
+        batch = self._tables.batch(k, shape, first)
         return shape.active, batch.inputs, partial(self._gradient.loss_slope, batch, total[: shape.active])
 
 

@@ -13,30 +13,23 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from fedlalr.training.torch_internals import BatchNorm, BatchNormSubstitute
+from fedlalr.training.torch_internals import BatchNorm
 
-STOCK = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-"""The layers that can be replaced; a subclass may change anything."""
 STARTS = {"running_mean": 0.0, "running_var": 1.0, "num_batches_tracked": 0.0}
 """The initial values of BatchNorm's running statistics."""
 
 
-class MaskedBatchNorm(BatchNormSubstitute):
-    """Stands in for a stock layer. Without a mask it behaves like that layer."""
+class MaskedBatchNorm(BatchNorm):
+    """Stands in for a stock layer, together with that layer's class. Without a mask it behaves like that layer."""
 
-    mask: Tensor | None
+    mask: Tensor | None = None
     """Which samples of the batch are real, bool `[B]`; None if all are."""
-    over_samples_alone: bool
+    over_samples_alone: bool = False
     """Whether an input without further dimensions was seen; torch's layer rejects a batch of one such sample."""
-    averaging: bool
+    averaging: bool = False
     """Whether the running statistics are the mean over all inputs, whatever the momentum."""
-    averaged: int
+    averaged: int = 0
     """The number of inputs averaged so far; a module may call a layer more than once per batch."""
-
-    def __init__(self, stock: BatchNorm) -> None:
-        super().__init__(stock)
-        self.mask, self.over_samples_alone = None, False
-        self.averaging, self.averaged = False, 0
 
     def forward(self, input: Tensor) -> Tensor:
         if not (self.training or self.running_mean is None):
@@ -50,7 +43,7 @@ class MaskedBatchNorm(BatchNormSubstitute):
         # on a CPU torch's gradient of a single channels-last sample is wrong
         if self.mask is None and not cumulative and len(input) > 1:
             return super().forward(input)
-        self.check_input(input)
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
         if places == len(input) == 1:
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {input.shape}")
         mask = input.new_ones(len(input), dtype=torch.bool) if self.mask is None else self.mask
@@ -84,9 +77,16 @@ class MaskedBatchNorm(BatchNormSubstitute):
         return channels.view(1, -1, *[1] * (like.dim() - 2))
 
 
-def masked_norm(layer: nn.Module) -> nn.Module | None:
-    """The masked layer that replaces a stock BatchNorm; None for other layers."""
-    return MaskedBatchNorm(layer) if isinstance(layer, BatchNorm) and type(layer) in STOCK else None
+MASKED: dict[type[nn.Module], type[nn.Module]] = {
+    stock: type(f"Masked{stock.__name__}", (MaskedBatchNorm, stock), {})
+    for stock in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+}
+"""A stock layer → what stands in for it. A subclass may change anything, so none stands in for it."""
+
+
+def masked_norm(layer: nn.Module) -> type[nn.Module] | None:
+    """The class that stands in for a stock BatchNorm; None for other layers."""
+    return MASKED.get(type(layer))
 
 
 @contextmanager

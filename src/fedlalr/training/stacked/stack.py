@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots
-from fedlalr.training.interfaces import Buffers
+from fedlalr.training.interfaces import Buffers, joined
 
 
 @dataclass(frozen=True)
@@ -26,32 +27,26 @@ class Stack:
     def size(self) -> int:
         return len(self.total)
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> Stack:
+        """Apply a function to every tensor."""
+        buffers = {name: function(buffer) for name, buffer in self.buffers.items()}
+        return Stack(self.state.map(function), buffers, function(self.total))
+
     def rows(self, start: int, stop: int) -> Stack:
         """Some of the clients, without copying."""
-        return Stack(
-            self.state.map(lambda tensor: tensor[start:stop]),
-            {name: buffer[start:stop] for name, buffer in self.buffers.items()},
-            self.total[start:stop],
-        )
+        return self.map(lambda tensor: tensor[start:stop])
 
     def own(self) -> Stack:
         """A copy in its own memory."""
-        return Stack(
-            self.state.map(lambda tensor: tensor.clone(memory_format=torch.contiguous_format)),
-            {name: buffer.clone() for name, buffer in self.buffers.items()},
-            self.total.clone(),
-        )
+        return self.map(lambda tensor: tensor.clone(memory_format=torch.contiguous_format))
 
     def join(self, finished: list[Stack]) -> Stack:
         """This stack followed by the clients that left it, the last to leave first."""
         if not finished:
             return self
         parts = [self, *reversed(finished)]
-        return Stack(
-            Slots(**{name: torch.cat([part.state[name] for part in parts]) for name in self.state}),
-            {name: torch.cat([part.buffers[name] for part in parts]) for name in self.buffers},
-            torch.cat([part.total for part in parts]),
-        )
+        state, buffers = joined([part.state for part in parts]), joined([part.buffers for part in parts])
+        return Stack(Slots(**state), buffers, torch.cat([part.total for part in parts]))
 
 
 def stacked(tensor: Tensor, count: int) -> Tensor:

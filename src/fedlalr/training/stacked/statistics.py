@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -11,8 +10,7 @@ from torch import Tensor
 from fedlalr.data.population import Population
 from fedlalr.data.trees import device_of, reshaped, rows
 from fedlalr.training.engines.reference import without_a_single
-from fedlalr.training.interfaces import Buffers
-from fedlalr.training.layout import Layout
+from fedlalr.training.interfaces import Buffers, Tensors, Training, joined
 
 
 class TakesStatistics(Protocol):
@@ -22,9 +20,7 @@ class TakesStatistics(Protocol):
         """The buffers that hold running statistics, by name, with their initial values."""
         ...
 
-    def statistics(
-        self, parameters: Mapping[str, Tensor], buffers: Buffers, inputs: Any, mask: Tensor | None, seen: int
-    ) -> Buffers:
+    def statistics(self, parameters: Tensors, buffers: Buffers, inputs: Any, mask: Tensor | None, seen: int) -> Buffers:
         """The buffers `[C, …]` afterwards: means over this batch and the `seen` batches before it.
 
         The parameters are those of one network; inputs `[C, B, …]` and mask are as in `StackedForward`.
@@ -33,24 +29,19 @@ class TakesStatistics(Protocol):
 
 
 def stacked_statistics(
-    forward: TakesStatistics,
-    layout: Layout,
-    pool: Population,
-    x: Tensor,
-    buffers: Buffers,
-    clients: Tensor,
-    batch_size: int,
+    forward: TakesStatistics, training: Training, x: Tensor, buffers: Buffers, clients: Tensor
 ) -> Buffers:
     """The buffers `[C, …]` after one pass over each client's samples in order, averaged over its batches."""
+    pool, batch_size = training.clients, training.batch_size or 1000
+    assert isinstance(pool, Population)
     sizes = without_a_single(pool.sizes[clients], batch_size)
     batches = (sizes + batch_size - 1) // batch_size
     order = batches.argsort(descending=True, stable=True)
     clients, sizes, batches = clients[order], sizes[order], batches[order]
-    fresh = forward.fresh_statistics()
     state = {name: buffer.expand(len(clients), *buffer.shape).clone() for name, buffer in buffers.items()}
-    for name, start in fresh.items():
+    for name, start in forward.fresh_statistics().items():
         state[name].fill_(start)
-    parameters = layout.views(x)
+    parameters = training.layout.views(x)
     finished: list[Buffers] = []
     for k in range(int(batches[0])):
         active = int((batches > k).sum())
@@ -65,6 +56,5 @@ def stacked_statistics(
         inputs = inputs if pool.transform is None else pool.transform.test(inputs)
         mask = None if real.all() else real.to(device_of(inputs))
         state = forward.statistics(parameters, state, reshaped(inputs, index.shape), mask, seen=k)
-    whole = {name: torch.cat([part[name] for part in (state, *reversed(finished))]) for name in state}
-    back = order.argsort()
+    back, whole = order.argsort(), joined([state, *reversed(finished)])
     return {name: buffer[back.to(buffer.device)] for name, buffer in whole.items()}

@@ -30,7 +30,6 @@ from fedlalr.training.stacked.linear import LinearGradient, linear_chain
 from fedlalr.training.stacked.masked_loss import IGNORED_LABEL, has_tokens, ignored_label, padding_label
 from fedlalr.training.stacked.no_dropout import NoDropout
 from fedlalr.training.stacked.vmap import VmapForward
-from fedlalr.training.torch_internals import DropoutNd
 from fedlalr.training.torch_state import copied, forked_generators, get_buffers, set_buffers
 
 _LIBRARIES = (torch.__path__[0] + os.sep, str(Path(__file__).parents[2]) + os.sep)
@@ -142,8 +141,7 @@ class StackingTrial:
     def check(self, gradient: StackedGradient) -> None:
         """Reject a stacked gradient that raises or differs from plain autograd."""
         count = self.count
-        modules = [*_modules(gradient), self._model]
-        with forked_generators(self.training.device), without_dropout(modules), without_tf32():
+        with forked_generators(self.training.device), NoDropout(), without_tf32():
             if not self._agrees(gradient, count):
                 raise CannotStack("batched over clients, the model's gradient differs from plain autograd's")
             if self.padded and not self._agrees(gradient, max(count - 3, 2)):
@@ -263,18 +261,3 @@ def _modules(gradient: StackedGradient) -> list[nn.Module]:
     """The modules that a stacked gradient runs."""
     forward = gradient.forward if isinstance(gradient, ForwardGradient) else None
     return [forward.model] if isinstance(forward, VmapForward) else []
-
-
-@contextmanager
-def without_dropout(modules: list[nn.Module]) -> Iterator[None]:
-    """Turn off dropout, so that two computations can be compared."""
-    dropouts = [layer for module in modules for layer in module.modules() if isinstance(layer, DropoutNd)]
-    training = [layer.training for layer in dropouts]
-    for layer in dropouts:
-        layer.training = False
-    try:
-        with NoDropout():
-            yield
-    finally:
-        for layer, mode in zip(dropouts, training, strict=True):
-            layer.training = mode

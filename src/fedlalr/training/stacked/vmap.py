@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.func import functional_call, vmap
 from fedlalr.data.trees import Tree
 from fedlalr.hf import full_masks
 from fedlalr.training.calling import arguments, for_loss, own_loss
-from fedlalr.training.interfaces import Buffers
+from fedlalr.training.interfaces import Buffers, Tensors
 from fedlalr.training.stacked.checked_embedding import checked_embedding
 from fedlalr.training.stacked.checkpointing import stack_checkpoints
 from fedlalr.training.stacked.functions import batched_functions, fused_layer
@@ -32,15 +32,17 @@ class VmapForward:
         self.model, self._loss, self.grouped = copied(module), loss, grouped
         if not self.model.training:
             self.model.train()
-        replace_layers(self.model, masked_norm, checked_embedding, *(grouped_layer, fused_layer) * grouped)
+        for layer in self.model.modules():
+            for stand_in in (masked_norm, checked_embedding, *(grouped_layer, fused_layer) * grouped):
+                layer.__class__ = stand_in(layer) or layer.__class__  # it keeps everything but its functions
         stack_checkpoints(self.model, grouped)
         self._norms = [layer for layer in self.model.modules() if isinstance(layer, MaskedBatchNorm)]
         self._dtypes = {name: parameter.dtype for name, parameter in self.model.named_parameters()}
 
     def __call__(
         self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
+        parameters: Tensors,
+        buffers: Tensors,
         inputs: Tree,
         mask: Tensor | None = None,
         targets: Tree | None = None,
@@ -53,7 +55,7 @@ class VmapForward:
     @torch.no_grad()
     @without_fallback_warnings()
     def statistics(
-        self, parameters: Mapping[str, Tensor], buffers: Buffers, inputs: Tree, mask: Tensor | None, seen: int
+        self, parameters: Tensors, buffers: Buffers, inputs: Tree, mask: Tensor | None, seen: int
     ) -> Buffers:
         where = (None, 0, 0, None if mask is None else 0)
         with self._averaging(restart=not seen):
@@ -81,12 +83,7 @@ class VmapForward:
         }
 
     def _run(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        inputs: Tree,
-        mask: Tensor | None,
-        targets: Tree | None = None,
+        self, parameters: Tensors, buffers: Tensors, inputs: Tree, mask: Tensor | None, targets: Tree | None = None
     ) -> tuple[Any, Buffers]:
         """One client's outputs, or the model's own loss, and buffers."""
         named = {name: value.to(self._dtypes[name]) for name, value in parameters.items()} | dict(buffers)
@@ -106,14 +103,3 @@ class VmapForward:
         finally:
             for layer, momentum in zip(self._norms, momenta, strict=True):
                 layer.averaging, layer.momentum = False, momentum
-
-
-def replace_layers(model: nn.Module, *substitutes: Callable[[nn.Module], nn.Module | None]) -> None:
-    """Replace every layer for which one of the functions returns a substitute; a layer used twice stays one layer."""
-    made: dict[nn.Module, nn.Module] = {}
-    for path, layer in list(model.named_modules(remove_duplicate=False)):
-        if layer not in made:
-            made[layer] = next((new for make in substitutes if (new := make(layer)) is not None), layer)
-        if path and made[layer] is not layer:
-            parent, _, name = path.rpartition(".")
-            setattr(model.get_submodule(parent), name, made[layer])

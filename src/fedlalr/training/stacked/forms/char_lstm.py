@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedlalr.models.lstm import CharLSTM
+from fedlalr.training.interfaces import Buffers, Tensors
 from fedlalr.training.kernels import plain
 from fedlalr.training.stacked.forms.form import precision_fits
 
@@ -35,12 +34,8 @@ class CharLSTMForm:
         return supported(module.lstm.hidden_size, module.head.weight.device)
 
     def __call__(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        inputs: Tensor,
-        mask: Tensor | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self, parameters: Tensors, buffers: Tensors, inputs: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Buffers]:
         characters = inputs.transpose(1, 2).contiguous()  # time before batch: what one step needs is contiguous
         run = self._plain if self.compute is None else self._fast
         weight, bias = parameters["head.weight"], parameters["head.bias"]
@@ -49,13 +44,13 @@ class CharLSTMForm:
             logits = torch.baddbmm(bias[:, None, :], last.to(weight.dtype), weight.transpose(1, 2))
         return logits, dict(buffers)
 
-    def _plain(self, parameters: Mapping[str, Tensor], table: Tensor, characters: Tensor) -> Tensor:
+    def _plain(self, parameters: Tensors, table: Tensor, characters: Tensor) -> Tensor:
         x = plain.embed(table, characters)
         for layer in range(self.layers):
             x = plain.lstm_layer(x, *self._gates(parameters, layer))
         return x[:, -1]
 
-    def _fast(self, parameters: Mapping[str, Tensor], table: Tensor, characters: Tensor) -> Tensor:
+    def _fast(self, parameters: Tensors, table: Tensor, characters: Tensor) -> Tensor:
         from fedlalr.training.kernels import recurrence  # Triton is not installed everywhere
 
         x = recurrence.embed(F.pad(table, (0, -table.shape[-1] % 8)), characters)
@@ -66,7 +61,7 @@ class CharLSTMForm:
             x = recurrence.lstm_layer(x, w_ih, F.pad(w_hh, (0, extra, 0, extra)), F.pad(bias, (0, extra)))
         return x[:, -1, :, : self.hidden]
 
-    def _gates(self, parameters: Mapping[str, Tensor], layer: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _gates(self, parameters: Tensors, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         """A layer's parameters with a separate dimension for the four gates."""
         w_ih, w_hh, b_ih, b_hh = (
             torch.unflatten(parameters[f"lstm.{name}_l{layer}"], 1, (4, self.hidden))

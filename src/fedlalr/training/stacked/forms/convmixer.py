@@ -6,15 +6,14 @@ contiguous in memory. GroupNorm works on the same maps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedlalr.models.convmixer import ConvMixer, MixerBlock
-from fedlalr.training.interfaces import Buffers
+from fedlalr.models.convmixer import ConvMixer
+from fedlalr.training.interfaces import Buffers, Tensors
 from fedlalr.training.kernels import plain
 from fedlalr.training.kernels.plain import GroupNorm, Norm
 from fedlalr.training.stacked.forms.form import precision_fits
@@ -50,18 +49,14 @@ class ConvMixerForm:
         return supported(sample[1] // patch, sample[2] // patch, kernel) and all(map(groups_supported, groups))
 
     def __call__(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        inputs: Tensor,
-        mask: Tensor | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self, parameters: Tensors, buffers: Tensors, inputs: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Buffers]:
         with torch.autocast(inputs.device.type, enabled=False):  # the operations choose their own precision
             stack = _Stack(self, parameters, buffers, mask)
             return self._forward(stack, inputs), stack.new_buffers()
 
     @torch.no_grad()
-    def evaluate(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+    def evaluate(self, parameters: Tensors, buffers: Tensors, inputs: Tensor) -> Tensor:
         """Logits `[C, B, classes]` in evaluation mode."""
         with torch.autocast(inputs.device.type, enabled=False):
             return self._forward(_Stack(self, parameters, buffers, mask=None, frozen=True), inputs)
@@ -73,7 +68,7 @@ class ConvMixerForm:
 
     @torch.no_grad()
     def statistics(
-        self, parameters: Mapping[str, Tensor], buffers: Buffers, inputs: Tensor, mask: Tensor | None, seen: int
+        self, parameters: Tensors, buffers: Buffers, inputs: Tensor, mask: Tensor | None, seen: int
     ) -> Buffers:
         """The running statistics of one network, averaged over each client's batch and the `seen` ones before it."""
         shared = {name: value.expand(len(inputs), *value.shape) for name, value in parameters.items()}
@@ -112,8 +107,8 @@ class _Stack:
     def __init__(
         self,
         form: ConvMixerForm,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
+        parameters: Tensors,
+        buffers: Tensors,
         mask: Tensor | None,
         frozen: bool = False,
         share: float | None = None,
@@ -177,36 +172,22 @@ def operations(compute: torch.dtype | None) -> ModuleType:
 
 def _is_stock(module: ConvMixer) -> bool:
     """Whether all layers except the norms are ConvMixer's own: a caller may have replaced some."""
-    if type(module.blocks) is not nn.Sequential or not all(type(block) is MixerBlock for block in module.blocks):
+    try:
+        kernel = module.get_parameter("blocks.0.depthwise.weight").shape[-1]
+        head, patches, depth = module.head, module.patches, len(module.blocks)
+        with torch.device("meta"):
+            stock = ConvMixer(
+                head.out_features, head.in_features, depth, kernel, patches.kernel_size[0], channels=patches.in_channels
+            )
+    except (AttributeError, TypeError, ValueError):  # a layer of another kind, or an even kernel
         return False
-    names = [
-        "patches",
-        *(f"blocks.{i}.{kind}" for i in range(len(module.blocks)) for kind in ("depthwise", "pointwise")),
-    ]
-    parts = {f"{name}{norm}.{part}" for name in names for norm in ("", "_norm") for part in ("weight", "bias")}
-    if {name for name, _ in module.named_parameters()} != parts | {"head.weight", "head.bias"}:
-        return False
-    layers = [module.get_submodule(name) for name in names]
-    convolutions = [layer for layer in layers if type(layer) is nn.Conv2d]
-    if len(convolutions) < len(layers) or type(module.head) is not nn.Linear:
-        return False
-    dim, patch, kernel = module.head.in_features, module.patches.kernel_size[0], convolutions[1].kernel_size[0]
-    first = _options(module.patches.in_channels, dim, patch, stride=patch, padding=0, groups=1)
-    depthwise = _options(dim, dim, kernel, stride=1, padding=kernel // 2, groups=dim)
-    pointwise = _options(dim, dim, 1, stride=1, padding=0, groups=1)
-    stock = [first, *[depthwise, pointwise] * len(module.blocks)]
-    return kernel % 2 == 1 and [_options_of(layer) for layer in convolutions] == stock
+    return _description(module) == _description(stock)
 
 
-def _options(
-    channels: int, features: int, kernel: int, *, stride: int, padding: int, groups: int
-) -> tuple[object, ...]:
-    return (channels, features, *((size, size) for size in (kernel, stride, padding, 1)), groups, "zeros")
-
-
-def _options_of(layer: nn.Conv2d) -> tuple[object, ...]:
-    sizes = layer.kernel_size, layer.stride, layer.padding, layer.dilation
-    return (layer.in_channels, layer.out_channels, *sizes, layer.groups, layer.padding_mode)
+def _description(module: ConvMixer) -> list[object]:
+    """The layers except the norms, with their options, and the names of all parameters."""
+    layers = [(name, type(layer), layer.extra_repr()) for name, layer in module.named_modules() if "norm" not in name]
+    return [layers, *(name for name, _ in module.named_parameters())]
 
 
 def _is_plain(layer: nn.Module) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from fedlalr.training.interfaces import Buffers, Tensors
 from fedlalr.training.kernels import kernels_available
 
 
@@ -15,12 +15,8 @@ class StackedForward(Protocol):
     """A network in training mode over a stack of clients, each with its own parameters, buffers and batch."""
 
     def __call__(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        inputs: Tensor,
-        mask: Tensor | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self, parameters: Tensors, buffers: Tensors, inputs: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Buffers]:
         """Logits `[C, B, classes]` and the buffers afterwards.
 
         Parameters and buffers are `[C, …]` under the module's names; parameters may be views of a flat `[C, P]`. Inputs
