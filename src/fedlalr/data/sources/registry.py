@@ -14,8 +14,7 @@ from fedlalr.common.named import check_known, check_options
 from fedlalr.data.fetch import Progress
 from fedlalr.data.sources import digits, idx, routes, shakespeare
 from fedlalr.data.sources import text_readers as scripts
-from fedlalr.data.sources.cifar import Cifar
-from fedlalr.data.sources.cifar_facts import CIFAR10, CIFAR100
+from fedlalr.data.sources.cifar import CIFAR10, CIFAR100, Cifar
 from fedlalr.data.sources.idx import IdxSet
 from fedlalr.data.sources.rawdata import Arrays, Images, RawData
 from fedlalr.data.sources.source import Found, Route, Source, obtain, whereabouts
