@@ -290,13 +290,3 @@ def documented(function: Function) -> Function:
     lines = [f"    {each.name}: {each.metadata['doc']}" for each in in_reading_order()]
     function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__ or ""), *lines])
     return function
-
-
-def options_table() -> str:
-    """The options as the table in `docs/api.md`."""
-    rows = [f"| `{each.name}` | {_shown(each.default)} | {each.metadata['doc']} |" for each in in_reading_order()]
-    return "\n".join(["| option | default | |", "|---|---|---|", *rows])
-
-
-def _shown(default: object) -> str:
-    return f"`{getattr(default, '__name__', repr(default))}`"
