@@ -125,10 +125,7 @@ class Options(LocalOptions):
         config=False,
     )
     metrics: Metrics | None = option(
-        None,
-        "Your own metrics: name to function of the test set's outputs and targets.",
-        scope="run",
-        config=False,
+        None, "Your own metrics: name to function of the test set's outputs and targets.", scope="run", config=False
     )
     client_tests: Sequence[object] | None = option(
         None,
@@ -168,10 +165,7 @@ class Options(LocalOptions):
         None, "Directory for metrics and checkpoints.", scope="files", check=_check_run_dir, config=False
     )
     resume: bool = option(
-        False,
-        "Resume the interrupted run in `run_dir`, or start a new one.",
-        scope="files",
-        config=False,
+        False, "Resume the interrupted run in `run_dir`, or start a new one.", scope="files", config=False
     )
     checkpoint_every: Count = option(1, "Rounds between two checkpoints.", scope="files")
     debug: bool = option(
@@ -217,14 +211,10 @@ class Options(LocalOptions):
         self._check_groups(model)
         if self.resume and self.run_dir is None:
             raise ValueError("resume=True needs run_dir, the directory of the run to resume")
-        self._check_personal()
-        if self.holdout is not None and self.client_tests is not None:
-            raise ValueError("holdout and client_tests both say what clients are evaluated on; give one of them")
-
-    def _check_personal(self) -> None:
-        """Reject options that contradict personal parameters or local buffers."""
         if self.buffers == "local" and "buffers" in (self.reduce or {}):
             raise ValueError("reduce names 'buffers', but with buffers='local' they are not sent; leave it out")
+        if self.holdout is not None and self.client_tests is not None:
+            raise ValueError("holdout and client_tests both say what clients are evaluated on; give one of them")
 
     def _check_groups(self, model: nn.Module) -> None:
         """Reject patterns of parameters that match nothing, or have no effect."""

@@ -25,14 +25,7 @@ from fedlalr.federation.schedules import depends_on_rounds
 from fedlalr.federation.speeds import client_speeds
 from fedlalr.federation.storage.fingerprint import data_facts, facts_of
 from fedlalr.federation.stragglers import Stragglers
-from fedlalr.federation.validation import (
-    as_client_tests,
-    check_client_tests,
-    check_cohort,
-    check_no_test,
-    check_observers,
-    check_problem,
-)
+from fedlalr.federation.validation import as_client_tests, check_cohort, check_data, check_observers
 from fedlalr.training import Training
 from fedlalr.training.calling import target_of
 from fedlalr.training.options import options_in
@@ -80,7 +73,11 @@ class Problem:
             training = replace(training, most_steps=options.stragglers.most_steps(speeds))
         given = options.test if options.test is not None else getattr(clients, "test", None)
         if training.is_personal:
-            check_no_test(options.test)
+            if options.test is not None:
+                raise ValueError(
+                    "test evaluates the server's model, which is incomplete with personal parameters or "
+                    "buffers='local'; evaluate every client's own model instead, with holdout=0.2 or client_tests=[…]"
+                )
             given = None  # a population's own does not fit the server's model either
         transform = clients.transform if isinstance(clients, Population) else None
         check_metrics(options.metrics, given)
@@ -94,9 +91,11 @@ class Problem:
             client_tests = as_client_tests(options.client_tests, training, transform)
         with undisturbed(training.device), forked_generators(training.device):
             if not remote:
-                check_problem(training, test)
+                check_data(training, training.clients, "client 0's")
+                if test is not None:
+                    check_data(training, test, "the test set's", "the test set", transform)
             if options.client_tests is not None and client_tests is not None:
-                check_client_tests(training, client_tests)
+                check_data(training, client_tests, "client 0's test", "test set of client {}")
         return cls(model, training, options, rules, cohort_size, test, transform, client_tests, speeds)
 
     def cohort(self, round: int, seed: int | bytes) -> Tensor:

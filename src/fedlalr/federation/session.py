@@ -31,7 +31,7 @@ from fedlalr.federation.result import Result, named_state, personal_states, trai
 from fedlalr.federation.round import RoundOutcome, ServerState
 from fedlalr.federation.storage.journal import Journal
 from fedlalr.federation.storage.plain_values import plain
-from fedlalr.federation.validation import check_rounds, check_slots
+from fedlalr.federation.validation import check_slots
 from fedlalr.training import Training
 from fedlalr.training.memory import check_kept
 from fedlalr.training.options import options_in
@@ -114,7 +114,8 @@ class Session:
             check_kept(kept, self.problem.most_kept, training.device)
             found = journal.restore(fresh, facts, kept, self.transport.engine)
             self.state = ranks.first(found)
-            check_rounds(self.options.rounds, self.state.round)
+            if (wanted := self.options.rounds) < (done := self.state.round):
+                raise ValueError(f"rounds is {wanted}, but {done} rounds of the run are done; use at least {done}")
             stack.enter_context(closing(self.transport))
             started = self.transport.start(self.state, journal.choices)
             self.info = replace(started, history=tuple(journal.records))
