@@ -11,13 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from fedlalr.data.input_errors import (
-    explain_part,
-    explain_sample,
-    explain_shapes,
-    explain_text,
-    shown_names,
-)
+from fedlalr.data.input_errors import explain_part, explain_sample, explain_shapes, explain_text, shown_names
 from fedlalr.data.trees import Tree, as_tree, named_leaves
 from fedlalr.hf import next_tokens
 
@@ -82,9 +76,8 @@ def _by_caller(samples: list[Any], whose: str, target: Target | None, collate_fn
     try:
         found = collate_fn(samples)
     except Exception as error:
-        raise ValueError(
-            f"collate_fn cannot form a batch of {whose} samples: {type(error).__name__}: {error}"
-        ) from error
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"collate_fn cannot form a batch of {whose} samples: {reason}") from error
     parts: Any = split(found, target, whose) if isinstance(found, Mapping) else found
     if not isinstance(parts, tuple | list) or len(parts) != 2:
         raise ValueError(
@@ -120,9 +113,8 @@ def _stack(parts: list[Any], whose: str, what: str) -> Tree:
             raise ValueError(f"{whose} samples have different keys, such as {', '.join(sorted(_odd_keys(parts)))}")
         return {name: _stack([part[name] for part in parts], whose, f"{what} {name!r}") for name in first}
     if isinstance(first, tuple) and any(isinstance(one, Tensor | np.ndarray) for one in first):
-        return tuple(
-            _stack(list(mine), whose, f"{what} {place}") for place, mine in enumerate(zip(*parts, strict=True))
-        )
+        columns = enumerate(zip(*parts, strict=True))
+        return tuple(_stack(list(mine), whose, f"{what} {place}") for place, mine in columns)
     if isinstance(first, str):
         raise ValueError(explain_text(whose, what))
     try:

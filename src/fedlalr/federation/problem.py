@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
 from fedlalr.algorithms.slots import Algorithm, Slots
 from fedlalr.data.holdout import hold_out
-from fedlalr.data.population import Clients, Population
+from fedlalr.data.population import Clients, Population, as_clients
 from fedlalr.data.test_set import as_test
 from fedlalr.data.transforms import Transform
 from fedlalr.federation.asynchronous.rounds import no_reply
@@ -53,11 +53,13 @@ class Problem:
 
     @classmethod
     def of(
-        cls, model: nn.Module, clients: Clients, algorithm: Algorithm, options: Options, *, remote: bool = False
+        cls, model: nn.Module, data: object, algorithm: Algorithm, options: Options, *, remote: bool = False
     ) -> Problem:
         """Check everything, in the order in which a user would want to hear about it. The data of remote clients
         cannot be checked here."""
         options.check(model, algorithm)
+        target = target_of(model, options.loss, options.target)
+        clients = cast(Clients, data) if remote else as_clients(data, target, options.collate_fn)
         check_combinations(features_of(options) | ({MAX} if "max" in algorithm.slots.up.values() else set()))
         check_observers(options.observers)
         rules = options.rules(algorithm)
@@ -81,7 +83,6 @@ class Problem:
             given = None  # a population's own does not fit the server's model either
         transform = clients.transform if isinstance(clients, Population) else None
         check_metrics(options.metrics, given)
-        target = target_of(model, options.loss, options.target)
         test = None if given is None else as_test(given, target, options.collate_fn).to(training.device)
         client_tests = None
         if options.holdout is not None and not remote:

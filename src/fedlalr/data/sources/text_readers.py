@@ -86,11 +86,7 @@ def from_leaf(files: Iterable[Path]) -> Roles:
 
 def from_rows(batches: Iterable[tuple[list[str], list[str], list[str]]], where: str) -> Roles:
     """The table of flwrlabs/shakespeare: batches of the columns character_id, x and y."""
-    rows = (
-        (str(role), x, y)
-        for roles, windows, labels in batches
-        for role, x, y in zip(roles, windows, labels, strict=True)
-    )
+    rows = ((str(role), x, y) for columns in batches for role, x, y in zip(*columns, strict=True))
     return Roles.of(lay_together(rows, where), where)
 
 

@@ -134,12 +134,11 @@ def as_reductions(given: Mapping[str, Any] | None, table: SlotTable) -> dict[str
         return {}
     if not isinstance(given, Mapping):
         raise TypeError(f"reduce must be a dict from slot to reduction, such as {{'x': 'median'}}, not {given!r}")
+    sent = [*table.up, BUFFERS]
     for slot in given:
-        if slot not in table.up and slot != BUFFERS:
-            sent = {**table.up, BUFFERS: None}
-            raise ValueError(
-                f"reduce names the slot {slot!r}, but the clients send {', '.join(sent)}.{hint(slot, sent)}"
-            )
+        if slot not in sent:
+            known = f"{', '.join(sent)}.{hint(slot, sent)}"
+            raise ValueError(f"reduce names the slot {slot!r}, but the clients send {known}")
     chosen = {slot: _as_reduction(slot, how) for slot, how in given.items()}
     first = next(iter(table.up), None)
     return {BUFFERS: chosen[first], **chosen} if first in chosen else chosen

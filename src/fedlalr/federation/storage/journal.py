@@ -232,9 +232,8 @@ class Journal:
                 self._passed_over.add(place)
                 continue
             for message in errors:
-                warnings.warn(
-                    f"{message}; resuming from round {found.state.round} instead", RuntimeWarning, stacklevel=4
-                )
+                resuming = f"{message}; resuming from round {found.state.round} instead"
+                warnings.warn(resuming, RuntimeWarning, stacklevel=4)
             return found
         if errors:
             raise RunDirectoryError(f"no checkpoint in {self.path} can be used: {'; '.join(errors)}")
