@@ -20,7 +20,7 @@ from fedlalr.common.reading import at_home
 from fedlalr.data.population import Clients
 from fedlalr.federation.asynchronous.settings import Async
 from fedlalr.federation.compression.compression import Compression, compression_for
-from fedlalr.federation.metrics import Metrics
+from fedlalr.federation.evaluation import Metrics
 from fedlalr.federation.observers import Observer
 from fedlalr.federation.privacy.privacy import Privacy, Withholding
 from fedlalr.federation.replies.reductions import SlotReduction, as_reductions

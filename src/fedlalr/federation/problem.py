@@ -15,7 +15,7 @@ from fedlalr.data.transforms import Transform
 from fedlalr.federation.asynchronous.rounds import no_reply
 from fedlalr.federation.asynchronous.settings import Async
 from fedlalr.federation.combinations import MAX, check_combinations, features_of
-from fedlalr.federation.metrics import check_metrics
+from fedlalr.federation.evaluation import check_metrics
 from fedlalr.federation.options import Options
 from fedlalr.federation.privacy.mechanism import Mechanism
 from fedlalr.federation.privacy.privacy import Privacy

@@ -23,7 +23,7 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedlalr.common.checks import check_choice, check_count, check_flag
+from fedlalr.common.checks import check_choice, check_flag, whole_number
 
 Draw = Callable[[], Tensor]
 """Returns uniform random numbers in [0, 1), one for each value, from the counter-based generator."""
@@ -168,11 +168,9 @@ def has_feedback(codec: Codec | None) -> bool:
 
 
 def _check_bits_and_block(bits: object, block: object) -> None:
-    if isinstance(bits, bool) or bits not in (4, 8):
+    if bits not in (4, 8):
         raise ValueError(f"bits must be 4 or 8, not {bits!r}")
-    check_count("block", block)
-    if block > LARGEST_BLOCK:  # type: ignore[operator]
-        raise ValueError(f"block must be at most {LARGEST_BLOCK:,}, not {block!r}")
+    whole_number("block", block, most=LARGEST_BLOCK)
 
 
 def _blocks(count: int, block: int) -> int:

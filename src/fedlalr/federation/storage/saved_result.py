@@ -28,6 +28,7 @@ from fedlalr.federation.result import Result, State
 from fedlalr.federation.storage.checkpoint import LARGEST_DESCRIPTION, CheckpointError, sealed
 from fedlalr.federation.storage.plain_values import hash_tensor
 from fedlalr.federation.storage.tensor_file import storable, take
+from fedlalr.training.personal import named
 from fedlalr.training.torch_state import copied, undisturbed
 
 FORMAT = 1
@@ -191,15 +192,13 @@ def _expected(header: Mapping[str, Any], model: nn.Module, clients: int) -> dict
 def _state(tensors: Mapping[str, Tensor]) -> State:
     """The slots among the tensors of a file."""
     state: State = {}
-    for key, tensor in tensors.items():
-        kind, _, rest = key.partition("/")
-        slot, _, name = rest.partition("/")
-        if kind == "slot":
-            state.setdefault(slot, {})[name] = tensor
+    for key, tensor in named(tensors, "slot/").items():
+        slot, _, name = key.partition("/")
+        state.setdefault(slot, {})[name] = tensor
     return state
 
 
 def _personal(tensors: Mapping[str, Tensor], clients: Sequence[int]) -> dict[int, dict[str, Tensor]]:
     """What is personal among the tensors of a file, by client."""
-    own = {key.removeprefix("personal/"): each for key, each in tensors.items() if key.startswith("personal/")}
+    own = named(tensors, "personal/")
     return {client: {name: each[row] for name, each in own.items()} for row, client in enumerate(clients)}
