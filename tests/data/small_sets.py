@@ -9,8 +9,7 @@ import tarfile
 import numpy as np
 
 from fedlalr.data.fetch import Fact
-from fedlalr.data.sources.cifar import Cifar, LabelledImages
-from fedlalr.data.sources.cifar_facts import CIFAR10
+from fedlalr.data.sources.cifar import CIFAR10, Cifar, LabelledImages
 from fedlalr.data.sources.idx import FILES, IdxSet
 from fedlalr.data.sources.rawdata import Images
 
@@ -48,4 +47,4 @@ def small_cifar() -> tuple[Cifar, list[LabelledImages], bytes]:
     facts[layout.archive] = Fact(len(archive), "md5", hashlib.md5(archive).hexdigest())
     layout = dataclasses.replace(layout, facts=facts)
     images = Images("cifar10", (3, 32, 32), (2,) * 10, (1,) * 10)
-    return Cifar(images, 0, (layout, layout)), parts, archive
+    return Cifar(images, (layout, layout)), parts, archive

@@ -54,30 +54,14 @@ def test_a_summary_stays_within_its_bounds(counts):
 
 def test_counts_of_other_data_are_refused():
     parts = partition(np.arange(20) % 2, 4)
-    with pytest.raises(ValueError, match="belongs to other data"):
-        count_labels([0, 1], parts)
     with pytest.raises(ValueError, match="labels must lie in 0 to 1"):
         count_labels(np.arange(20) % 3, parts, classes=2)
-    with pytest.raises(TypeError, match="whole numbers"):
-        count_labels(np.zeros(20), parts)
-
-
-@pytest.mark.parametrize("counts", [np.zeros((0, 3), int), np.array([1, 2]), np.array([[-1, 2]]), np.array([[0.5]])])
-def test_a_malformed_table_is_refused(counts):
-    with pytest.raises(ValueError, match="clients × classes table"):
-        summarise(counts)
-
-
-def test_a_table_without_samples_is_refused():
-    with pytest.raises(ValueError, match="no client has a sample"):
-        summarise(np.zeros((2, 2), int))
 
 
 @pytest.mark.parametrize(("clients", "classes"), [(12, 3), (5, 30), (300, 15)])
 def test_the_drawing_is_written_where_asked(tmp_path, clients, classes):
     labels = np.arange(3000) % classes
     counts = count_labels(labels, partition(labels, clients, alpha=0.3))
-    path = draw(counts, tmp_path / "labels.svg", title="a title")
-    text = path.read_text()
-    assert "<svg" in text
-    assert draw(counts, tmp_path / "labels.png").read_bytes().startswith(b"\x89PNG")
+    for kind, start in (("svg", b"<?xml"), ("png", b"\x89PNG")):
+        draw(counts, tmp_path / f"labels.{kind}", "a title")
+        assert (tmp_path / f"labels.{kind}").read_bytes().startswith(start)

@@ -239,7 +239,7 @@ def test_a_partition_survives_pickling():
 
 @pytest.mark.parametrize(
     ("indices", "offsets", "message"),
-    [([0, 1], [0, 1], "increase from 0"), ([0, 1], [0, 2, 1, 2], "increase from 0"), ([0.5], [0, 1], "integers")],
+    [([0, 1], [0, 1], "increase from 0"), ([0, 1], [0, 2, 1, 2], "increase from 0"), ([0.5], [0, 1], "whole numbers")],
 )
 def test_a_malformed_partition_is_refused(indices, offsets, message):
     with pytest.raises((ValueError, TypeError), match=message):
@@ -249,9 +249,9 @@ def test_a_malformed_partition_is_refused(indices, offsets, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"scheme": "dirchlet"}, "did you mean 'dirichlet'"),
-        ({"scheme": "dirichlet_classes"}, "did you mean 'dirichlet-classes'"),
-        ({"scheme": "zzz"}, "The schemes are 'dirichlet', .*'natural'"),
+        ({"scheme": "dirchlet"}, "Did you mean 'dirichlet'"),
+        ({"scheme": "dirichlet_classes"}, "Did you mean 'dirichlet-classes'"),
+        ({"scheme": "zzz"}, "choose one of dirichlet, .*natural"),
         ({"alpha": 0.0}, "alpha must be a finite number"),
         ({"alpha": -1}, "alpha must be a finite number"),
         ({"alpha": float("nan")}, "alpha must be a finite number"),

@@ -14,9 +14,9 @@ from fedlalr.data import sources
 from fedlalr.data.fetch import DataCorrupt
 from fedlalr.data.sources import gutenberg, huggingface, shakespeare, vocabulary
 from fedlalr.data.sources import text_readers as scripts
-from fedlalr.data.sources.gutenberg_files import PLAYS
 from fedlalr.data.sources.rawdata import RawData
 from fedlalr.data.sources.text_by_role import LENGTH, Roles, Script, lay_together
+from fedlalr.data.sources.text_readers import PLAYS
 from fedlalr.data.windows import Windows
 
 SIMPLE = """\

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fedlalr.data.fetch import DataCorrupt, Fact
-from fedlalr.data.sources.idx import FASHION, FILES, MNIST, IdxSet, parse
+from fedlalr.data.sources.idx import FASHION, FILES, MNIST, IdxSet
 from fedlalr.data.sources.rawdata import Images
 from fedlalr.data.sources.registry import image_files
 from fedlalr.data.sources.source import obtain
@@ -70,7 +68,7 @@ def test_a_truncated_file_is_refused_by_name(
     put(tmp_path, files, packed)
     path = tmp_path / (f"{name}.gz" if packed else name)
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(DataCorrupt, match=f"{path} is truncated"):
+    with pytest.raises(DataCorrupt, match=f"{path} (is truncated|has .* bytes, but .* are expected; it is truncated)"):
         data.from_folder(tmp_path)
 
 
@@ -78,14 +76,14 @@ def test_a_wrong_magic_number_is_refused_by_name(data: IdxSet, files: dict[str, 
     put(tmp_path, files)
     path = tmp_path / "train-images-idx3-ubyte"
     path.write_bytes(b"\x00\x00\x08\x01" + path.read_bytes()[4:])
-    with pytest.raises(DataCorrupt, match=f"{path} starts with 00 00 08 01, but .* starts with 00 00 08 03"):
+    with pytest.raises(DataCorrupt, match=f"{path} is wrong: its sha256 checksum"):
         data.from_folder(tmp_path)
 
 
 def test_images_in_the_place_of_labels_are_refused(data: IdxSet, files: dict[str, bytes], tmp_path: Path) -> None:
     images, labels = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
     put(tmp_path, files | {images: files[labels], labels: files[images]})
-    with pytest.raises(DataCorrupt, match=f"{tmp_path / images} starts with"):
+    with pytest.raises(DataCorrupt, match=f"{tmp_path / images} has 28 bytes, but 15,696 are expected"):
         data.from_folder(tmp_path)
 
 
@@ -127,21 +125,3 @@ def test_wrong_class_counts_are_refused(data: IdxSet, files: dict[str, bytes], t
     uneven = dataclasses.replace(data, images=dataclasses.replace(data.images, train_counts=(3, 1, *(2,) * 8)))
     with pytest.raises(DataCorrupt, match="2 images are of class 0, but 3 are expected"):
         obtain(image_files(uneven, "", ()), folder=tmp_path)
-
-
-def test_images_of_another_size_are_refused(data: IdxSet, files: dict[str, bytes], tmp_path: Path) -> None:
-    put(tmp_path, files)
-    larger = dataclasses.replace(data, images=dataclasses.replace(data.images, shape=(1, 32, 32)))
-    with pytest.raises(DataCorrupt, match=r"contains images of \(28, 28\)"):
-        larger.from_folder(tmp_path)
-
-
-@settings(deadline=None, max_examples=100)
-@given(st.binary(max_size=40), st.sampled_from([1, 3]))
-def test_noise_is_refused_or_agrees_with_its_header(noise: bytes, dimensions: int) -> None:
-    content = bytes([0, 0, 8, dimensions]) + noise
-    try:
-        values = parse(content, "noise", dimensions)
-    except DataCorrupt:
-        return
-    assert values.nbytes == len(content) - 4 - 4 * dimensions

@@ -11,7 +11,7 @@ import torch
 from fedlalr.data import sources
 from fedlalr.data.fetch import DataNotFound
 from fedlalr.data.sources import vocabulary
-from fedlalr.data.sources.cifar_facts import CIFAR10
+from fedlalr.data.sources.cifar import CIFAR10
 from fedlalr.data.sources.idx import FASHION, FILES, MNIST, IdxSet
 from fedlalr.data.sources.registry import SOURCES
 from fedlalr.data.sources.source import fetch, obtain

@@ -1,6 +1,5 @@
 """Windows are views: they return what a copy would contain, without copying."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,21 +31,3 @@ def test_a_batch_is_int64_for_an_embedding() -> None:
     windows = Windows(torch.arange(100, dtype=torch.uint8), torch.arange(10))
     assert windows[torch.tensor([3])].dtype == torch.int64
     assert windows.shape == (10, 80)
-
-
-@pytest.mark.parametrize("starts", [[21], [-1]])
-def test_a_window_outside_the_text_is_refused(starts: list[int]) -> None:
-    with pytest.raises(ValueError, match="do not lie within 100 characters"):
-        Windows(torch.zeros(100, dtype=torch.uint8), torch.tensor(starts), 80)
-
-
-def test_a_window_at_the_end_has_no_following_character() -> None:
-    with pytest.raises(ValueError, match="no character follows"):
-        Windows(torch.zeros(80, dtype=torch.uint8), torch.tensor([0]), 80).following()
-
-
-def test_wrong_shapes_and_lengths_are_refused() -> None:
-    with pytest.raises(ValueError, match="must be vectors"):
-        Windows(torch.zeros(4, 4), torch.tensor([0]), 2)
-    with pytest.raises(ValueError, match="at least 1"):
-        Windows(torch.zeros(4), torch.tensor([0]), 0)

@@ -11,9 +11,10 @@ import pytest
 
 import fedlalr as fl
 from conftest import make_clients, make_model
+from docs.tables import options_table
 from fedlalr.common.option_types import Count, NotNegative, Positive, Seed, check_type
 from fedlalr.config.schema import OPTIONS, Config
-from fedlalr.federation.options import Options, options_table
+from fedlalr.federation.options import Options
 from fedlalr.training import Training
 from fedlalr.training.options import LocalOptions, options_in
 
@@ -28,7 +29,6 @@ def test_the_signature_and_the_help_of_run_have_every_option():
 
 
 def test_the_table_in_the_documentation_is_the_definitions():
-    """Print it with: python -c 'from fedlalr.federation.options import options_table as t; print(t())'."""
     assert options_table() in PAGE.read_text(encoding="utf-8")
 
 

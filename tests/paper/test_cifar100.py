@@ -1,6 +1,7 @@
 """The figures on CIFAR-100, on a small file of its format."""
 
 import csv
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedlalr.cli import app
+from fedlalr.data.fetch import Fact
 from fedlalr.data.sources import SOURCES
-from fedlalr.data.sources.cifar_facts import CIFAR100
+from fedlalr.data.sources.cifar import CIFAR100
 from fedlalr.data.sources.rawdata import Images
 from fedlalr.data.sources.registry import image_files
 
@@ -22,15 +24,17 @@ EACH = 4
 def _small_cifar100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "data" / "cifar-100-binary"
     folder.mkdir(parents=True)
-    rng = np.random.default_rng(0)
+    rng, facts = np.random.default_rng(0), {}
     for name, count in (("train.bin", EACH), ("test.bin", 1)):
         fine = rng.permutation(np.repeat(np.arange(100, dtype=np.uint8), count))
         pixels = rng.integers(0, 256, (len(fine), 3072), dtype=np.uint8)
-        (folder / name).write_bytes(np.column_stack([fine // 5, fine, pixels]).tobytes())
+        content = np.column_stack([fine // 5, fine, pixels]).tobytes()
+        (folder / name).write_bytes(content)
+        facts[name] = Fact(len(content), "md5", hashlib.md5(content).hexdigest())
     small = replace(
         CIFAR100,
         images=Images("cifar100", (3, 32, 32), (EACH,) * 100, (1,) * 100),
-        layouts=tuple(replace(layout, facts={}) for layout in CIFAR100.layouts),
+        layouts=tuple(replace(layout, facts=facts) for layout in CIFAR100.layouts),
     )
     monkeypatch.setitem(SOURCES, "cifar100", image_files(small, "small", (), subfolders=("",)))
     monkeypatch.setenv("FEDLALR_DATA", str(tmp_path / "data"))

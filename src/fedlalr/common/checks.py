@@ -93,6 +93,12 @@ def check_sizes(owner: str, **sizes: int) -> None:
         check_count(f"{owner}: {name}", size)
 
 
+def check_instance(name: str, value: object) -> None:
+    """Reject a class in place of an instance."""
+    if isinstance(value, type):
+        raise TypeError(f"{name} is the class {value.__name__}; pass an instance, such as {value.__name__}()")
+
+
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Reject a value that is not one of the choices."""
     if value not in choices:

@@ -5,13 +5,4 @@ from fedlalr.data.partition import Partition, partition
 from fedlalr.data.population import DatasetClients, Population
 from fedlalr.data.transforms import FlipCrop, Normalize, Transform
 
-__all__ = [
-    "DatasetClients",
-    "FlipCrop",
-    "Normalize",
-    "Partition",
-    "Population",
-    "Transform",
-    "load",
-    "partition",
-]
+__all__ = ["DatasetClients", "FlipCrop", "Normalize", "Partition", "Population", "Transform", "load", "partition"]

@@ -114,8 +114,7 @@ def _shuffles(seed: int, round: int, clients: Tensor, sizes: Tensor, passes: int
     """Independent permutations of `0 … size − 1` for every client and pass; positions beyond its size come last."""
     device = sizes.device
     sample = torch.arange(longest, device=device)
-    ranks = bits(
-        key(seed, BATCHES, round), clients[:, None, None], torch.arange(passes, device=device)[None, :, None], sample
-    )
+    which = torch.arange(passes, device=device)[:, None]
+    ranks = bits(key(seed, BATCHES, round), clients[:, None, None], which, sample)
     ranks = ranks.masked_fill(sample >= sizes[:, None, None], torch.iinfo(torch.int64).max)
     return ranks.argsort(dim=-1, stable=True)

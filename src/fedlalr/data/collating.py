@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from fedlalr.data.input_errors import (
-    explain_part,
-    explain_sample,
-    explain_shapes,
-    explain_text,
-    shown_names,
-)
 from fedlalr.data.trees import Tree, as_tree, named_leaves
 from fedlalr.hf import next_tokens
 
@@ -45,7 +38,7 @@ def split(sample: Mapping[str, Any], target: Target | None, whose: str) -> tuple
     if isinstance(target, NextTokens):
         if target.key is None and not any(name in sample for name in TARGETS):
             raise ValueError(
-                f"{whose} samples are dicts of {shown_names(sample)}, without labels. Those of a causal language model "
+                f"{whose} samples are dicts of {_shown(sample)}, without labels. Those of a causal language model "
                 f"are the input_ids, with -100 where attention_mask is 0; "
                 f"collate_fn=transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False) adds them"
             )
@@ -54,13 +47,13 @@ def split(sample: Mapping[str, Any], target: Target | None, whose: str) -> tuple
     chosen = target if target is not None else next((name for name in TARGETS if name in sample), None)
     if chosen is None:
         raise ValueError(
-            f"{whose} samples are dicts of {shown_names(sample)}, without labels or label; name the target's key with "
+            f"{whose} samples are dicts of {_shown(sample)}, without labels or label; name the target's key with "
             f"target=, such as target={list(sample)[-1] if sample else 'y'!r}"
         )
     names = (chosen,) if isinstance(chosen, str) else tuple(chosen)
     missing = [name for name in names if name not in sample]
     if missing:
-        raise ValueError(f"{whose} samples have no key {missing[0]!r} for target=; they have {shown_names(sample)}")
+        raise ValueError(f"{whose} samples have no key {missing[0]!r} for target=; they have {_shown(sample)}")
     inputs = {name: part for name, part in sample.items() if name not in names}
     if not inputs:
         raise ValueError(f"{whose} samples have only the target's key, {names[0]!r}; the model needs inputs too")
@@ -82,9 +75,8 @@ def _by_caller(samples: list[Any], whose: str, target: Target | None, collate_fn
     try:
         found = collate_fn(samples)
     except Exception as error:
-        raise ValueError(
-            f"collate_fn cannot form a batch of {whose} samples: {type(error).__name__}: {error}"
-        ) from error
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"collate_fn cannot form a batch of {whose} samples: {reason}") from error
     parts: Any = split(found, target, whose) if isinstance(found, Mapping) else found
     if not isinstance(parts, tuple | list) or len(parts) != 2:
         raise ValueError(
@@ -108,7 +100,10 @@ def _parts(sample: Any, whose: str, target: Target | None) -> tuple[Any, Any]:
         values = {name: torch.tensor(value) if type(value) is float else value for name, value in sample.items()}
         return split(values, target, whose)
     if not isinstance(sample, tuple | list) or len(sample) != 2:
-        raise ValueError(explain_sample(whose, sample))
+        found = f"a {type(sample).__name__}"
+        if isinstance(sample, tuple | list):
+            found = f"{len(sample)} items; return several inputs as a tuple, ((first, second), target)"
+        raise ValueError(f"{whose} data set must return (input, target) or a dict for a sample, not {found}")
     return sample[0], sample[1]
 
 
@@ -116,27 +111,45 @@ def _stack(parts: list[Any], whose: str, what: str) -> Tree:
     """One part of all samples as a tree of tensors."""
     first = parts[0]
     if isinstance(first, Mapping):
-        if any(part.keys() != first.keys() for part in parts):
-            raise ValueError(f"{whose} samples have different keys, such as {', '.join(sorted(_odd_keys(parts)))}")
+        if odd := {str(name) for part in parts for name in part.keys() ^ first.keys()}:
+            raise ValueError(f"{whose} samples have different keys, such as {', '.join(sorted(odd))}")
         return {name: _stack([part[name] for part in parts], whose, f"{what} {name!r}") for name in first}
     if isinstance(first, tuple) and any(isinstance(one, Tensor | np.ndarray) for one in first):
-        return tuple(
-            _stack(list(mine), whose, f"{what} {place}") for place, mine in enumerate(zip(*parts, strict=True))
-        )
+        columns = enumerate(zip(*parts, strict=True))
+        return tuple(_stack(list(mine), whose, f"{what} {place}") for place, mine in columns)
     if isinstance(first, str):
-        raise ValueError(explain_text(whose, what))
+        raise ValueError(
+            f"{whose} samples have text as their {what}; convert words to numbers, such as indices in a vocabulary, or "
+            f"leave it out (dataset.remove_columns(names) of Hugging Face datasets)"
+        )
     try:
         stacked = torch.tensor(parts) if _is_numbers(first) else default_collate(parts)
     except (RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(explain_shapes(whose, what, parts) or f"{whose} samples: {error}") from error
+        raise ValueError(f"{whose} samples{_different_shapes(what, parts) or f': {error}'}") from error
     if not isinstance(stacked, Tensor):
-        raise ValueError(explain_part(whose, what, first))
+        raise ValueError(
+            f"{whose} data set must return tensors, arrays or numbers as the {what} of a sample, or a tuple or dict of "
+            f"them, not a {type(first).__name__}; convert it with torch.tensor(values)"
+        )
     return stacked
 
 
-def _odd_keys(parts: list[Any]) -> set[str]:
-    every = [set(part) for part in parts]
-    return {str(name) for name in set.union(*every) - set.intersection(*every)}
+def _different_shapes(what: str, parts: list[Any]) -> str:
+    """The end of the error for samples that do not fit into one batch; empty if their shapes are not the reason."""
+    shapes = {(len(part),) if isinstance(part, list) else tuple(getattr(part, "shape", ())) for part in parts}
+    if len(shapes) < 2:
+        return ""
+    kind, _, name = what.partition(" ")
+    return (
+        f" have {f'{kind}s {name}'.strip()} of different shapes, such as {' and '.join(map(str, sorted(shapes)[:2]))}; "
+        f"pass collate_fn=, a function that pads the samples of a batch, or use one shape"
+    )
+
+
+def _shown(names: Iterable[object]) -> str:
+    """The first few names."""
+    every = [repr(name) for name in names]
+    return ", ".join(every[:5]) + (", …" if len(every) > 5 else "")
 
 
 def _is_numbers(value: object) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
@@ -54,24 +54,20 @@ class Fact:
 
     def check(self, content: bytes, where: str) -> None:
         """Reject content that is not the expected one."""
-        self._compare_size(len(content), where)
-        self._compare_digest(hashlib.new(self.algorithm, content, usedforsecurity=False).hexdigest(), where)
+        self._compare(len(content), lambda: hashlib.new(self.algorithm, content, usedforsecurity=False), where)
 
     def check_file(self, path: Path) -> None:
         """Reject a file without the expected content, without reading it into memory."""
-        self._compare_size(path.stat().st_size, str(path))
         with open_file(path) as file:
-            self._compare_digest(hashlib.file_digest(file, self.algorithm).hexdigest(), str(path))
+            self._compare(path.stat().st_size, lambda: hashlib.file_digest(file, self.algorithm), str(path))
 
-    def _compare_size(self, size: int, where: str) -> None:
+    def _compare(self, size: int, hashed: Callable[[], Any], where: str) -> None:
         if self.size is not None and size != self.size:
             raise DataCorrupt(
                 f"{where} has {size:,} bytes, but {self.size:,} are expected; it is truncated or another file: "
                 f"delete it and fetch it again"
             )
-
-    def _compare_digest(self, found: str, where: str) -> None:
-        if found != self.digest:
+        if (found := hashed().hexdigest()) != self.digest:
             raise DataCorrupt(
                 f"{where} is wrong: its {self.algorithm} checksum is {found}, not {self.digest}; "
                 f"delete it and fetch it again"
@@ -147,22 +143,18 @@ def workspace(folder: Path, name: str) -> Iterator[Path]:
 def download(url: str, path: Path, fact: Fact | None = None, progress: Progress | None = None) -> Path:
     """Fetch a URL to `path` and verify it. An interrupted download leaves nothing behind and is not resumed."""
     description = f"downloading {url.rsplit('/', 1)[-1]}"
-
-    def write(temporary: Path) -> None:
-        request = urllib.request.Request(url, headers={"User-Agent": "fedlalr"})
-        with urllib.request.urlopen(request, timeout=CONNECT_SECONDS) as answer, temporary.open("wb") as file:
-            total = _stated_size(url, answer.headers.get("Content-Length"), fact.size if fact else None)
-            done = _copy(answer, file, description, total, progress)
-        if done > (total or LARGEST):
-            raise RouteFailed(f"{url} gives more than the {total or LARGEST:,} bytes that are expected")
-        if total is not None and done < total:
-            raise RouteFailed(f"{url} ended after {done:,} of {total:,} bytes")
-        if fact is not None:
-            fact.check_file(temporary)
-
+    request = urllib.request.Request(url, headers={"User-Agent": "fedlalr"})
     try:
         with written_aside(path) as temporary:
-            write(temporary)
+            with urllib.request.urlopen(request, timeout=CONNECT_SECONDS) as answer, temporary.open("wb") as file:
+                total = _stated_size(url, answer.headers.get("Content-Length"), fact.size if fact else None)
+                done = _copy(answer, file, description, total, progress)
+            if done > (total or LARGEST):
+                raise RouteFailed(f"{url} gives more than the {total or LARGEST:,} bytes that are expected")
+            if total is not None and done < total:
+                raise RouteFailed(f"{url} ended after {done:,} of {total:,} bytes")
+            if fact is not None:
+                fact.check_file(temporary)
         sync_folder(path.parent)
     except DataCorrupt as error:
         raise RouteFailed(f"{url} gave a wrong file: {error}") from error

@@ -49,7 +49,6 @@ def _pooled(clients: Population, sizes: NDArray[np.int64], mark: NDArray[np.bool
 
 
 def _subsets(clients: DatasetClients, marks: list[NDArray[np.bool_]]) -> DatasetClients:
-    parts = [
-        Subset(dataset, np.flatnonzero(mark).tolist()) for dataset, mark in zip(clients.datasets, marks, strict=True)
-    ]
+    both = zip(clients.datasets, marks, strict=True)
+    parts = [Subset(dataset, np.flatnonzero(mark).tolist()) for dataset, mark in both]
     return DatasetClients(parts, clients.device, target=clients.target, collate_fn=clients.collate_fn)

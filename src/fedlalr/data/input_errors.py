@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Iterator, Mapping, Sequence, ValuesView
 
 import numpy as np
 import torch
@@ -57,22 +57,24 @@ def check_rows(whose: str, have: str, inputs: object, targets: object) -> None:
             raise ValueError(f"{have} {counts}; they must pair up")
 
 
+_FIXES: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    (Mapping, "; pass its values: list(clients.values())"),
+    ((Iterator, ValuesView), "; convert it with list(clients)"),
+    (Partition, "; pass it with its samples: fl.data.Population(inputs, targets, partition)"),
+    (
+        (tuple, list),
+        " of the inputs and targets of all clients; partition them with fl.data.partition(targets, clients=10)",
+    ),
+    (Dataset, "; split one data set into several, for example with torch.utils.data.random_split(dataset, [0.1] * 10)"),
+)
+"""What clients that are not a sequence of clients may be, and how to convert them."""
+
+
 def explain_clients(clients: object) -> str:
     """The error for clients that are not a sequence."""
-    if isinstance(clients, Mapping):
-        fix = "; pass its values: list(clients.values())"
-    elif isinstance(clients, Iterator | ValuesView):
-        fix = "; convert it with list(clients)"
-    elif isinstance(clients, Partition):
-        fix = "; pass it with its samples: fl.data.Population(inputs, targets, partition)"
-    elif isinstance(clients, tuple | list):
-        fix = " of the inputs and targets of all clients; partition them with fl.data.partition(targets, clients=10)"
-    elif isinstance(clients, Dataset):
-        fix = "; split one data set into several, for example with torch.utils.data.random_split(dataset, [0.1] * 10)"
-    elif hasattr(clients, "shard"):  # of Hugging Face
+    fix = next((fix for kind, fix in _FIXES if isinstance(clients, kind)), "")
+    if not fix and hasattr(clients, "shard"):  # of Hugging Face
         fix = "; split one data set into several, for example [dataset.shard(10, i) for i in range(10)]"
-    else:
-        fix = ""
     return (
         f"clients must be a sequence of (inputs, targets) tensors or torch Datasets, or what fl.data.load returns, "
         f"not {type(clients).__name__}{fix}"
@@ -119,57 +121,3 @@ def _conversion(client: object) -> str:
     if hasattr(client, "__getitem__") and hasattr(client, "__len__") and not isinstance(client, Sequence | Mapping):
         return ". Wrap it in a class Own(torch.utils.data.Dataset) whose __getitem__ returns (input, target)"
     return ""
-
-
-def explain_sample(whose: str, sample: object) -> str:
-    """The error for a data set whose samples are neither (input, target) nor dicts."""
-    start = f"{whose} data set must return (input, target) or a dict for a sample, not "
-    if isinstance(sample, tuple | list):
-        return f"{start}{len(sample)} items; return several inputs as a tuple, ((first, second), target)"
-    return f"{start}a {type(sample).__name__}"
-
-
-def explain_text(whose: str, what: str) -> str:
-    """The error for text in a sample."""
-    return (
-        f"{whose} samples have text as their {what}; convert words to numbers, such as indices in a vocabulary, or "
-        f"leave it out (dataset.remove_columns(names) of Hugging Face datasets)"
-    )
-
-
-def explain_part(whose: str, what: str, part: object) -> str:
-    """The error for an input or target of a sample that is no tensor, array or number, nor a tuple or dict of them."""
-    return (
-        f"{whose} data set must return tensors, arrays or numbers as the {what} of a sample, or a tuple or dict of "
-        f"them, not a {type(part).__name__}; convert it with torch.tensor(values)"
-    )
-
-
-def explain_shapes(whose: str, what: str, parts: Sequence[object]) -> str | None:
-    """The error for samples that do not fit into one batch; None if their shapes are not the reason."""
-    shapes = {tuple(shape) for part in parts if (shape := _shape(part)) is not None}
-    if len(shapes) < 2:
-        return None
-    shown = " and ".join(map(str, sorted(shapes)[:2]))
-    return (
-        f"{whose} samples have {_plural(what)} of different shapes, such as {shown}; pass collate_fn=, a function "
-        f"that pads the samples of a batch, or use one shape"
-    )
-
-
-def _plural(what: str) -> str:
-    kind, *name = what.split(" ", 1)
-    return " ".join([f"{kind}s", *name])
-
-
-def _shape(part: object) -> Sequence[int] | None:
-    if isinstance(part, list):
-        return (len(part),)
-    shape: Sequence[int] | None = getattr(part, "shape", None)
-    return shape
-
-
-def shown_names(names: Iterable[object]) -> str:
-    """The first few names."""
-    every = [repr(name) for name in names]
-    return ", ".join(every[:5]) + (", …" if len(every) > 5 else "")

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedlalr.common.checks import whole_number
-from fedlalr.common.suggestions import nearest
+from fedlalr.common.named import check_known
 from fedlalr.data import schemes
 
 Indices = NDArray[np.int64]
@@ -55,10 +55,8 @@ class Partition(Sequence[Indices]):
 
     def __post_init__(self) -> None:
         for name in ("indices", "offsets"):
-            array = np.asarray(getattr(self, name))
-            if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-                raise TypeError(f"{name} of a partition must be integers in one dimension, not {_describe(array)}")
-            object.__setattr__(self, name, array.astype(np.int64, copy=False))
+            whole = _whole_numbers(getattr(self, name), f"the {name} of a partition")
+            object.__setattr__(self, name, whole)
         starts, n = self.offsets, len(self.indices)
         if not len(starts) or starts[0] != 0 or starts[-1] != n or (np.diff(starts) < 0).any():
             raise ValueError(f"the offsets of a partition must increase from 0 to the number of indices, {n}")
@@ -70,11 +68,8 @@ class Partition(Sequence[Indices]):
         >>> [part.tolist() for part in Partition.from_owners([1, 0, 1], clients=2)]
         [[1], [0, 2]]
         """
-        owner = _whole_numbers(
-            owners,
-            "the owners of samples",
-            "partition by names with fl.data.partition(labels, scheme='natural', ids=names)",
-        )
+        fix = "; partition by names with fl.data.partition(labels, scheme='natural', ids=names)"
+        owner = _whole_numbers(owners, "the owners of samples", fix)
         if owner.size and not 0 <= owner.min() <= owner.max() < clients:
             raise ValueError(f"the owners of samples must be clients 0 to {clients - 1}")
         sizes = np.bincount(owner, minlength=clients)
@@ -83,12 +78,11 @@ class Partition(Sequence[Indices]):
     @classmethod
     def from_lists(cls, lists: Iterable[ArrayLike]) -> Partition:
         """From one list of sample indices per client, for a partition from elsewhere."""
-        fix = "convert a mask to indices with numpy.flatnonzero(mask)"
+        fix = "; convert a mask to indices with numpy.flatnonzero(mask)"
         parts = [_whole_numbers(part, f"the indices of client {i}", fix) for i, part in enumerate(lists)]
         sizes = [len(part) for part in parts]
-        return cls(
-            np.concatenate([np.empty(0, np.int64), *parts]), np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-        )
+        ends = np.cumsum([0, *sizes], dtype=np.int64)
+        return cls(np.concatenate([np.empty(0, np.int64), *parts]), ends)
 
     @property
     def sizes(self) -> Indices:
@@ -149,7 +143,7 @@ def partition(
     alpha: the concentration, for the two Dirichlet schemes; smaller is more skewed.
     min_size: the least number of samples per client (1 by default), for `dirichlet-classes` and `lognormal`.
     """
-    _check_scheme(scheme)
+    check_known("there is no partition scheme", scheme, SCHEMES)
     _check_unread(scheme, min_size=min_size, classes_per_client=classes_per_client, sigma=sigma, ids=ids)
     classes = _classes(labels) if scheme in _BY_CLASS else np.zeros(_count(labels), np.int64)
     if scheme == "natural":
@@ -178,11 +172,11 @@ def partition(
     return Partition.from_owners(owner, clients)
 
 
-def _whole_numbers(values: ArrayLike, what: str, fix: str) -> Indices:
+def _whole_numbers(values: ArrayLike, what: str, fix: str = "") -> Indices:
     """Reject values that NumPy would silently convert to integers."""
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise TypeError(f"{what} must be whole numbers in one dimension, not {_describe(array)}; {fix}")
+        raise TypeError(f"{what} must be whole numbers in one dimension, not {_describe(array)}{fix}")
     return array.astype(np.int64, copy=False)
 
 
@@ -214,14 +208,6 @@ def _missing(values: NDArray[Any]) -> Sequence[int]:
         places: list[int] = np.flatnonzero(values != values).tolist()
         return places
     return [i for i, value in enumerate(values) if not isinstance(value, str) and str(value) in _NOTHING]
-
-
-def _check_scheme(scheme: object) -> None:
-    if scheme in SCHEMES:
-        return
-    near = nearest(str(scheme).replace("_", "-"), SCHEMES)
-    hint = f"; did you mean {near!r}?" if near else "."
-    raise ValueError(f"there is no partition scheme {scheme!r}{hint} The schemes are {', '.join(map(repr, SCHEMES))}.")
 
 
 def _check_unread(scheme: str, **options: object) -> None:

@@ -92,13 +92,9 @@ class Population:
         self.targets: Any = targets
         self.partition = partition
         self.transform, self.test, self.classes, self.name = transform, test, classes, name
-        self._sizes = torch.from_numpy(partition.sizes)
+        self.sizes = torch.from_numpy(partition.sizes)
         self._starts = torch.from_numpy(partition.offsets[:-1])
         self._indices = torch.from_numpy(partition.indices).to(device_of(inputs))
-
-    @property
-    def sizes(self) -> Tensor:
-        return self._sizes
 
     def __len__(self) -> int:
         return len(self.partition)
@@ -134,10 +130,8 @@ class Population:
     def training_batch(self, client: int, positions: Tensor, seed: int, round: int, step: int) -> tuple[Tree, Tree]:
         inputs, targets = self._at(client, positions)
         if self.transform is not None:
-            random = self.draws(seed, round, torch.tensor([client], device=self._indices.device), step, len(positions))[
-                0
-            ]
-            inputs = self.transform.train(inputs, random)
+            alone = torch.tensor([client], device=self._indices.device)
+            inputs = self.transform.train(inputs, self.draws(seed, round, alone, step, len(positions))[0])
         return inputs, targets
 
     def _at(self, client: int, positions: Tensor) -> tuple[Any, Any]:
@@ -170,11 +164,7 @@ class DatasetClients:
         self.datasets = datasets
         self.device = device or torch.device("cpu")
         self.target, self.collate_fn = target, collate_fn
-        self._sizes = torch.tensor([len(dataset) for dataset in datasets], device="cpu")
-
-    @property
-    def sizes(self) -> Tensor:
-        return self._sizes
+        self.sizes = torch.tensor([len(dataset) for dataset in datasets], device="cpu")
 
     @property
     def note(self) -> str:

@@ -6,10 +6,12 @@ so that a client's inputs are a function of (seed, round, client, step) alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -27,8 +29,6 @@ STATISTICS: Final = MappingProxyType(
     {"cifar10": CIFAR10, "cifar100": CIFAR100, "mnist": MNIST, "fashion": FASHION, "digits": DIGITS}
 )
 """The same, by name of the data set."""
-
-_constants: dict[tuple[tuple[float, ...], torch.dtype, torch.device], Tensor] = {}
 
 
 class Transform(Protocol):
@@ -59,10 +59,19 @@ class Normalize:
     mean: Sequence[float]
     std: Sequence[float]
 
-    draws: Final = 0
+    draws: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        _settle_statistics(self)
+        for name in ("mean", "std"):
+            given = getattr(self, name)
+            values = (given,) if isinstance(given, int | float) else tuple(float(value) for value in given)
+            object.__setattr__(self, name, values)
+        if len(self.mean) != len(self.std) or not self.mean:
+            raise ValueError(f"mean and std need one number per channel each, not {len(self.mean)} and {len(self.std)}")
+        if not all(0 < s < math.inf for s in self.std):
+            raise ValueError(f"std must be finite numbers above 0, not {self.std}")
+        if not all(map(math.isfinite, self.mean)):
+            raise ValueError(f"mean must be finite numbers, not {self.mean}")
 
     def train(self, inputs: Tensor, random: Tensor) -> Tensor:
         return self.test(inputs)
@@ -73,27 +82,22 @@ class Normalize:
 
 
 @dataclass(frozen=True)
-class FlipCrop:
+class FlipCrop(Normalize):
     """`Normalize`, and in training a random horizontal flip, then zero padding by `pad` and a random crop.
 
     The normalised image is padded: zeros are the mean colour, not black.
     """
 
-    mean: Sequence[float]
-    std: Sequence[float]
     pad: int = 4
 
-    draws: Final = 1
+    draws: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        _settle_statistics(self)
+        super().__post_init__()
         whole_number("pad", self.pad, least=0)
 
     def train(self, inputs: Tensor, random: Tensor) -> Tensor:
         _check_images(inputs, len(self.mean))
-        if random.shape != (len(inputs), self.draws) or random.dtype != torch.int64:
-            wanted = f"int64 of shape {[len(inputs), self.draws]}"
-            raise ValueError(f"random must be {wanted}, not {random.dtype} of shape {list(random.shape)}")
         height, width = inputs.shape[2:]
         # One integer holds all three choices: its remainders by 2, then 2·pad + 1 twice.
         shifts = 2 * self.pad + 1
@@ -108,10 +112,6 @@ class FlipCrop:
         pixels = inputs.flatten(2).gather(2, source).view(inputs.shape)
         return torch.where(inside, _normalize(pixels, self.mean, self.std), 0.0)
 
-    def test(self, inputs: Tensor) -> Tensor:
-        _check_images(inputs, len(self.mean))
-        return _normalize(inputs, self.mean, self.std)
-
 
 def _within(places: Tensor, size: int) -> Tensor:
     return (places >= 0) & (places < size)
@@ -125,29 +125,10 @@ def _normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> T
     return (images.to(dtype) - centre) * scale
 
 
+@cache  # building it copies from the host: once per device, not once per batch
 def _per_channel(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    # Cached, because building it copies from the host: once per device, not once per batch.
-    kept = _constants.get((values, dtype, device))
-    if kept is None:
-        with torch.inference_mode(False):
-            kept = torch.tensor(values, dtype=dtype, device=device).view(-1, 1, 1)
-        _constants[values, dtype, device] = kept
-    return kept
-
-
-def _settle_statistics(transform: Normalize | FlipCrop) -> None:
-    for name in ("mean", "std"):
-        given = getattr(transform, name)
-        values = (given,) if isinstance(given, int | float) else tuple(float(value) for value in given)
-        object.__setattr__(transform, name, values)
-    if len(transform.mean) != len(transform.std) or not transform.mean:
-        raise ValueError(
-            f"mean and std need one number per channel each, not {len(transform.mean)} and {len(transform.std)}"
-        )
-    if not all(0 < s < float("inf") for s in transform.std):
-        raise ValueError(f"std must be finite numbers above 0, not {transform.std}")
-    if not all(abs(m) < float("inf") for m in transform.mean):
-        raise ValueError(f"mean must be finite numbers, not {transform.mean}")
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype, device=device).view(-1, 1, 1)
 
 
 def _check_images(images: Tensor, channels: int) -> None:

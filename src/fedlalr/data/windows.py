@@ -18,17 +18,6 @@ class Windows:
     """
 
     def __init__(self, characters: Tensor, starts: Tensor, length: int = 80) -> None:
-        if characters.ndim != 1 or starts.ndim != 1:
-            raise ValueError(
-                f"characters and starts must be vectors, not of shape {list(characters.shape)} and {list(starts.shape)}"
-            )
-        if length < 1:
-            raise ValueError(f"a window needs a length of at least 1, not {length}")
-        if len(starts) and (int(starts.min()) < 0 or int(starts.max()) + length > len(characters)):
-            raise ValueError(
-                f"windows of {length} that start from {int(starts.min())} to {int(starts.max())} "
-                f"do not lie within {len(characters)} characters"
-            )
         self.characters, self.starts, self.length = characters, starts, length
         self._span = torch.arange(length, device=characters.device)
 
@@ -54,10 +43,7 @@ class Windows:
 
     def following(self) -> Tensor:
         """The character after every window, int64 `[n]`: the target of a language model."""
-        after = self.starts + self.length
-        if len(after) and int(after.max()) >= len(self.characters):
-            raise ValueError("the last window ends with the text: no character follows it")
-        return self.characters[after].long()
+        return self.characters[self.starts + self.length].long()
 
     def to(self, device: torch.device | str) -> Windows:
         return Windows(self.characters.to(device), self.starts.to(device), self.length)

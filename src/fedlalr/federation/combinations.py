@@ -85,9 +85,3 @@ def check_combinations(chosen: Collection[str]) -> None:
     for (first, second), reason in COMBINATIONS.items():
         if first in chosen and second in chosen:
             raise ValueError(f"{first} and {second} cannot be combined: {reason}")
-
-
-def combinations_table() -> str:
-    """The table in `docs/compression.md`."""
-    rows = [f"| {first} | {second} | {reason} |" for (first, second), reason in COMBINATIONS.items()]
-    return "\n".join(["| feature | not with | because |", "|---|---|---|", *rows])

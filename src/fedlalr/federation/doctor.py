@@ -102,54 +102,32 @@ def examine(run_folder: str | Path = "runs") -> Health:
 
 def _find(health: Health, failure: str | None) -> Iterator[Finding]:
     if health.threads > health.cores:
-        yield Finding(
-            "slow",
-            f"torch computes with {health.threads} threads on {health.cores} cores",
-            f"export OMP_NUM_THREADS={health.cores}",
-        )
+        what = f"torch computes with {health.threads} threads on {health.cores} cores"
+        yield Finding("slow", what, f"export OMP_NUM_THREADS={health.cores}")
     if health.load is not None and health.load > health.cores + 0.5:
-        yield Finding(
-            "slow",
-            f"{health.load:.1f} processes want {health.cores} cores",
-            "other programs slow this machine down, and threads wait for each other: export OMP_NUM_THREADS=1",
-        )
+        advice = "other programs slow this machine down, and threads wait for each other: export OMP_NUM_THREADS=1"
+        yield Finding("slow", f"{health.load:.1f} processes want {health.cores} cores", advice)
     if not any(device.startswith("cuda") for device in health.devices):
-        yield Finding(
-            "slow",
-            "no GPU",
-            "experiments of the paper's size take hours here; `fedlalr reproduce all --scale smoke` takes minutes",
-        )
+        advice = "experiments of the paper's size take hours here; `fedlalr reproduce all --scale smoke` takes minutes"
+        yield Finding("slow", "no GPU", advice)
     if health.memory < LITTLE_MEMORY:
-        yield Finding(
-            "slow",
-            f"{health.memory / GIB:.1f} GiB of memory left",
-            "use smaller cohorts: fedlalr run … clients_per_round=5",
-        )
+        advice = "use smaller cohorts: fedlalr run … clients_per_round=5"
+        yield Finding("slow", f"{health.memory / GIB:.1f} GiB of memory left", advice)
     shared = Path("/dev/shm")
     if shared.is_dir() and shutil.disk_usage(shared).total < LITTLE_SHARED_MEMORY:
-        yield Finding(
-            "fails",
-            f"/dev/shm has only {shutil.disk_usage(shared).total >> 20} MiB",
-            "engine='workers' shares memory there; give the container more (docker run --shm-size=2g)",
-        )
+        advice = "engine='workers' shares memory there; give the container more (docker run --shm-size=2g)"
+        yield Finding("fails", f"/dev/shm has only {shutil.disk_usage(shared).total >> 20} MiB", advice)
     for name, free in health.disk.items():
         if free < LITTLE_DISK:
             yield Finding("fails", f"{free / GIB:.1f} GiB of disk left for {name}", _another_folder(name))
     if failure is not None:
         yield Finding("fails", f"no checkpoint can be written: {failure}", _another_folder("runs"))
     elif health.checkpoint_seconds is not None and health.checkpoint_seconds > SLOW_CHECKPOINT_SECONDS:
-        yield Finding(
-            "slow",
-            f"a checkpoint of a million parameters takes {health.checkpoint_seconds:.1f} s",
-            "write fewer, or to a faster disk: fedlalr run … checkpoint_every=10 --run-dir DIR",
-        )
-    reason = _unwritable(data_folder())
-    if reason is not None:
-        yield Finding(
-            "limited",
-            f"the data folder cannot be written, so no data can be fetched: {reason}",
-            _another_folder("data"),
-        )
+        what = f"a checkpoint of a million parameters takes {health.checkpoint_seconds:.1f} s"
+        yield Finding("slow", what, "write fewer, or to a faster disk: fedlalr run … checkpoint_every=10 --run-dir DIR")
+    if reason := _unwritable(data_folder()):
+        what = f"the data folder cannot be written, so no data can be fetched: {reason}"
+        yield Finding("limited", what, _another_folder("data"))
 
 
 def _another_folder(name: str) -> str:
@@ -162,29 +140,19 @@ def _self_test() -> Iterator[Finding]:
     try:
         first, second = _tiny_run(), _tiny_run()
     except Exception as error:  # a broken installation may raise anything
-        yield Finding(
-            "fails",
-            f"a tiny run raises {type(error).__name__}: {error}",
-            "reinstall both: pip install --force-reinstall fedlalr torch",
-        )
+        advice = "reinstall both: pip install --force-reinstall fedlalr torch"
+        yield Finding("fails", f"a tiny run raises {type(error).__name__}: {error}", advice)
         return
     if any(not torch.equal(value, second.state["x"][name]) for name, value in first.state["x"].items()):
-        yield Finding(
-            "fails",
-            "the same tiny run twice gives different bits",
-            "runs here cannot be repeated exactly; try one thread: export OMP_NUM_THREADS=1",
-        )
+        advice = "runs here cannot be repeated exactly; try one thread: export OMP_NUM_THREADS=1"
+        yield Finding("fails", "the same tiny run twice gives different bits", advice)
     if not torch.tensor([1e-40]).mul(1).item():
-        yield Finding(
-            "fails",
-            "very small numbers are flushed to zero",
-            "v̂ starts at ε²; before every run: torch.set_flush_denormal(False)",
-        )
+        advice = "v̂ starts at ε²; before every run: torch.set_flush_denormal(False)"
+        yield Finding("fails", "very small numbers are flushed to zero", advice)
 
 
 def _half_precision_test() -> Iterator[Finding]:
-    fault = half_precision_fault(torch.bfloat16)
-    if fault is not None:
+    if fault := half_precision_fault(torch.bfloat16):
         what, advice = fault
         yield Finding("limited", f"{what}, so dtype=bfloat16 works on a GPU only", advice)
 
@@ -201,11 +169,9 @@ def _tiny_run() -> Result:
 
 def _time_checkpoint(folder: Path) -> tuple[float | None, str | None]:
     """How long it takes to write a checkpoint to the folder of runs, or why it cannot be written."""
-    x = torch.zeros(PROBED_PARAMETERS)
-    state = ServerState(0, FedLALR().init(x), {})
-    reason = _unwritable(folder)
-    if reason is not None:
+    if reason := _unwritable(folder):
         return None, reason
+    state = ServerState(0, FedLALR().init(torch.zeros(PROBED_PARAMETERS)), {})
     try:
         with tempfile.TemporaryDirectory(dir=_existing(folder), prefix=".fedlalr-doctor-") as place:
             began = time.perf_counter()
@@ -225,13 +191,12 @@ def _devices() -> Iterator[str]:
 def _existing(folder: Path) -> Path:
     """The folder, or its nearest parent that exists."""
     folder = at_home(folder).absolute()
-    return next(place for place in (folder, *folder.parents) if place.is_dir())
+    return next(place for place in (folder, *folder.parents) if place.exists())
 
 
 def _unwritable(folder: Path) -> str | None:
     """Why a folder, even if it does not exist yet, cannot be written to; None if it can."""
-    folder = at_home(folder).absolute()
-    nearest = next(place for place in (folder, *folder.parents) if place.exists())
+    nearest = _existing(folder)
     if not nearest.is_dir():
         return f"{nearest} is a file"
     try:

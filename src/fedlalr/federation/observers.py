@@ -84,24 +84,12 @@ class Observer:
         """After the last round."""
 
 
-def show_start(observers: Sequence[Observer], info: RunInfo) -> bool:
-    """Pass the start to all observers; returns whether one of them raised `Stop`."""
+def stopped_by(observers: Sequence[Observer], event: Callable[[Observer], None]) -> bool:
+    """Pass an event to all observers; returns whether one of them raised `Stop`."""
     stopped = False
     for observer in observers:
         try:
-            observer.on_start(info)
-        except Stop:
-            stopped = True
-    return stopped
-
-
-def show_round(observers: Sequence[Observer], record: Record, model: Callable[[], nn.Module]) -> bool:
-    """Pass a round to all observers; returns whether one of them raised `Stop`."""
-    stopped = False
-    for observer in observers:
-        try:
-            observer.on_model(record.round, model)
-            observer.on_round(record)
+            event(observer)
         except Stop:
             stopped = True
     return stopped

@@ -20,7 +20,7 @@ from fedlalr.common.reading import at_home
 from fedlalr.data.population import Clients
 from fedlalr.federation.asynchronous.settings import Async
 from fedlalr.federation.compression.compression import Compression, compression_for
-from fedlalr.federation.metrics import Metrics
+from fedlalr.federation.evaluation import Metrics
 from fedlalr.federation.observers import Observer
 from fedlalr.federation.privacy.privacy import Privacy, Withholding
 from fedlalr.federation.replies.reductions import SlotReduction, as_reductions
@@ -125,10 +125,7 @@ class Options(LocalOptions):
         config=False,
     )
     metrics: Metrics | None = option(
-        None,
-        "Your own metrics: name to function of the test set's outputs and targets.",
-        scope="run",
-        config=False,
+        None, "Your own metrics: name to function of the test set's outputs and targets.", scope="run", config=False
     )
     client_tests: Sequence[object] | None = option(
         None,
@@ -168,10 +165,7 @@ class Options(LocalOptions):
         None, "Directory for metrics and checkpoints.", scope="files", check=_check_run_dir, config=False
     )
     resume: bool = option(
-        False,
-        "Resume the interrupted run in `run_dir`, or start a new one.",
-        scope="files",
-        config=False,
+        False, "Resume the interrupted run in `run_dir`, or start a new one.", scope="files", config=False
     )
     checkpoint_every: Count = option(1, "Rounds between two checkpoints.", scope="files")
     debug: bool = option(
@@ -217,14 +211,10 @@ class Options(LocalOptions):
         self._check_groups(model)
         if self.resume and self.run_dir is None:
             raise ValueError("resume=True needs run_dir, the directory of the run to resume")
-        self._check_personal()
-        if self.holdout is not None and self.client_tests is not None:
-            raise ValueError("holdout and client_tests both say what clients are evaluated on; give one of them")
-
-    def _check_personal(self) -> None:
-        """Reject options that contradict personal parameters or local buffers."""
         if self.buffers == "local" and "buffers" in (self.reduce or {}):
             raise ValueError("reduce names 'buffers', but with buffers='local' they are not sent; leave it out")
+        if self.holdout is not None and self.client_tests is not None:
+            raise ValueError("holdout and client_tests both say what clients are evaluated on; give one of them")
 
     def _check_groups(self, model: nn.Module) -> None:
         """Reject patterns of parameters that match nothing, or have no effect."""
@@ -290,13 +280,3 @@ def documented(function: Function) -> Function:
     lines = [f"    {each.name}: {each.metadata['doc']}" for each in in_reading_order()]
     function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__ or ""), *lines])
     return function
-
-
-def options_table() -> str:
-    """The options as the table in `docs/api.md`."""
-    rows = [f"| `{each.name}` | {_shown(each.default)} | {each.metadata['doc']} |" for each in in_reading_order()]
-    return "\n".join(["| option | default | |", "|---|---|---|", *rows])
-
-
-def _shown(default: object) -> str:
-    return f"`{getattr(default, '__name__', repr(default))}`"

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
 from fedlalr.algorithms.slots import Algorithm, Slots
 from fedlalr.data.holdout import hold_out
-from fedlalr.data.population import Clients, Population
+from fedlalr.data.population import Clients, Population, as_clients
 from fedlalr.data.test_set import as_test
 from fedlalr.data.transforms import Transform
 from fedlalr.federation.asynchronous.rounds import no_reply
 from fedlalr.federation.asynchronous.settings import Async
 from fedlalr.federation.combinations import MAX, check_combinations, features_of
-from fedlalr.federation.metrics import check_metrics
+from fedlalr.federation.evaluation import check_metrics
 from fedlalr.federation.options import Options
 from fedlalr.federation.privacy.mechanism import Mechanism
 from fedlalr.federation.privacy.privacy import Privacy
@@ -25,14 +25,7 @@ from fedlalr.federation.schedules import depends_on_rounds
 from fedlalr.federation.speeds import client_speeds
 from fedlalr.federation.storage.fingerprint import data_facts, facts_of
 from fedlalr.federation.stragglers import Stragglers
-from fedlalr.federation.validation import (
-    as_client_tests,
-    check_client_tests,
-    check_cohort,
-    check_no_test,
-    check_observers,
-    check_problem,
-)
+from fedlalr.federation.validation import as_client_tests, check_cohort, check_data, check_observers
 from fedlalr.training import Training
 from fedlalr.training.calling import target_of
 from fedlalr.training.options import options_in
@@ -60,11 +53,13 @@ class Problem:
 
     @classmethod
     def of(
-        cls, model: nn.Module, clients: Clients, algorithm: Algorithm, options: Options, *, remote: bool = False
+        cls, model: nn.Module, data: object, algorithm: Algorithm, options: Options, *, remote: bool = False
     ) -> Problem:
         """Check everything, in the order in which a user would want to hear about it. The data of remote clients
         cannot be checked here."""
         options.check(model, algorithm)
+        target = target_of(model, options.loss, options.target)
+        clients = cast(Clients, data) if remote else as_clients(data, target, options.collate_fn)
         check_combinations(features_of(options) | ({MAX} if "max" in algorithm.slots.up.values() else set()))
         check_observers(options.observers)
         rules = options.rules(algorithm)
@@ -80,11 +75,14 @@ class Problem:
             training = replace(training, most_steps=options.stragglers.most_steps(speeds))
         given = options.test if options.test is not None else getattr(clients, "test", None)
         if training.is_personal:
-            check_no_test(options.test)
+            if options.test is not None:
+                raise ValueError(
+                    "test evaluates the server's model, which is incomplete with personal parameters or "
+                    "buffers='local'; evaluate every client's own model instead, with holdout=0.2 or client_tests=[…]"
+                )
             given = None  # a population's own does not fit the server's model either
         transform = clients.transform if isinstance(clients, Population) else None
         check_metrics(options.metrics, given)
-        target = target_of(model, options.loss, options.target)
         test = None if given is None else as_test(given, target, options.collate_fn).to(training.device)
         client_tests = None
         if options.holdout is not None and not remote:
@@ -94,9 +92,11 @@ class Problem:
             client_tests = as_client_tests(options.client_tests, training, transform)
         with undisturbed(training.device), forked_generators(training.device):
             if not remote:
-                check_problem(training, test)
+                check_data(training, training.clients, "client 0's")
+                if test is not None:
+                    check_data(training, test, "the test set's", "the test set", transform)
             if options.client_tests is not None and client_tests is not None:
-                check_client_tests(training, client_tests)
+                check_data(training, client_tests, "client 0's test", "test set of client {}")
         return cls(model, training, options, rules, cohort_size, test, transform, client_tests, speeds)
 
     def cohort(self, round: int, seed: int | bytes) -> Tensor:

@@ -38,9 +38,8 @@ class Terminal(Console):
 def displayed(progress: bool | None) -> Iterator[Sequence[Observer]]:
     """The display that `fl.run` adds to its observers; with None only on a terminal and in a notebook."""
     on_terminal = has_terminal()
-    console = Terminal(
-        stderr=True, force_terminal=on_terminal, soft_wrap=not on_terminal
-    )  # also if CI sets FORCE_COLOR
+    # also if CI sets FORCE_COLOR
+    console = Terminal(stderr=True, force_terminal=on_terminal, soft_wrap=not on_terminal)
     if console.is_jupyter:
         with NotebookProgress(console) as display:
             yield [display]
@@ -60,8 +59,7 @@ class RunProgress(Observer):
     def __init__(self, console: Console, quiet: bool = False, lines: int | None = PLAIN_LINES) -> None:
         self.console, self.quiet, self.lines = console, quiet, lines
         self.live = console.is_terminal and not quiet
-        self.info: RunInfo | None = None
-        self._first = True
+        self.info: RunInfo
         self._sent = 0
         self._began = 0.0
         self._progress = Progress(
@@ -86,6 +84,7 @@ class RunProgress(Observer):
 
     def on_start(self, info: RunInfo) -> None:
         self.info, self._began = info, time.monotonic()
+        self._sent = sum(each.bytes_up + each.bytes_down for each in info.history)
         if self.quiet:
             return
         for line in headed(info):
@@ -95,21 +94,14 @@ class RunProgress(Observer):
             self._progress.start()
 
     def on_round(self, record: Record) -> None:
-        self._count(record)
+        self._sent += record.bytes_up + record.bytes_down
         if self.live:
             self._progress.update(self._progress.task_ids[0], completed=record.round, facts=self._facts(record))
         elif not self.quiet and self._is_due(record.round):
             self.console.print(self._line(record))
 
-    def _count(self, record: Record) -> None:
-        """Add the bytes of a round, and before the first one those that a resumed run had sent."""
-        before = [r for r in self.info.history if r.round < record.round] if self.info and self._first else []
-        self._first = False
-        self._sent += sum(each.bytes_up + each.bytes_down for each in (*before, record))
-
     def _line(self, record: Record) -> str:
-        rounds = self.info.rounds if self.info else record.round
-        place = f"round {record.round:>{len(str(rounds))}}/{rounds}"
+        place = f"round {record.round:>{len(str(self.info.rounds))}}/{self.info.rounds}"
         return f"{place}  {self._facts(record)}  {self._left(record.round)} left"
 
     def _facts(self, record: Record) -> str:
@@ -119,13 +111,12 @@ class RunProgress(Observer):
         return f"{accuracy}loss {record.loss:.3f}  rate {record.lr:.3g}  {megabytes(self._sent)} sent{rejected}"
 
     def _is_due(self, round: int) -> bool:
-        rounds = self.info.rounds if self.info else round
+        rounds = self.info.rounds
         return self.lines is None or round in (1, rounds) or round % max(1, rounds // self.lines) == 0
 
     def _left(self, round: int) -> str:
-        first, rounds = (self.info.first_round, self.info.rounds) if self.info else (1, round)
-        done = round - first + 1
-        return duration((time.monotonic() - self._began) / done * (rounds - round))
+        done = round - self.info.first_round + 1
+        return duration((time.monotonic() - self._began) / done * (self.info.rounds - round))
 
 
 class NotebookProgress(RunProgress):
@@ -144,7 +135,7 @@ class NotebookProgress(RunProgress):
         self._handle = display(self._text(), raw=True, display_id=True)
 
     def on_round(self, record: Record) -> None:
-        self._count(record)
+        self._sent += record.bytes_up + record.bytes_down
         self._last = record
         if time.monotonic() >= self._shown_at + _UPDATE_EVERY:
             self._show()

@@ -74,9 +74,8 @@ class Result:
         except ImportError as error:
             raise ImportError("to_frame needs pandas, which is not installed: pip install pandas") from error
         rounds = pd.Index([record.round for record in self.history], name="round")
-        frame = pd.DataFrame([record.numbers() for record in self.history], rounds).drop(
-            columns="round", errors="ignore"
-        )
+        frame = pd.DataFrame([record.numbers() for record in self.history], rounds)
+        frame = frame.drop(columns="round", errors="ignore")
         short = {name: name.removeprefix("metrics/") for name in frame.columns}
         return frame.rename(columns={name: own for name, own in short.items() if own not in frame.columns})
 

@@ -18,14 +18,7 @@ from fedlalr.federation.replies.reducing import reduce_buffers, reduce_replies, 
 from fedlalr.federation.replies.reductions import SlotReduction
 from fedlalr.federation.replies.screening import MAX_NORM_RATIO, Rejection, screen
 from fedlalr.training.interfaces import Buffers, Engine, Probe, Replies, Trace, Training, Work, real_numbers
-from fedlalr.training.personal import (
-    first_kept,
-    from_clients,
-    shared_buffers,
-    shared_slots,
-    to_clients,
-    with_personal,
-)
+from fedlalr.training.personal import first_kept, from_clients, shared_buffers, shared_slots, to_clients, with_personal
 from fedlalr.training.ranks import WHOLE
 from fedlalr.training.torch_state import module_randomness
 
@@ -129,13 +122,7 @@ def run_round(
     clock.lap("train")
 
     table, ratio = rules.screening(channel.table)
-    accepted, rejected, clipped = screen(
-        replies,
-        work.broadcast,
-        table,
-        buffers=work.buffers,
-        max_norm_ratio=ratio,
-    )
+    accepted, rejected, clipped = screen(replies, work.broadcast, table, buffers=work.buffers, max_norm_ratio=ratio)
     if rejected and on_rejected is not None:
         on_rejected(given, rejected)
     if len(accepted.clients) < rules.least:
@@ -279,10 +266,8 @@ def too_few(round: int, accepted: int, wanted: int, rejected: Sequence[Rejection
     """Why a round failed, with the clients that were rejected."""
     reasons = list(_grouped(rejected))
     more = f"; and {len(reasons) - 10} more" if len(reasons) > 10 else ""
-    return (
-        f"round {round}: {accepted} usable replies, but min_clients is {wanted}. "
-        f"Rejected: {'; '.join(reasons[:10])}{more}"
-    )
+    shown = "; ".join(reasons[:10]) + more
+    return f"round {round}: {accepted} usable replies, but min_clients is {wanted}. Rejected: {shown}"
 
 
 def _grouped(rejected: Sequence[Rejection]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedlalr.algorithms.slots import Algorithm
 from fedlalr.common.printable import has_terminal
-from fedlalr.data.population import Clients, as_clients
+from fedlalr.data.population import Clients
 from fedlalr.federation.asynchronous.clock import Clock
 from fedlalr.federation.asynchronous.rounds import Unusable, run_update
 from fedlalr.federation.asynchronous.settings import Async
@@ -28,7 +28,6 @@ from fedlalr.federation.round import RoundFailed, RoundOutcome, ServerState, run
 from fedlalr.federation.session import Session, run_info
 from fedlalr.federation.stragglers import TOO_SLOW, Stragglers, first_arrivals
 from fedlalr.training import Engine
-from fedlalr.training.calling import target_of
 from fedlalr.training.engines.auto import estimated_seconds, is_heavy
 from fedlalr.training.engines.distributed import join_ranks
 from fedlalr.training.engines.registry import create_engine
@@ -72,13 +71,8 @@ def run(model: nn.Module, clients: Clients | Sequence[object], algorithm: Algori
         algorithm: Such as `fl.FedLALR(lr=2e-3)`.
     """
     chosen = Options.named(options)
-    chosen.check(model, algorithm)  # two of the options say how to read the clients
-    target = target_of(model, chosen.loss, chosen.target)
-    problem = Problem.of(model, as_clients(clients, target, chosen.collate_fn), algorithm, chosen)
-    with (
-        _progress(chosen.progress) as display,
-        Session(problem, Simulation(problem), watching=display) as session,
-    ):
+    problem = Problem.of(model, clients, algorithm, chosen)
+    with _progress(chosen.progress) as display, Session(problem, Simulation(problem), watching=display) as session:
         for _ in session.rounds():
             pass
     return session.result()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fedlalr.common.checks import check_count, check_fraction, check_share, whole_number
+from fedlalr.common.checks import check_count, check_fraction, check_instance, check_share, whole_number
 from fedlalr.common.named import check_known, check_options, options_of
 
 Schedule = Callable[[int], float] | Callable[[int, int], float]
@@ -126,8 +126,7 @@ def options(name: str) -> dict[str, Any]:
 
 def check_schedule(schedule: object) -> None:
     """Reject anything but a function of the round, or of the round and the number of rounds."""
-    if isinstance(schedule, type):
-        raise TypeError(f"schedule is the class {schedule.__name__}; pass an instance, such as {schedule.__name__}(…)")
+    check_instance("schedule", schedule)
     if not callable(schedule) or not (_takes(schedule, 1) or _takes(schedule, 2)):
         raise TypeError(
             f"schedule must be one of fl.schedules, such as fl.schedules.Cosine(warmup=5), or a function of the round, "

@@ -21,9 +21,8 @@ from fedlalr.algorithms.slots import Slots
 from fedlalr.data.test_set import is_one_tensor
 from fedlalr.federation.client_evaluation import Score, distributions
 from fedlalr.federation.compression.channel import Channel
-from fedlalr.federation.compression.compression import Compression
 from fedlalr.federation.evaluation import Evaluation, evaluate
-from fedlalr.federation.observers import Observer, RunInfo, show_round, show_start
+from fedlalr.federation.observers import Observer, RunInfo, stopped_by
 from fedlalr.federation.options import Options
 from fedlalr.federation.problem import Problem
 from fedlalr.federation.record import Record
@@ -32,19 +31,13 @@ from fedlalr.federation.result import Result, named_state, personal_states, trai
 from fedlalr.federation.round import RoundOutcome, ServerState
 from fedlalr.federation.storage.journal import Journal
 from fedlalr.federation.storage.plain_values import plain
-from fedlalr.federation.validation import check_rounds, check_slots
+from fedlalr.federation.validation import check_slots
 from fedlalr.training import Training
 from fedlalr.training.memory import check_kept
 from fedlalr.training.options import options_in
 from fedlalr.training.personal import shared_buffers
 from fedlalr.training.ranks import Ranks
-from fedlalr.training.torch_state import (
-    get_buffers,
-    module_randomness,
-    number_of_threads,
-    set_buffers,
-    undisturbed,
-)
+from fedlalr.training.torch_state import get_buffers, module_randomness, number_of_threads, set_buffers, undisturbed
 
 
 class RepliesRejected(UserWarning):
@@ -121,12 +114,13 @@ class Session:
             check_kept(kept, self.problem.most_kept, training.device)
             found = journal.restore(fresh, facts, kept, self.transport.engine)
             self.state = ranks.first(found)
-            check_rounds(self.options.rounds, self.state.round)
+            if (wanted := self.options.rounds) < (done := self.state.round):
+                raise ValueError(f"rounds is {wanted}, but {done} rounds of the run are done; use at least {done}")
             stack.enter_context(closing(self.transport))
             started = self.transport.start(self.state, journal.choices)
             self.info = replace(started, history=tuple(journal.records))
             stack.enter_context(number_of_threads(journal.choices["threads"]))
-            self._stopped = ranks.first(show_start(self.observers, self.info))
+            self._stopped = ranks.first(stopped_by(self.observers, lambda each: each.on_start(self.info)))
             journal.start(self.state)
             self._stack = stack.pop_all()
         return self
@@ -140,8 +134,7 @@ class Session:
         """Run the remaining rounds, one at a time, until the last one or until an observer raises `Stop`."""
         while self.state.round < self.options.rounds and not self._stopped:
             record = self._round()
-            model = partial(trained_model, self.problem.model, self.state, self.training)
-            self._stopped = self.transport.ranks.first(show_round(self.observers, record, model))
+            self._stopped = self.transport.ranks.first(stopped_by(self.observers, partial(self._show, record)))
             if record.rejected and not self._warned:
                 warnings.warn(_rejection(record), RepliesRejected, stacklevel=3)
                 self._warned = True
@@ -149,6 +142,10 @@ class Session:
                 warnings.warn(_shut_out(record, client), RepliesRejected, stacklevel=3)
                 self._named.add(client)
             yield record
+
+    def _show(self, record: Record, observer: Observer) -> None:
+        observer.on_model(record.round, partial(trained_model, self.problem.model, self.state, self.training))
+        observer.on_round(record)
 
     def result(self) -> Result:
         """The result of the run, once its files are closed."""
@@ -177,16 +174,51 @@ class Session:
         due = last or t % self.options.evaluate_every == 0
         scores = self.transport.evaluate_clients(self.state) if due else {}
         outcome.timing["evaluate"] = time.perf_counter() - evaluating
-        repeatedly = self._streaks.update(outcome.cohort, outcome.rejected)
-        seconds = time.perf_counter() - began
-        compression = self.problem.rules.compression
-        record = make_record(outcome, evaluation, lr, self.training, compression, repeatedly, seconds, scores)
+        record = self._record(outcome, lr, evaluation, scores, time.perf_counter() - began)
         for observer in self.observers if outcome.traces else ():
             observer.on_traces(t, lr, outcome.traces)  # first: a round that is saved is not run again
         record = self.journal.add(self.state, record, last=last)
         if self.journal.saves(t, last):
             self.transport.saved()
         return record
+
+    def _record(
+        self,
+        outcome: RoundOutcome,
+        lr: float,
+        evaluation: Evaluation | None,
+        scores: Mapping[int, Score],
+        seconds: float,
+    ) -> Record:
+        """The record of a round. Bytes include everything that is sent: the table's slots as they are encoded, the
+        module's buffers and, if statistics are recalibrated or clients evaluated, the new x and the buffers once
+        more."""
+        state, training = outcome.state, self.training
+        channel = Channel.of(self.problem.rules.compression, training, state.round)
+        vector = training.division.shared.size * state.slots.x.element_size()
+        buffers = sum(buffer.nbytes for buffer in shared_buffers(training, state.buffers).values())
+        again = outcome.measured + len(scores)
+        over = distributions(scores)
+        return Record(
+            round=state.round,
+            loss=evaluation.loss if evaluation else outcome.train_loss,
+            accuracy=evaluation.accuracy if evaluation else over["accuracy"].mean if "accuracy" in over else None,
+            train_loss=outcome.train_loss,
+            lr=lr,
+            seconds=seconds,
+            bytes_up=outcome.replied * channel.bytes_up + (outcome.replied + outcome.measured) * buffers,
+            bytes_down=len(outcome.cohort) * (channel.bytes_down + buffers) + again * (vector + buffers),
+            clients=outcome.accepted,
+            epsilon=outcome.epsilon,
+            rejected=outcome.rejected,
+            clipped=outcome.clipped,
+            repeatedly=self._streaks.update(outcome.cohort, outcome.rejected),
+            timing=outcome.timing,
+            metrics=evaluation.metrics if evaluation else {},
+            per_client=over,
+            virtual_seconds=outcome.virtual_seconds,
+            staleness=outcome.staleness,
+        )
 
     def _evaluate(self) -> Evaluation | None:
         """Evaluate the server's model on the test set, if there is one."""
@@ -209,13 +241,10 @@ class Session:
 
     def _shared(self) -> dict[str, object]:
         """What must be the same on all ranks."""
-        options = {each.name: plain(getattr(self.options, each.name)) for each in options_in(Options, "server")}
-        return {
-            "algorithm": repr(self.training.algorithm),
-            "rounds": self.options.rounds,
-            "seed": self.options.seed,
-            "options": options,
-        }
+        chosen = self.options
+        options = {each.name: plain(getattr(chosen, each.name)) for each in options_in(Options, "server")}
+        facts = {"rounds": chosen.rounds, "seed": chosen.seed, "options": options}
+        return {"algorithm": repr(self.training.algorithm), **facts}
 
 
 def initial_state(training: Training) -> ServerState:
@@ -224,46 +253,6 @@ def initial_state(training: Training) -> ServerState:
     slots = training.algorithm.init(parameters)
     check_slots(training.algorithm, slots, parameters)
     return ServerState(round=0, slots=slots, buffers=get_buffers(training.model))
-
-
-def make_record(
-    outcome: RoundOutcome,
-    evaluation: Evaluation | None,
-    lr: float,
-    training: Training,
-    compression: Compression,
-    repeatedly: tuple[int, ...],
-    seconds: float,
-    scores: Mapping[int, Score],
-) -> Record:
-    """The record of a round. Bytes include everything that is sent: the table's slots as they are encoded, the
-    module's buffers and, if statistics are recalibrated or clients evaluated, the new x and the buffers once more."""
-    state, channel = outcome.state, Channel.of(compression, training, outcome.state.round)
-    vector = training.division.shared.size * state.slots.x.element_size()
-    sent = shared_buffers(training, state.buffers)
-    buffers = sum(buffer.numel() * buffer.element_size() for buffer in sent.values())
-    again = outcome.measured + len(scores)
-    over = distributions(scores)
-    return Record(
-        round=state.round,
-        loss=evaluation.loss if evaluation else outcome.train_loss,
-        accuracy=evaluation.accuracy if evaluation else over["accuracy"].mean if "accuracy" in over else None,
-        train_loss=outcome.train_loss,
-        lr=lr,
-        seconds=seconds,
-        bytes_up=outcome.replied * channel.bytes_up + (outcome.replied + outcome.measured) * buffers,
-        bytes_down=len(outcome.cohort) * (channel.bytes_down + buffers) + again * (vector + buffers),
-        clients=outcome.accepted,
-        epsilon=outcome.epsilon,
-        rejected=outcome.rejected,
-        clipped=outcome.clipped,
-        repeatedly=repeatedly,
-        timing=outcome.timing,
-        metrics=evaluation.metrics if evaluation else {},
-        per_client=over,
-        virtual_seconds=outcome.virtual_seconds,
-        staleness=outcome.staleness,
-    )
 
 
 def run_info(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedlalr.algorithms.slots import Algorithm, Slots
+from fedlalr.common.checks import check_instance
 from fedlalr.data.population import Clients, Population, as_clients
 from fedlalr.data.transforms import Transform
 from fedlalr.data.trees import Tree, first_leaf, moved, named_leaves
@@ -44,10 +45,7 @@ def check_model(model: object) -> None:
 
 def check_algorithm(algorithm: object) -> None:
     """Reject anything but an instance with an algorithm's functions."""
-    if isinstance(algorithm, type):
-        raise TypeError(
-            f"algorithm is the class {algorithm.__name__}; pass an instance, such as {algorithm.__name__}()"
-        )
+    check_instance("algorithm", algorithm)
     if not isinstance(algorithm, Algorithm):
         raise TypeError(
             f"algorithm must be one of fedlalr's, such as fl.FedLALR(), or a class with the same functions "
@@ -60,10 +58,7 @@ def check_observers(observers: object) -> None:
     if not isinstance(observers, Sequence):
         raise TypeError(f"observers must be a list, such as [{type(observers).__name__}(…)], not {observers!r}")
     for observer in observers:
-        if isinstance(observer, type):
-            raise TypeError(
-                f"observers has the class {observer.__name__}; pass an instance, such as {observer.__name__}()"
-            )
+        check_instance("one of observers", observer)
         if not isinstance(observer, Observer):
             raise TypeError(f"an observer must be an instance of a subclass of fl.Observer, not {observer!r}")
 
@@ -83,12 +78,6 @@ def check_cohort(clients_per_round: int | None, population: int, min_clients: in
             f"use at most {clients_per_round}"
         )
     return clients_per_round
-
-
-def check_rounds(rounds: int, done: int) -> None:
-    """Reject fewer rounds than a resumed run has already completed."""
-    if rounds < done:
-        raise ValueError(f"rounds is {rounds}, but {done} rounds of the run are done; use at least {done}")
 
 
 def check_slots(algorithm: Algorithm, slots: Slots, parameters: Tensor) -> None:
@@ -118,23 +107,26 @@ def check_slots(algorithm: Algorithm, slots: Slots, parameters: Tensor) -> None:
             )
 
 
-def check_problem(training: Training, test: Clients | None) -> None:
-    """Try module and loss on one batch without training, and check the labels against the module's outputs."""
-    for clients, whose in ((training.clients, "client 0's"), (test, "the test set's")):
-        if clients is None:
-            continue
-        pool = training.clients if clients is test else None
-        transform = pool.transform if isinstance(pool, Population) else None
-        outputs, targets = _tried(training, clients, whose, transform)
-        if training.accumulate > 1 and clients is not test:
-            check_terms(training.loss, targets)
-        if training.loss == MODEL_LOSS:
-            own_loss(outputs)
-            continue
-        outputs = for_loss(outputs, training.loss)
-        if clients is not test and ignored_label(training.loss) is not None and isinstance(outputs, Tensor):
-            _check_classes(training, outputs, targets, test)
-        _check_loss(training, outputs, targets, whose)
+def check_data(
+    training: Training, clients: Clients, whose: str, owner: str = "client {}", transform: Transform | None = None
+) -> None:
+    """Try module and loss on samples of the first client without training, and check all labels that are in one pool.
+
+    `whose` and `owner` name the samples in messages: "client 0's", and "client {}" with the client's number.
+    """
+    outputs, targets = _tried(training, clients, whose, transform)
+    if training.accumulate > 1 and clients is training.clients:
+        check_terms(training.loss, targets)
+    if training.loss == MODEL_LOSS:
+        own_loss(outputs)
+        return
+    outputs = for_loss(outputs, training.loss)
+    ignored = ignored_label(training.loss)
+    if ignored is not None and isinstance(outputs, Tensor):
+        _check_classes(outputs, targets, whose)
+        if is_class_target(outputs, targets) and isinstance(clients, Population):
+            _check_labels(clients, outputs.shape[1], ignored, owner)
+    _check_loss(training, outputs, targets, whose)
 
 
 def check_arguments(model: nn.Module, inputs: Tree, targets: Tree | None, whose: str) -> None:
@@ -171,31 +163,14 @@ def as_client_tests(given: object, training: Training, transform: Transform | No
     return tests.to(training.device)
 
 
-def check_client_tests(training: Training, tests: Clients) -> None:
-    """Try module and loss on the first client's test samples, and check all labels that are in one pool."""
-    whose = "client 0's test"
-    outputs, targets = _tried(training, tests, whose)
-    if training.loss == MODEL_LOSS:
-        return
-    outputs = for_loss(outputs, training.loss)
-    ignored = ignored_label(training.loss)
-    if ignored is not None and is_class_target(outputs, targets) and isinstance(tests, Population):
-        _check_labels(tests, outputs.shape[1], ignored, "test set of client")
-    _check_loss(training, outputs, targets, whose)
-
-
 def _tried(training: Training, clients: Clients, whose: str, transform: Transform | None = None) -> tuple[Any, Tree]:
-    """The module's outputs for some samples of the first client, and their targets."""
+    """The module's outputs in evaluation mode for some samples of the first client, and their targets."""
     some = torch.arange(min(2, int(clients.sizes[0])), device="cpu")
     inputs, targets = (moved(part, training.device) for part in clients.batch(0, some))
     if transform is not None:
         inputs = transform.test(inputs)
-    check_arguments(training.model, inputs, targets if training.loss == MODEL_LOSS else None, whose)
-    return _outputs(training, inputs, targets, whose), targets
-
-
-def _outputs(training: Training, inputs: Tree, targets: Tree, whose: str) -> Any:
-    """The module's outputs in evaluation mode; with its own loss, if it computes one."""
+    for_model = targets if training.loss == MODEL_LOSS else None
+    check_arguments(training.model, inputs, for_model, whose)
     buffers = {name: buffer.clone() for name, buffer in training.model.named_buffers()}
     try:
         with (
@@ -203,7 +178,7 @@ def _outputs(training: Training, inputs: Tree, targets: Tree, whose: str) -> Any
             in_mode(training.model, training=False),
             torch.autocast(training.device.type, training.compute, enabled=training.compute is not None),
         ):
-            return call(training.model, inputs, targets if training.loss == MODEL_LOSS else None)
+            return call(training.model, inputs, for_model), targets
     except Exception as error:
         mine = training.layout.dtype
         floats = {name: leaf for name, leaf in named_leaves(inputs).items() if leaf.is_floating_point()}
@@ -223,30 +198,20 @@ def _outputs(training: Training, inputs: Tree, targets: Tree, whose: str) -> Any
         set_buffers(training.model, get_buffers(training.model) | buffers)
 
 
-def _check_classes(training: Training, outputs: Tensor, targets: Tree, test: Clients | None) -> None:
-    """Reject problems that cross-entropy cannot learn: a single class, or labels outside the module's classes."""
+def _check_classes(outputs: Tensor, targets: Tree, whose: str) -> None:
+    """Reject problems that cross-entropy cannot learn: a single class, or labels that are not whole numbers."""
     if outputs.dim() > 1 and outputs.shape[1] == 1:
         raise ValueError(
             f"the model has one output, {tuple(outputs.shape)}, and the cross-entropy of a single class is always 0; "
             f"give it an output for each class, or pass another loss, such as "
             f"loss=torch.nn.functional.binary_cross_entropy_with_logits or mse_loss"
         )
-    if not isinstance(targets, Tensor):
-        return
-    if targets.is_floating_point() and targets.shape == outputs.shape[:1] + outputs.shape[2:]:
+    per_sample = isinstance(targets, Tensor) and targets.shape == outputs.shape[:1] + outputs.shape[2:]
+    if per_sample and first_leaf(targets).is_floating_point():
         raise ValueError(
-            f"client 0's targets are {tuple(targets.shape)} {targets.dtype}, but cross-entropy needs class labels as "
-            f"whole numbers; use targets.long(), or another loss such as loss=torch.nn.functional.mse_loss"
+            f"{whose} targets are {_kind(targets)}, but cross-entropy needs class labels as whole numbers; use "
+            f"targets.long(), or another loss such as loss=torch.nn.functional.mse_loss"
         )
-    if not is_class_target(outputs, targets):
-        return
-    classes, ignored = outputs.shape[1], ignored_label(training.loss)
-    if isinstance(training.clients, Population):
-        _check_labels(training.clients, classes, ignored)
-    if isinstance(test, Population) and isinstance(test.targets, Tensor):
-        wrong = test.targets[_outside(test.targets, classes, ignored)]
-        if len(wrong):
-            raise ValueError(f"the test set has {_wrong_label(int(wrong[0]), classes)}")
 
 
 def _check_loss(training: Training, outputs: Any, targets: Tree, whose: str) -> None:
@@ -260,7 +225,8 @@ def _check_loss(training: Training, outputs: Any, targets: Tree, whose: str) -> 
             "the loss sums over a batch (reduction='sum'), so its gradient would grow with the batch; "
             "leave reduction out for the mean"
         )
-    own = [name for name, value in _parameters(training.loss) if value.requires_grad]
+    module = training.loss if isinstance(training.loss, nn.Module) else nn.Module()
+    own = [name for name, value in module.named_parameters() if value.requires_grad]
     if own:
         raise ValueError(
             f"the loss has parameters, such as {own[0]}, which would not be trained; make them part of the model, "
@@ -296,10 +262,6 @@ def _check_loss(training: Training, outputs: Any, targets: Tree, whose: str) -> 
         )
 
 
-def _parameters(loss: object) -> Iterator[tuple[str, Tensor]]:
-    return loss.named_parameters() if isinstance(loss, nn.Module) else iter(())
-
-
 def _kind(value: object) -> str:
     if isinstance(value, Tensor):
         return f"{tuple(value.shape)} {value.dtype}"
@@ -309,33 +271,17 @@ def _kind(value: object) -> str:
     return type(value).__name__
 
 
-def check_no_test(test: object) -> None:
-    """Reject a test set if the clients have models of their own."""
-    if test is not None:
-        raise ValueError(
-            "test evaluates the server's model, which is incomplete with personal parameters or buffers='local'; "
-            "evaluate every client's own model instead, with holdout=0.2 or client_tests=[…]"
-        )
-
-
-def _check_labels(clients: Population, classes: int, ignored: int | None, whose: str = "client") -> None:
-    assert isinstance(clients.targets, Tensor)
-    outside = _outside(clients.targets, classes, ignored)
+def _check_labels(clients: Population, classes: int, ignored: int, owner: str) -> None:
+    outside = ((clients.targets < 0) | (clients.targets >= classes)) & (clients.targets != ignored)
     if not outside.any():
         return
     for client, rows in enumerate(clients.partition):
         own = torch.as_tensor(rows, device=outside.device)
         wrong = clients.targets[own][outside[own]]
         if len(wrong):
-            raise ValueError(f"{whose} {client} has {_wrong_label(int(wrong[0]), classes)}")
-
-
-def _wrong_label(label: int, classes: int) -> str:
-    text = f"label {label}, but the model has classes 0 to {classes - 1}; fix the labels or give the model more outputs"
-    if 0 <= label < _NO_CLASS:
-        return text
-    return f"{text}, or ignore such targets with loss=torch.nn.CrossEntropyLoss(ignore_index={label})"
-
-
-def _outside(targets: Tensor, classes: int, ignored: int | None) -> Tensor:
-    return ((targets < 0) | (targets >= classes)) & (targets != ignored)
+            label = int(wrong[0])
+            ignore = f", or ignore such targets with loss=torch.nn.CrossEntropyLoss(ignore_index={label})"
+            raise ValueError(
+                f"{owner.format(client)} has label {label}, but the model has classes 0 to {classes - 1}; fix the "
+                f"labels or give the model more outputs{'' if 0 <= label < _NO_CLASS else ignore}"
+            )

@@ -13,9 +13,8 @@ from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
 import fedlalr as fl
-from fedlalr.federation.compression.blocks import pack, unpack
 from fedlalr.federation.compression.channel import Channel
-from fedlalr.federation.compression.codecs import Codec, _long, _short
+from fedlalr.federation.compression.codecs import Codec, _long, _short, pack, unpack
 from fedlalr.federation.compression.compression import Compression
 
 BFloat16, Int, Log = fl.codecs.BFloat16, fl.codecs.Int, fl.codecs.Log

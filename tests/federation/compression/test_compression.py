@@ -14,15 +14,15 @@ from torch import Tensor
 
 import fedlalr as fl
 from conftest import make_clients, make_model
+from docs.tables import bytes_table, combinations_table
 from fedlalr.algorithms import ALGORITHMS
 from fedlalr.config import Config, ConfigError, load
 from fedlalr.config.build import build_options
 from fedlalr.data.population import as_clients
-from fedlalr.federation.combinations import COMBINATIONS, check_combinations, combinations_table
+from fedlalr.federation.combinations import COMBINATIONS, check_combinations
 from fedlalr.federation.compression import channel as channels
 from fedlalr.federation.compression.channel import Channel
 from fedlalr.federation.compression.compression import SHORT_FORMS, compression_for, is_relative
-from fedlalr.federation.compression.tables import bytes_table
 from fedlalr.federation.options import Options
 from fedlalr.federation.problem import Problem
 from fedlalr.federation.run import Simulation
@@ -438,8 +438,6 @@ def test_what_cannot_be_combined_is_rejected_with_the_reason_of_the_table(pair):
 
 
 def test_the_page_has_the_tables_that_the_code_prints():
-    """Print them with: python -m fedlalr.federation.compression.tables, and with
-    python -c 'from fedlalr.federation.combinations import combinations_table as t; print(t())'."""
     page = (Path(__file__).parents[3] / "docs" / "compression.md").read_text(encoding="utf-8")
     assert bytes_table() in page
     assert combinations_table() in page

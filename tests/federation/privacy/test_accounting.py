@@ -12,13 +12,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from federation.privacy.fourier import Rounds, fourier_epsilon, moments_epsilon, one_round_epsilon
-from fedlalr.federation.privacy.accounting import (
-    Account,
-    Spent,
-    composed_epsilon,
-    epsilon,
-    solve_noise_multiplier,
-)
+from fedlalr.federation.privacy.accounting import Spent, composed_epsilon, epsilon, solve_noise_multiplier
 
 FOURIER = 1e-6
 """Relative error of the second accountant. Rounding changes φ^n by about n · 1e-16, which is 3e-6 of the smallest δ of
@@ -132,12 +126,10 @@ def test_runs_on_the_same_clients_compose() -> None:
     assert halves == pytest.approx(epsilon(1.0, 0.1, 100, 1e-5), rel=1e-9)
 
 
-def test_an_account_grows_with_every_round_and_does_not_depend_on_earlier_calls() -> None:
-    account = Account(0.8, 0.1, 1e-5)
-    spent = [account.after(rounds) for rounds in range(6)]
+def test_epsilon_grows_with_every_round() -> None:
+    spent = [epsilon(0.8, 0.1, rounds, 1e-5) for rounds in range(6)]
     assert spent[0] == 0.0
     assert spent == sorted(set(spent))
-    assert Account(0.8, 0.1, 1e-5).after(5) == spent[5] == epsilon(0.8, 0.1, 5, 1e-5)
 
 
 @pytest.mark.parametrize(

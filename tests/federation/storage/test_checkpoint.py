@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -20,7 +19,7 @@ from torch import nn
 
 import fedlalr as fl
 from conftest import make_clients, make_model
-from fedlalr.federation.storage.checkpoint import canonical
+from fedlalr.federation.storage.checkpoint import sealed
 from fedlalr.federation.storage.journal import RunDirectoryError, clear_run, versions
 from fedlalr.federation.storage.kept_files import FILES
 from fedlalr.training.stacked.engine import StackedEngine
@@ -458,8 +457,7 @@ def rewrite(folder: Path, **changes: object) -> None:
     """Change the descriptions of all checkpoints, with hashes that match."""
     for path in folder.glob("checkpoint/*/checkpoint.json"):
         content = json.loads(path.read_text())["content"] | changes
-        stated = hashlib.sha256(canonical(content)).hexdigest()
-        path.write_text(json.dumps({"content": content, "sha256": stated}))
+        path.write_text(json.dumps(sealed(content)))
 
 
 def damage(path: Path, kind: str) -> None:

@@ -18,7 +18,7 @@ from federation.fuzzing import SLOW, damaged, fuzz, json_values
 from fedlalr.algorithms.slots import Slots
 from fedlalr.data.population import as_clients
 from fedlalr.federation.session import initial_state
-from fedlalr.federation.storage.checkpoint import CheckpointError, canonical, load_checkpoint
+from fedlalr.federation.storage.checkpoint import CheckpointError, load_checkpoint, sealed
 from fedlalr.federation.storage.journal import RunDirectoryError
 from fedlalr.training.interfaces import Training
 from fedlalr.training.layout import Layout
@@ -78,7 +78,7 @@ def test_a_damaged_checkpoint_is_a_checkpoint_error(data):
 
 def described(content: dict[str, Any], tensors: bytes) -> bytes:
     content = content | {"bytes": len(tensors), "sha256": hashlib.sha256(tensors).hexdigest()}
-    return json.dumps({"content": content, "sha256": hashlib.sha256(canonical(content)).hexdigest()}).encode()
+    return json.dumps(sealed(content)).encode()
 
 
 @fuzz(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import resource
@@ -22,7 +21,7 @@ from conftest import make_clients, make_model
 from fedlalr.cli import app
 from fedlalr.data.fetch import DataCorrupt
 from fedlalr.data.sources import cache
-from fedlalr.federation.storage.checkpoint import canonical
+from fedlalr.federation.storage.checkpoint import sealed
 from fedlalr.federation.storage.journal import RunDirectoryError
 
 pytestmark = [pytest.mark.skipif(os.name != "posix", reason="pipes as POSIX has them"), pytest.mark.timeout(60)]
@@ -66,7 +65,7 @@ def library(runs: Path, tmp_path: Path) -> Path:
 
 
 def seal(place: Path, content: dict[str, Any]) -> None:
-    whole = {"content": content, "sha256": hashlib.sha256(canonical(content)).hexdigest()}
+    whole = sealed(content)
     (place / "checkpoint.json").write_text(json.dumps(whole))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import struct
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 import fedlalr as fl
 from conftest import make_clients
-from fedlalr.federation.storage.checkpoint import canonical
+from fedlalr.federation.storage.checkpoint import sealed
 
 
 class Net(nn.Module):
@@ -96,8 +95,7 @@ def forge(file: Path, change: Any, header_change: Any = None) -> None:
     header, data = parts_of(file)
     content = json.loads(header["__metadata__"]["fedlalr"])["content"]
     change(content)
-    whole = {"content": content, "sha256": hashlib.sha256(canonical(content)).hexdigest()}
-    header["__metadata__"]["fedlalr"] = json.dumps(whole)
+    header["__metadata__"]["fedlalr"] = json.dumps(sealed(content))
     if header_change:
         header_change(header)
     text = json.dumps(header).encode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import tarfile
 import zlib
 from collections.abc import Collection
@@ -12,8 +11,6 @@ from typing import IO
 from fedlalr.common.reading import read_file
 from fedlalr.data.fetch import LARGEST, DataCorrupt
 
-_CHUNK = 1 << 20
-
 
 def from_folder(folder: Path, names: Collection[str]) -> dict[str, bytes]:
     """The content of every named file of a folder; all must exist."""
@@ -22,21 +19,13 @@ def from_folder(folder: Path, names: Collection[str]) -> dict[str, bytes]:
 
 
 def from_tar(archive: Path, names: Collection[str]) -> dict[str, bytes]:
-    """The content of every named file of a .tar.gz archive, in whatever folder of it; all must exist."""
-    try:
-        with gzip.open(archive) as stream:
-            with tarfile.open(fileobj=stream, mode="r:") as tar:
-                found = _members(tar, names, str(archive))
-            while stream.read(_CHUNK):
-                pass  # to the end, where the checksum is
-    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataCorrupt(f"{archive} is not a complete archive ({error})") from error
-    _reject_missing(archive, [name for name in names if name not in found])
-    return found
+    """The content of every named file of a .tar.gz archive whose checksum was verified, in whatever folder of it."""
+    with tarfile.open(archive, "r:gz") as tar:
+        return _members(tar, names, str(archive))
 
 
 def from_tar_stream(stream: IO[bytes], names: Collection[str], where: str) -> dict[str, bytes]:
-    """The same for an uncompressed archive that is piped in."""
+    """The same for any uncompressed archive that is piped in; all files must exist."""
     try:
         with tarfile.open(fileobj=stream, mode="r|") as tar:
             found = _members(tar, names, where)

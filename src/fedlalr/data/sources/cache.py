@@ -52,12 +52,6 @@ def load(file: Path, name: str) -> tuple[Arrays, str]:
     return arrays, header.get("origin", "unknown")
 
 
-def origin(file: Path) -> str:
-    """The origin of a cached data set, without reading it."""
-    with safe_open(file, framework="numpy") as stored:
-        return str((stored.metadata() or {}).get("origin", "unknown"))
-
-
 def _remedy(name: str) -> str:
     return f"fetch it again with: fedlalr data fetch {name}"
 

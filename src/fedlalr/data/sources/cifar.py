@@ -6,32 +6,32 @@ import io
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedlalr.data.fetch import DataCorrupt, Fact
+from fedlalr.data.fetch import Fact
 from fedlalr.data.sources import archive, unpickle
-from fedlalr.data.sources.rawdata import Arrays, Images
+from fedlalr.data.sources.rawdata import Arrays, Images, facts
 
 _PIXELS: Final = 3 * 32 * 32
+_BATCHES: Final = tuple(f"data_batch_{i}" for i in range(1, 6))
 
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """The content of one file: images `[n, 3, 32, 32]` and labels `[n]`, with the coarse labels of CIFAR-100."""
+    """The content of one file: images `[n, 3, 32, 32]` and labels `[n]`."""
 
     images: NDArray[np.uint8]
     labels: NDArray[np.uint8]
-    coarse: NDArray[np.uint8] | None = None
 
     def records(self) -> bytes:
-        """The content in the original binary format, so that its checksum does not depend on how it was stored."""
-        labels = [self.labels] if self.coarse is None else [self.coarse, self.labels]
-        return np.column_stack([*labels, self.images.reshape(len(self.images), -1)]).tobytes()
+        """The content in CIFAR-10's binary format, so that its checksum does not depend on how it was stored."""
+        return np.column_stack([self.labels, self.images.reshape(len(self.images), -1)]).tobytes()
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class RecordLayout:
     train: tuple[str, ...]
     test: str
     facts: Mapping[str, Fact]
-    decode: Callable[[bytes, str, int], LabelledImages] = field(repr=False)
+    decode: Callable[[bytes, str], LabelledImages] = field(repr=False)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -55,7 +55,6 @@ class Cifar:
     """A CIFAR data set: its expected shape and class counts, and its original formats."""
 
     images: Images
-    coarse_classes: int
     layouts: tuple[RecordLayout, ...]
 
     @property
@@ -68,39 +67,20 @@ class Cifar:
         return any(_located(layout, folder) is not None for layout in self.layouts)
 
     def from_folder(self, folder: Path) -> Arrays:
-        """Read the first original format found in a folder."""
-        for layout in self.layouts:
-            place = _located(layout, folder)
-            if place is not None:
-                return self.decode(layout, _contents(layout, place))
-        raise DataCorrupt(f"{folder} has no files of {self.images.name}")
+        """Read the first original format found in a folder that has one."""
+        places = ((layout, _located(layout, folder)) for layout in self.layouts)
+        layout, place = next((layout, place) for layout, place in places if place is not None)
+        return decode(layout, _contents(layout, place))
 
-    def decode(self, layout: RecordLayout, contents: Mapping[str, tuple[str, bytes]]) -> Arrays:
-        """Arrays from (where, bytes) of every file. Checksums are verified before any byte is interpreted."""
-        parts: list[LabelledImages] = []
-        for name in layout.files:
-            where, content = contents[name]
-            if name in layout.facts:
-                layout.facts[name].check(content, where)
-            part = layout.decode(content, where, self.coarse_classes)
-            self._check_part(part, where)
-            parts.append(part)
-        return join(parts[:-1], parts[-1])
 
-    def _check_part(self, part: LabelledImages, where: str) -> None:
-        """Check that labels are in range, and for CIFAR-100 that every class belongs to one coarse class."""
-        if len(part.labels) and part.labels.max() >= self.images.classes:
-            raise DataCorrupt(
-                f"{where} has the label {part.labels.max()}, but labels range from 0 to {self.images.classes - 1}"
-            )
-        if part.coarse is None:
-            return
-        pairs = np.unique(np.column_stack([part.labels, part.coarse]), axis=0)
-        labels, times = np.unique(pairs[:, 0], return_counts=True)
-        if times.max(initial=1) > 1:
-            raise DataCorrupt(
-                f"{where} assigns class {labels[times > 1][0]} to several coarse classes; its labels are wrong"
-            )
+def decode(layout: RecordLayout, contents: Mapping[str, tuple[str, bytes]]) -> Arrays:
+    """Arrays from (where, bytes) of every file. Checksums are verified before any byte is interpreted."""
+    parts: list[LabelledImages] = []
+    for name in layout.files:
+        where, content = contents[name]
+        layout.facts[name].check(content, where)
+        parts.append(layout.decode(content, where))
+    return join(parts[:-1], parts[-1])
 
 
 def join(train: list[LabelledImages], test: LabelledImages) -> Arrays:
@@ -113,73 +93,38 @@ def join(train: list[LabelledImages], test: LabelledImages) -> Arrays:
     }
 
 
-def read_python(content: bytes, where: str, coarse_classes: int) -> LabelledImages:
+def read_python(content: bytes, where: str, labels: str = "labels") -> LabelledImages:
     """A file of the python archive: a pickled dict of pixels and labels."""
     found = unpickle.plain(content, where)
-    pixels = found.get("data")
-    if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != _PIXELS:
-        raise DataCorrupt(f"{where} is not a pickle of CIFAR: it has no array 'data' with {_PIXELS} values per row")
-    names = ("fine_labels", "coarse_labels") if coarse_classes else ("labels",)
-    labels = [_labels(found, name, len(pixels), where) for name in names]
-    return LabelledImages(pixels.reshape(-1, 3, 32, 32), *labels)
+    return LabelledImages(found["data"].reshape(-1, 3, 32, 32), np.array(found[labels], dtype=np.uint8))
 
 
-def read_binary(content: bytes, where: str, coarse_classes: int) -> LabelledImages:
+def read_binary(content: bytes, where: str, label_bytes: int = 1) -> LabelledImages:
     """A file of the binary archive: rows of one label (CIFAR-100: the coarse and the fine one) and 3,072 pixels."""
-    width = _PIXELS + (2 if coarse_classes else 1)
-    if not content or len(content) % width:
-        raise DataCorrupt(
-            f"{where} has {len(content):,} bytes, not a multiple of the row size {width}; it is truncated"
-        )
-    rows = np.frombuffer(content, np.uint8).reshape(-1, width)
-    images = np.ascontiguousarray(rows[:, width - _PIXELS :]).reshape(-1, 3, 32, 32)
-    return LabelledImages(images, rows[:, width - _PIXELS - 1].copy(), rows[:, 0].copy() if coarse_classes else None)
+    rows = np.frombuffer(content, np.uint8).reshape(-1, label_bytes + _PIXELS)
+    images = np.ascontiguousarray(rows[:, label_bytes:]).reshape(-1, 3, 32, 32)
+    return LabelledImages(images, rows[:, label_bytes - 1].copy())
 
 
-def read_sheets(
-    contents: Mapping[str, bytes], where: str, train: tuple[str, ...], test: str
-) -> tuple[list[LabelledImages], LabelledImages]:
+def read_sheets(contents: Mapping[str, bytes]) -> Arrays:
     """The npm package: one PNG per file with one image per row of pixels, in reading order; labels as JSON."""
-    images = [_sheet(contents[f"{name}.png"], f"{name}.png of {where}") for name in (*train, test)]
-    parts: list[LabelledImages] = []
-    for group, file in ((images[:-1], "train_lables.json"), (images[-1:], "test_lables.json")):
-        labels = _json_labels(contents[file], sum(map(len, group)), f"{file} of {where}")
-        ends = np.cumsum([len(sheet) for sheet in group])[:-1]
-        parts += [LabelledImages(sheet, part) for sheet, part in zip(group, np.split(labels, ends), strict=True)]
-    return parts[:-1], parts[-1]
+    *train, test = (_sheet(contents[f"{name}.png"]) for name in (*_BATCHES, "test_batch"))
+    labels = {part: np.array(json.loads(contents[f"{part}_lables.json"]), np.uint8) for part in ("train", "test")}
+    return {
+        "inputs": np.concatenate(train),
+        "targets": labels["train"],
+        "test_inputs": test,
+        "test_targets": labels["test"],
+    }
 
 
-def _sheet(content: bytes, where: str) -> NDArray[np.uint8]:
-    try:
-        with Image.open(io.BytesIO(content), formats=["PNG"]) as sheet:
-            if sheet.width != 32 * 32 or sheet.mode != "RGB":
-                raise DataCorrupt(f"{where} is {sheet.width} pixels wide in mode {sheet.mode}, not 1024 in RGB")
-            pixels = np.asarray(sheet)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        if isinstance(error, DataCorrupt):
-            raise
-        raise DataCorrupt(f"{where} is not a complete PNG ({error})") from error
-    return np.ascontiguousarray(pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2))
+SHEETS: Final = (*(f"{name}.png" for name in (*_BATCHES, "test_batch")), "train_lables.json", "test_lables.json")
+"""The files of the npm package."""
 
 
-def _json_labels(content: bytes, count: int, where: str) -> NDArray[np.uint8]:
-    try:
-        labels = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise DataCorrupt(f"{where} is not JSON ({error})") from error
-    return _as_labels(labels, count, where)
-
-
-def _labels(found: Mapping[str, Any], name: str, count: int, where: str) -> NDArray[np.uint8]:
-    return _as_labels(found.get(name), count, f"'{name}' in {where}")
-
-
-def _as_labels(labels: object, count: int, where: str) -> NDArray[np.uint8]:
-    if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 256 for label in labels):
-        raise DataCorrupt(f"{where} is not a list of labels")
-    if len(labels) != count:
-        raise DataCorrupt(f"{where} has {len(labels):,} labels for {count:,} images")
-    return np.array(labels, dtype=np.uint8)
+def _sheet(content: bytes) -> NDArray[np.uint8]:
+    with Image.open(io.BytesIO(content), formats=["PNG"]) as sheet:
+        return np.ascontiguousarray(np.asarray(sheet).reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2))
 
 
 def _located(layout: RecordLayout, folder: Path) -> Path | None:
@@ -198,7 +143,57 @@ def _contents(layout: RecordLayout, place: Path) -> dict[str, tuple[str, bytes]]
     if place.is_dir():
         found = archive.from_folder(place, layout.files)
         return {name: (str(place / name), content) for name, content in found.items()}
-    if layout.archive in layout.facts:
-        layout.facts[layout.archive].check_file(place)
+    layout.facts[layout.archive].check_file(place)
     found = archive.from_tar(place, layout.files)
     return {name: (f"{place}: {name}", content) for name, content in found.items()}
+
+
+CIFAR10: Final = Cifar(
+    Images(
+        name="cifar10",
+        shape=(3, 32, 32),
+        train_counts=(5000,) * 10,
+        test_counts=(1000,) * 10,
+        class_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+    ),
+    layouts=(
+        RecordLayout(
+            archive="cifar-10-python.tar.gz",
+            folder="cifar-10-batches-py",
+            train=_BATCHES,
+            test="test_batch",
+            facts=facts("cifar-10-python"),
+            decode=read_python,
+        ),
+        RecordLayout(
+            archive="cifar-10-binary.tar.gz",
+            folder="cifar-10-batches-bin",
+            train=tuple(f"{name}.bin" for name in _BATCHES),
+            test="test_batch.bin",
+            facts=facts("cifar-10-binary"),
+            decode=read_binary,
+        ),
+    ),
+)
+
+CIFAR100: Final = Cifar(
+    Images(name="cifar100", shape=(3, 32, 32), train_counts=(500,) * 100, test_counts=(100,) * 100),
+    layouts=(
+        RecordLayout(
+            archive="cifar-100-python.tar.gz",
+            folder="cifar-100-python",
+            train=("train",),
+            test="test",
+            facts=facts("cifar-100-python"),
+            decode=partial(read_python, labels="fine_labels"),
+        ),
+        RecordLayout(
+            archive="cifar-100-binary.tar.gz",
+            folder="cifar-100-binary",
+            train=("train.bin",),
+            test="test.bin",
+            facts=facts("cifar-100-binary"),
+            decode=partial(read_binary, label_bytes=2),
+        ),
+    ),
+)

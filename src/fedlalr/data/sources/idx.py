@@ -5,7 +5,6 @@ An idx file is a big-endian header (two zero bytes, the type, the number of dime
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,8 +17,7 @@ from numpy.typing import NDArray
 from fedlalr.common.reading import read_file
 from fedlalr.data.fetch import LARGEST, DataCorrupt, Fact
 from fedlalr.data.sources.archive import gunzip
-from fedlalr.data.sources.checksums import facts
-from fedlalr.data.sources.rawdata import Arrays, Images
+from fedlalr.data.sources.rawdata import Arrays, Images, facts
 
 FILES: Final = {
     "inputs": "train-images-idx3-ubyte",
@@ -52,16 +50,9 @@ class IdxSet:
         return self.decode({name: (str(path), read_file(path, LARGEST)) for name, path in found.items()})
 
     def decode(self, contents: Mapping[str, tuple[str, bytes]]) -> Arrays:
-        """Arrays from (where, bytes) of the four files, each verified by its checksum."""
+        """Arrays from (where, bytes) of the four files. Checksums are verified before any byte is interpreted."""
         arrays = {key: self._read(name, *contents[name]) for key, name in FILES.items()}
-        channels, height, width = self.images.shape
-        for key in ("inputs", "test_inputs"):
-            if arrays[key].shape[1:] != (height, width):
-                raise DataCorrupt(
-                    f"{contents[FILES[key]][0]} contains images of {arrays[key].shape[1:]}, not {(height, width)}"
-                )
-            arrays[key] = arrays[key].reshape(-1, channels, height, width)
-        return arrays
+        return {key: array[:, None] if "inputs" in key else array for key, array in arrays.items()}
 
     def check_checksums(self, arrays: Arrays, where: str) -> None:
         """Reject arrays that, written as idx files, differ from the original files."""
@@ -73,9 +64,8 @@ class IdxSet:
         fact = self.facts[name]
         if content[:2] == b"\x1f\x8b":
             content = gunzip(content, where, limit=fact.size or len(content))
-        values = parse(content, where, dimensions=3 if "images" in name else 1)
         fact.check(content, where)
-        return values
+        return parse(content)
 
 
 def encode(values: NDArray[np.uint8]) -> bytes:
@@ -88,27 +78,15 @@ def _located(folder: Path, name: str) -> Path | None:
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
-def parse(content: bytes, where: str, dimensions: int) -> NDArray[np.uint8]:
-    """The values of an idx file of unsigned bytes. The header must agree with the length.
+def parse(content: bytes) -> NDArray[np.uint8]:
+    """The values of an idx file of unsigned bytes.
 
-    >>> parse(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]), "labels", dimensions=1).tolist()
+    >>> parse(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9])).tolist()
     [7, 9]
     """
-    magic, expected = content[:4], bytes([0, 0, _BYTES, dimensions])
-    if magic != expected:
-        raise DataCorrupt(
-            f"{where} starts with {magic.hex(' ')}, but an idx file of this kind starts with {expected.hex(' ')}"
-        )
-    header = 4 + 4 * dimensions
-    if len(content) < header:
-        raise DataCorrupt(f"{where} is truncated within its header")
-    shape = struct.unpack(f">{dimensions}I", content[4:header])
-    if len(content) - header != math.prod(shape):
-        raise DataCorrupt(
-            f"{where} is truncated or damaged: it has {len(content) - header:,} values, "
-            f"but its header states {' × '.join(map(str, shape))}"
-        )
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+    dimensions = content[3]
+    shape = struct.unpack_from(f">{dimensions}I", content, 4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
 
 
 MNIST: Final = IdxSet(

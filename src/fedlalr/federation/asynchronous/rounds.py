@@ -134,9 +134,8 @@ def reduce_arrived(
     table, ids = training.algorithm.slots, [client for client, _, _ in arrived]
     current = shared_slots(training, state.slots.only(*table.down))
     replies = _rebased([row for _, _, row in arrived], current, work.buffers, training)
-    accepted, unusable, clipped = screen(
-        replies, current, table, buffers=work.buffers, max_norm_ratio=rules.max_norm_ratio
-    )
+    ratio = rules.max_norm_ratio
+    accepted, unusable, clipped = screen(replies, current, table, buffers=work.buffers, max_norm_ratio=ratio)
     rejected = tuple(sorted([*rejected, *(Rejection(ids[place], reason) for place, reason in unusable)]))
     _check_enough(len(accepted.clients), work, rules, rejected)
     clock.lap("screen")
@@ -164,12 +163,7 @@ def _check_enough(count: int, work: Work, rules: Rules, rejected: Sequence[Rejec
 
 
 def _train(
-    state: ServerState,
-    work: Work,
-    engine: Engine,
-    training: Training,
-    channel: Channel,
-    on_rejected: OnRejected | None,
+    state: ServerState, work: Work, engine: Engine, training: Training, channel: Channel, on_rejected: OnRejected | None
 ) -> tuple[dict[int, Slots], tuple[Rejection, ...]]:
     """What each client that starts will keep, with its reply; and those whose replies cannot be used."""
     if not len(work.clients):

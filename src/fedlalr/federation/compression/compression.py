@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,23 +62,19 @@ class Compression:
     def check(self, algorithm: Algorithm) -> None:
         """Reject what does not fit an algorithm's slots."""
         table, method = algorithm.slots, type(algorithm).__name__
-        for direction, given, slots in (
-            ("up", self.up, tuple(table.up)),
-            ("down", self.down, table.down),
-            ("every", self.every, tuple(table.up)),
+        for direction, sends, slots in (
+            ("up", "uploads", tuple(table.up)),
+            ("down", "broadcasts", table.down),
+            ("every", "uploads", tuple(table.up)),
         ):
-            for slot in given:
+            for slot in getattr(self, direction):
                 if slot not in slots:
-                    way = "broadcasts" if direction == "down" else "uploads"
-                    raise ValueError(
-                        f"compression: {direction} names the slot {slot!r}, but {method} {way} {', '.join(slots)}."
-                        f"{hint(slot, slots)}"
-                    )
+                    known = f"{', '.join(slots)}.{hint(slot, slots)}"
+                    raise ValueError(f"compression: {direction} names the slot {slot!r}, but {method} {sends} {known}")
         for slot in (*self.up, *self.down):
             if slot in table.blocks:
-                raise ValueError(
-                    f"compression: {slot} of {method} is sent as one number for each parameter tensor; leave it out"
-                )
+                one = "one number for each parameter tensor"
+                raise ValueError(f"compression: {slot} of {method} is sent as {one}; leave it out")
         for slot, codec in self.up.items():
             _check_up(slot, codec, algorithm)
         for slot, codec in self.down.items():
@@ -115,19 +112,6 @@ def compression_for(given: str | Compression | Mapping[str, Any] | None, algorit
     return found
 
 
-def balanced(algorithm: Algorithm) -> Compression:
-    """The model's changes in 8 bits, growth in 4; down, the model in bfloat16."""
-    return _short_form(algorithm, Int(8, feedback=True), BFloat16(), every=1)
-
-
-def smallest(algorithm: Algorithm) -> Compression:
-    """The model's changes in 4 bits, growth in 4 in every third round; down, the model in 8 bits."""
-    return _short_form(algorithm, Int(4, feedback=True), Int(8, rounding="nearest"), every=3)
-
-
-SHORT_FORMS: dict[str, Callable[[Algorithm], Compression]] = {"balanced": balanced, "smallest": smallest}
-
-
 def _short_form(algorithm: Algorithm, change: Codec, model: Codec, every: int) -> Compression:
     """Codecs for the slots that an algorithm has. The first upload is the model or its change.
 
@@ -159,6 +143,14 @@ def _short_form(algorithm: Algorithm, change: Codec, model: Codec, every: int) -
             down[slot] = Log(8) if _stays_positive(algorithm, slot) else BFloat16()
     periodic = (*table.grows, *_momenta(table)) if table.grows and every > 1 else ()
     return Compression(up, down, dict.fromkeys(periodic, every))
+
+
+SHORT_FORMS: dict[str, Callable[[Algorithm], Compression]] = {
+    "balanced": partial(_short_form, change=Int(8, feedback=True), model=BFloat16(), every=1),
+    "smallest": partial(_short_form, change=Int(4, feedback=True), model=Int(8, rounding="nearest"), every=3),
+}
+"""Balanced: the model's changes in 8 bits, growth in 4; down, the model in bfloat16. Smallest: the model's changes in 4
+bits, growth in 4 in every third round; down, the model in 8 bits."""
 
 
 def _momenta(table: SlotTable) -> list[str]:
@@ -222,9 +214,8 @@ def _check_down(slot: str, codec: Codec, algorithm: Algorithm) -> None:
 
 
 def _too_coarse(slot: str, algorithm: Algorithm) -> str:
-    return (
-        f"{type(algorithm).__name__} divides by {slot} or its root, and Int rounds the small numbers of a block to zero"
-    )
+    method = type(algorithm).__name__
+    return f"{method} divides by {slot} or its root, and Int rounds the small numbers of a block to zero"
 
 
 def _as_codec(where: str, given: object) -> Codec:

@@ -15,7 +15,6 @@ import secrets
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -53,7 +52,7 @@ class Mechanism:
             given = cls(privacy, privacy.noise_multiplier, cohort, population, None)
             given.spend(1)  # a missing extra or a δ that is too small is an error before the first round
             return given
-        from fedlalr.federation.privacy.accounting import solve_noise_multiplier  # here: it needs an extra
+        from fedlalr.federation.privacy.accounting import solve_noise_multiplier
 
         assert privacy.epsilon is not None  # `Privacy` checked it, and
         assert privacy.delta is not None
@@ -63,7 +62,11 @@ class Mechanism:
     def spend(self, round: int) -> float | None:
         """ε after a round, None without a δ; raises `BudgetSpent` before a round that would exceed the budget."""
         self.check_rounds(round)
-        return None if self._after is None else self._after(round)
+        if self.privacy.delta is None:
+            return None
+        from fedlalr.federation.privacy.accounting import epsilon  # here: it needs an extra
+
+        return epsilon(self.noise_multiplier, self.cohort / self.population, round, self.privacy.delta)
 
     def check_rounds(self, rounds: int) -> None:
         """Reject more rounds than the noise was computed for."""
@@ -72,14 +75,6 @@ class Mechanism:
                 f"round {self.rounds + 1} would spend more than epsilon={self.privacy.epsilon:g}: the noise was "
                 f"computed for {self.rounds} rounds; set rounds={rounds} before the first round"
             )
-
-    @cached_property
-    def _after(self) -> Callable[[int], float] | None:
-        if self.privacy.delta is None:
-            return None
-        from fedlalr.federation.privacy.accounting import Account
-
-        return Account(self.noise_multiplier, self.cohort / self.population, self.privacy.delta).after
 
     def deviation(self, unit: float = 1.0) -> float:
         """The standard deviation of the noise in the mean change of a slot."""

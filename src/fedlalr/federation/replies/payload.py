@@ -228,9 +228,8 @@ def array_from_npy(name: str, content: bytes, shape: Iterable[int], dtype: torch
     if not found.isnative or found != wanted:
         raise Rejected(f"{name} is {found.str}, but {wanted.str} is expected")
     if found_shape != shape or (fortran and len(shape) > 1):
-        raise Rejected(
-            f"{name} has shape {found_shape}{' in Fortran order' if fortran else ''}, but {shape} is expected"
-        )
+        order = " in Fortran order" if fortran else ""
+        raise Rejected(f"{name} has shape {found_shape}{order}, but {shape} is expected")
     rest = len(content) - stream.tell()
     if rest != math.prod(shape) * wanted.itemsize:
         raise Rejected(f"{name} has {rest:,} bytes of numbers, but {math.prod(shape) * wanted.itemsize:,} are expected")
@@ -284,9 +283,9 @@ def _check_names(what: str, given: object, expected: Iterable[str]) -> None:
 
 def _listed(names: list[Any]) -> str:
     shown = ", ".join(_short(name) for name in names[:3])
-    return (
-        f"{shown} and {len(names) - 3} more are" if len(names) > 3 else f"{shown} {'is' if len(names) == 1 else 'are'}"
-    )
+    if len(names) > 3:
+        return f"{shown} and {len(names) - 3} more are"
+    return f"{shown} {'is' if len(names) == 1 else 'are'}"
 
 
 def _short(value: object) -> str:

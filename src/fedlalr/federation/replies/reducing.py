@@ -13,15 +13,7 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots, SlotTable
-from fedlalr.federation.replies.reductions import (
-    BUFFERS,
-    REDUCTIONS,
-    Max,
-    Mean,
-    SlotReduction,
-    as_rows,
-    mean_change,
-)
+from fedlalr.federation.replies.reductions import BUFFERS, REDUCTIONS, Max, Mean, SlotReduction, as_rows, mean_change
 from fedlalr.training.interfaces import Buffers, Replies, real_numbers
 from fedlalr.training.ranks import WHOLE, Spread
 

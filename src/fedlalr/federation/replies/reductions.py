@@ -134,12 +134,11 @@ def as_reductions(given: Mapping[str, Any] | None, table: SlotTable) -> dict[str
         return {}
     if not isinstance(given, Mapping):
         raise TypeError(f"reduce must be a dict from slot to reduction, such as {{'x': 'median'}}, not {given!r}")
+    sent = [*table.up, BUFFERS]
     for slot in given:
-        if slot not in table.up and slot != BUFFERS:
-            sent = {**table.up, BUFFERS: None}
-            raise ValueError(
-                f"reduce names the slot {slot!r}, but the clients send {', '.join(sent)}.{hint(slot, sent)}"
-            )
+        if slot not in sent:
+            known = f"{', '.join(sent)}.{hint(slot, sent)}"
+            raise ValueError(f"reduce names the slot {slot!r}, but the clients send {known}")
     chosen = {slot: _as_reduction(slot, how) for slot, how in given.items()}
     first = next(iter(table.up), None)
     return {BUFFERS: chosen[first], **chosen} if first in chosen else chosen
@@ -193,7 +192,7 @@ def change_norms(values: Tensor, reference: Tensor | None = None, *, rough: bool
     if reference is not None and cohort.fits(values, reference):
         return cohort.changes(values, reference)[0]
     norm = _rough_norm if rough else _norm
-    return _joined([norm(change) for change in _row_changes(values, reference)])
+    return torch.cat([norm(change) for change in _row_changes(values, reference)])
 
 
 def norms_and_falls(values: Tensor, reference: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -201,7 +200,8 @@ def norms_and_falls(values: Tensor, reference: Tensor | None) -> tuple[Tensor, T
     if reference is not None and cohort.fits(values, reference):
         return cohort.changes(values, reference)
     parts = [(_rough_norm(change), change.amin(1) < 0) for change in _row_changes(values, reference)]
-    return _joined([norms for norms, _ in parts]), _joined([fell for _, fell in parts])
+    norms, fell = zip(*parts, strict=True)
+    return torch.cat(norms), torch.cat(fell)
 
 
 def shortening(norms: Sequence[float], ratio: float, reference: Tensor | None) -> list[float]:
@@ -251,10 +251,6 @@ def _row_changes(values: Tensor, reference: Tensor | None) -> Iterator[Tensor]:
     rows = NUMBERS_IN_CACHE // max(values.shape[1], 1) if values.device.type == "cpu" else len(values)
     for part in (values,) if rows >= len(values) else torch.split(values, max(rows, 1)):
         yield part if reference is None else part - reference
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _rough_norm(change: Tensor) -> Tensor:

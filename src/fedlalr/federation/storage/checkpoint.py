@@ -108,28 +108,21 @@ def load_checkpoint(place: Path, like: ServerState, row: Slots, kept: KeptFiles 
         record = None if description["record"] is None else Record.from_json(json.dumps(description["record"]))
         if record is not None and record.round != description["round"]:
             raise ValueError(f"its round is {description['round']}, but the round of its record is {record.round}")
-        return Checkpoint(
-            state=ServerState(description["round"], slots, buffers, rows),
-            record=record,
-            offset=description["offset"],
-            facts=description["facts"],
-            choices=description["choices"],
-            versions=description["versions"],
-        )
+        others = {name: description[name] for name in ("offset", "facts", "choices", "versions")}
+        return Checkpoint(ServerState(description["round"], slots, buffers, rows), record, **others)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"the checkpoint {place} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def read_description(place: Path) -> dict[str, Any]:
     """The verified JSON of a checkpoint, without its tensors."""
-    path = place / DESCRIPTION
     try:
-        whole = json.loads(read_file(path, LARGEST_DESCRIPTION))
+        whole = json.loads(read_file(place / DESCRIPTION, LARGEST_DESCRIPTION))
         content, stated = whole["content"], whole["sha256"]
         version = content["format"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"the checkpoint {place} cannot be read: {type(error).__name__}: {error}") from error
-    if hashlib.sha256(canonical(content)).hexdigest() != stated:
+    if sealed(content)["sha256"] != stated:
         raise CheckpointError(f"the checkpoint {place} is damaged: {DESCRIPTION} does not match its own hash")
     if version != FORMAT:
         writer = WRITTEN_BY.get(str(version), "another version")
@@ -137,11 +130,10 @@ def read_description(place: Path) -> dict[str, Any]:
             f"the checkpoint {place} has format {version}, written by {writer}, and this version of fedlalr reads "
             f"format {FORMAT}; resume the run with the version that started it, or start a new run in another directory"
         )
-    result: dict[str, Any] = content
     for name, fits in _FITS.items():
         if name not in content or not fits(content[name]):
             raise CheckpointError(f"the checkpoint {place} cannot be used: its {name} is invalid")
-    return result
+    return dict(content)
 
 
 def _whole(value: object, least: int = 0, most: int = (1 << 63) - 1) -> bool:
@@ -178,9 +170,10 @@ def kept_files_of(place: Path) -> list[str]:
         return []
 
 
-def canonical(content: object) -> bytes:
-    """The bytes of a description that are hashed."""
-    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A description with its hash."""
+    hashed = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    return {"content": content, "sha256": hashlib.sha256(hashed).hexdigest()}
 
 
 def _tensors(state: ServerState) -> dict[str, Tensor]:
@@ -200,5 +193,4 @@ def _describe(checkpoint: Checkpoint, seal: Seal, kept: list[dict[str, Any]]) ->
         "choices": dict(checkpoint.choices),
         "versions": dict(checkpoint.versions),
     }
-    whole = {"content": content, "sha256": hashlib.sha256(canonical(content)).hexdigest()}
-    return json.dumps(whole, indent=1, ensure_ascii=False).encode()
+    return json.dumps(sealed(content), indent=1, ensure_ascii=False).encode()

@@ -19,6 +19,7 @@ from torch import Tensor
 from fedlalr.data.population import Clients, DatasetClients, Population, Samples
 from fedlalr.federation.storage.plain_values import described, hash_tensor, plain
 from fedlalr.training.interfaces import Training
+from fedlalr.training.layout import Layout
 from fedlalr.training.options import LocalOptions, options_in
 
 Facts = dict[str, Any]
@@ -51,9 +52,7 @@ def contract(training: Training, compression: object = None, private: bool = Fal
     """The digest of what client and server must agree on: method, options, codecs, the shape of the module."""
     facts = {
         "algorithm": plain(training.algorithm),
-        "parameters": {
-            name: list(shape) for name, shape in zip(training.layout.names, training.layout.shapes, strict=True)
-        },
+        "parameters": _shapes(training.layout),
         "dtype": str(training.layout.dtype),
         "compression": plain(compression),
         "private": private,
@@ -84,18 +83,11 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     >>> differences({"local": "fedlalr.Steps", "local.count": 2}, {"local": "fedlalr.Epochs", "local.count": 1})
     ['local was Steps(count=2) and is now Epochs(count=1)']
     """
-    other = [
-        name
-        for name in dict.fromkeys([*before, *now])
-        if name not in before or name not in now or before[name] != now[name]
-    ]
+    other = [name for name in dict.fromkeys([*before, *now]) if before.get(name, ...) != now.get(name, ...)]
     objects = [name for name in other if _is_object(before, name) and _is_object(now, name)]
     fields = tuple(f"{name}." for name in objects)  # fields of these objects are shown with them
-    return [
-        f"{name} was {_shown(before, name)} and is now {_shown(now, name)}"
-        for name in other
-        if not name.startswith(fields)
-    ]
+    shown = [name for name in other if not name.startswith(fields)]
+    return [f"{name} was {_shown(before, name)} and is now {_shown(now, name)}" for name in shown]
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> Facts:
@@ -110,14 +102,17 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Facts:
     return facts
 
 
+def _shapes(layout: Layout) -> dict[str, list[int]]:
+    return {name: list(shape) for name, shape in zip(layout.names, layout.shapes, strict=True)}
+
+
 def _model_facts(training: Training) -> Facts:
     """The module's structure, its trained parameters, and the values of those that are frozen."""
     layout, model = training.layout, training.model
-    shapes = {name: list(shape) for name, shape in zip(layout.names, layout.shapes, strict=True)}
     frozen = {name: hash_tensor(p) for name, p in model.named_parameters() if not p.requires_grad}
     return {
         "kind": described(model),
-        "parameters": f"{layout.size} in {len(layout.names)} tensors, {digest(shapes)[:16]}",
+        "parameters": f"{layout.size} in {len(layout.names)} tensors, {digest(_shapes(layout))[:16]}",
         "dtype": str(layout.dtype),
         "frozen": digest(frozen)[:16] if frozen else None,
     }
@@ -200,10 +195,9 @@ def _hashed_batch(population: DatasetClients, client: int, places: NDArray[np.in
         inputs, targets = population.batch(client, torch.from_numpy(places))
     except Exception as error:  # a data set is the user's code and may raise anything
         return type(error).__name__, type(error).__name__
-    inputs, targets = (_by_leaf(hash_tensor, part) for part in (inputs, targets))
-    return inputs if isinstance(inputs, str) else digest(inputs), targets if isinstance(targets, str) else digest(
-        targets
-    )
+    hashes = [_by_leaf(hash_tensor, part) for part in (inputs, targets)]
+    first, second = (each if isinstance(each, str) else digest(each) for each in hashes)
+    return first, second
 
 
 def _is_object(facts: Mapping[str, Any], name: str) -> bool:

@@ -19,7 +19,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from io import BytesIO, FileIO
 from itertools import islice
@@ -82,7 +82,8 @@ class Journal:
         """What the library chose when the run started; set by `restore` or, in a new run, by the caller."""
         self._facts: Facts = {}
         self._file: FileIO | None = None
-        self._lock: FileLock | None = None
+        self._stack = ExitStack()
+        """Closes the file, then unlocks the directory."""
         self._kept = KeptFiles(self.path / CHECKPOINTS) if self.path is not None else None
         self._progress = _Progress()
         self._passed_over: set[Path] = set()
@@ -90,40 +91,32 @@ class Journal:
 
     def __enter__(self) -> Journal:
         """Lock the directory. A directory that contains a run is rejected unless that run is resumed."""
-        if self.path is not None:
-            if os.path.isfile(self.path):
-                raise RunDirectoryError(f"{self.path} is a file, but run_dir must be a directory; choose another one")
-            with explained(f"the run directory {self.path} cannot be written"):
-                self.path.mkdir(parents=True, exist_ok=True)
-                self._lock = FileLock(self.path / LOCK_FILE)
-                self._take_lock(self._lock)
+        if self.path is None:
+            return self
+        if os.path.isfile(self.path):
+            raise RunDirectoryError(f"{self.path} is a file, but run_dir must be a directory; choose another one")
+        with ExitStack() as stack, explained(f"the run directory {self.path} cannot be written"):
+            self.path.mkdir(parents=True, exist_ok=True)
             try:
-                self._prepare(self.path)
-            except BaseException:
-                self._lock.release()
-                raise
+                stack.enter_context(FileLock(self.path / LOCK_FILE, timeout=0))
+            except Timeout:
+                raise RunDirectoryError(
+                    f"another process is working in {self.path}; wait for it to end, or choose another directory"
+                ) from None
+            (self.path / CHECKPOINTS).mkdir(exist_ok=True)
+            if not self.resume and (self._places() or self._has_lines()):
+                raise RunDirectoryError(
+                    f"{self.path} already contains a run; pass resume=True to resume it, or choose another directory"
+                )
+            self._stack = stack.pop_all()
         return self
-
-    def _prepare(self, path: Path) -> None:
-        """Create the folder of checkpoints, once this process holds the lock."""
-        with explained(f"the run directory {path} cannot be written"):
-            (path / CHECKPOINTS).mkdir(exist_ok=True)
-        if not self.resume and (self._places() or self._has_lines()):
-            raise RunDirectoryError(
-                f"{path} already contains a run; pass resume=True to resume it, or choose another directory"
-            )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Save what is not saved yet, even after Ctrl-C or a failed round, and unlock the directory."""
-        try:
+        with self._stack:
             if not isinstance(error, RunDirectoryError):
                 self._save()
                 self._append()
-        finally:
-            if self._file is not None:
-                self._file.close()
-            if self._lock is not None:
-                self._lock.release()
 
     def restore(self, fresh: ServerState, facts: Facts, kept: Slots, engine: str) -> ServerState:
         """The state to start from: that of the newest good checkpoint or, in a new run, the fresh one.
@@ -140,11 +133,17 @@ class Journal:
                 f"choose another directory"
             )
         if found is not None:
-            _check_choices(found, engine, self.path)
+            began = found.choices.get("engine")
+            if engine.partition(":")[0] not in ("auto", began):
+                raise RunDirectoryError(
+                    f"the run in {self.path} was started with engine {began!r} and cannot be resumed with {engine!r}; "
+                    f"use {began!r} or 'auto'"
+                )
             self.choices = dict(found.choices)
             self.records = self._cut(found, self.path / METRICS_FILE)
         with explained(f"the run directory {self.path} cannot be written"):
-            self._file = FileIO(self.path / METRICS_FILE, "ab", opener=_without_waiting)
+            file = FileIO(self.path / METRICS_FILE, "ab", opener=_without_waiting)
+            self._file = self._stack.enter_context(file)
             self._append()
         for pattern in (".writing-*", ".stale-*"):  # what a killed process was writing or removing
             for left in (self.path / CHECKPOINTS).glob(pattern):
@@ -233,9 +232,8 @@ class Journal:
                 self._passed_over.add(place)
                 continue
             for message in errors:
-                warnings.warn(
-                    f"{message}; resuming from round {found.state.round} instead", RuntimeWarning, stacklevel=4
-                )
+                resuming = f"{message}; resuming from round {found.state.round} instead"
+                warnings.warn(resuming, RuntimeWarning, stacklevel=4)
             return found
         if errors:
             raise RunDirectoryError(f"no checkpoint in {self.path} can be used: {'; '.join(errors)}")
@@ -261,15 +259,14 @@ class Journal:
         ascending = all(record.round == round for round, record in enumerate(records, 1))
         if end != found.offset or len(records) != before or not ascending:
             raise RunDirectoryError(f"{file} is damaged: up to the checkpoint it should hold rounds 1 to {before}")
-        written = None if after is None else _record_in(after)
-        if found.record is None:
-            self._progress = _Progress(offset=found.offset)
-        elif after is not None and written is not None and written.round == found.record.round:
-            records.append(written)
-            self._progress = _Progress(offset=found.offset + len(after) + 1)
-        else:
-            records.append(found.record)
-            self._progress = _Progress(offset=found.offset, unwritten=found.record)
+        self._progress = _Progress(offset=found.offset, unwritten=found.record)
+        last = found.record
+        if last is not None and after is not None:
+            with suppress(ValueError, TypeError, KeyError):  # the line of an interrupted write
+                written = Record.from_json(after.decode())
+                if written.round == last.round:
+                    last, self._progress = written, _Progress(offset=found.offset + len(after) + 1)
+        records += [] if last is None else [last]
         with explained(f"the run directory {self.path} cannot be written"):
             if self._progress.offset < size:
                 os.truncate(file, self._progress.offset)
@@ -285,14 +282,6 @@ class Journal:
         assert self.path is not None
         file = self.path / METRICS_FILE
         return file.is_file() and file.stat().st_size > 0
-
-    def _take_lock(self, lock: FileLock) -> None:
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise RunDirectoryError(
-                f"another process is working in {self.path}; wait for it to end, or choose another directory"
-            ) from None
 
 
 def clear_run(directory: str | Path, also: Iterable[str] = ()) -> None:
@@ -334,26 +323,9 @@ def _check_same_run(description: Mapping[str, Any], facts: Facts, path: Path) ->
         )
 
 
-def _check_choices(found: Checkpoint, engine: str, path: Path) -> None:
-    began = found.choices.get("engine")
-    if engine.partition(":")[0] not in ("auto", began):
-        raise RunDirectoryError(
-            f"the run in {path} was started with engine {began!r} and cannot be resumed with {engine!r}; "
-            f"use {began!r} or 'auto'"
-        )
-
-
 def _without_waiting(path: str, flags: int) -> int:
     """Open a file for writing; for a pipe without a reader, raise an error instead of waiting forever."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
-
-
-def _record_in(line: bytes) -> Record | None:
-    """The record in a line, or None."""
-    try:
-        return Record.from_json(line.decode())
-    except (ValueError, TypeError, KeyError):
-        return None
 
 
 @contextmanager

@@ -8,7 +8,6 @@ every tensor. Reading executes nothing.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -26,9 +25,10 @@ from fedlalr.common.reading import at_home, open_file, read_file
 from fedlalr.federation.observers import RunInfo
 from fedlalr.federation.record import Record
 from fedlalr.federation.result import Result, State
-from fedlalr.federation.storage.checkpoint import LARGEST_DESCRIPTION, CheckpointError, canonical
+from fedlalr.federation.storage.checkpoint import LARGEST_DESCRIPTION, CheckpointError, sealed
 from fedlalr.federation.storage.plain_values import hash_tensor
 from fedlalr.federation.storage.tensor_file import storable, take
+from fedlalr.training.personal import named
 from fedlalr.training.torch_state import copied, undisturbed
 
 FORMAT = 1
@@ -52,8 +52,7 @@ def save_result(result: Result, path: str | Path) -> None:
         "personal": None if result.personal is None else list(result.personal),
         "tensors": {name: hash_tensor(tensor) for name, tensor in tensors.items()},
     }
-    text = json.dumps({"content": content, "sha256": hashlib.sha256(canonical(content)).hexdigest()})
-    write_whole(at_home(path), save_tensors(tensors, metadata={_KEY: text}))
+    write_whole(at_home(path), save_tensors(tensors, metadata={_KEY: json.dumps(sealed(content))}))
 
 
 def load(path: str | Path, model: nn.Module) -> Result:
@@ -126,7 +125,7 @@ def _read_header(place: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
         raise ValueError("it is not a file that result.save wrote; for weights alone use safetensors.torch.load_file")
     whole = json.loads(metadata[_KEY])
     content = whole["content"]
-    if hashlib.sha256(canonical(content)).hexdigest() != whole["sha256"]:
+    if sealed(content)["sha256"] != whole["sha256"]:
         raise ValueError("it is damaged: its description does not match its own hash")
     if content["format"] != FORMAT:
         raise ValueError(f"it has format {content['format']!r}, and this version of fedlalr reads format {FORMAT}")
@@ -193,15 +192,13 @@ def _expected(header: Mapping[str, Any], model: nn.Module, clients: int) -> dict
 def _state(tensors: Mapping[str, Tensor]) -> State:
     """The slots among the tensors of a file."""
     state: State = {}
-    for key, tensor in tensors.items():
-        kind, _, rest = key.partition("/")
-        slot, _, name = rest.partition("/")
-        if kind == "slot":
-            state.setdefault(slot, {})[name] = tensor
+    for key, tensor in named(tensors, "slot/").items():
+        slot, _, name = key.partition("/")
+        state.setdefault(slot, {})[name] = tensor
     return state
 
 
 def _personal(tensors: Mapping[str, Tensor], clients: Sequence[int]) -> dict[int, dict[str, Tensor]]:
     """What is personal among the tensors of a file, by client."""
-    own = {key.removeprefix("personal/"): each for key, each in tensors.items() if key.startswith("personal/")}
+    own = named(tensors, "personal/")
     return {client: {name: each[row] for name, each in own.items()} for row, client in enumerate(clients)}

@@ -23,7 +23,7 @@ from fedlalr.common.checks import check_choice, check_count, check_positive
 from fedlalr.data.population import Population, Samples
 from fedlalr.federation.client_evaluation import Score
 from fedlalr.federation.combinations import PACKED, SCORES, check_combinations
-from fedlalr.federation.metrics import Metrics
+from fedlalr.federation.evaluation import Metrics
 from fedlalr.federation.observers import Observer, RunInfo
 from fedlalr.federation.problem import Problem
 from fedlalr.federation.record import Record, spent
