@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from fedlalr.config import Config, ConfigError, build_algorithm, build_model, build_population
+from fedlalr.config.errors import as_config_errors
 from fedlalr.data import Population
-from fedlalr.data.sources import DataCorrupt, available
+from fedlalr.data.sources import available
 from fedlalr.federation.problem import Problem
 from fedlalr.federation.validation import check_cohort
 from fedlalr.flower.client_data import RemoteClients
@@ -21,7 +20,7 @@ def check_settings(config: Config) -> int:
     clients = config.partition.clients
     if clients is None:
         raise ConfigError("the number of clients is missing, one per node: set partition.clients=3, for example")
-    with _as_config_error():
+    with as_config_errors(ValueError, TypeError):
         settings = read_settings(settings_of(config))
         settings.rules(build_algorithm(config))
         check_cohort(settings.clients_per_round, clients, settings.min_clients)
@@ -31,7 +30,7 @@ def check_settings(config: Config) -> int:
 def check_data(config: Config) -> Population:
     """Reject data that cannot be partitioned, or a model that cannot be trained on it; returns the data."""
     clients = check_settings(config)
-    with _as_config_error():
+    with as_config_errors(ValueError, TypeError):
         population = build_population(config)
         if len(population) != clients:
             raise ConfigError(
@@ -53,14 +52,3 @@ def data_here(config: Config) -> bool:
     if config.data.folder is not None:
         return Path(config.data.folder).exists()
     return any(data.name == config.data.name and data.where is not None for data in available())
-
-
-@contextmanager
-def _as_config_error() -> Iterator[None]:
-    """Turn errors about incompatible settings into `ConfigError`."""
-    try:
-        yield
-    except DataCorrupt:
-        raise
-    except (ValueError, TypeError) as error:
-        raise ConfigError(str(error)) from error
