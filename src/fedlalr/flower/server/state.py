@@ -5,7 +5,8 @@ Sampling, screening, reduction and the update are the simulator's functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -23,13 +24,41 @@ from fedlalr.federation.replies.payload import Expected
 from fedlalr.federation.replies.reducing import reduce_buffers, weights
 from fedlalr.federation.round import RoundFailed, RoundOutcome, ServerState, Stopwatch, too_few, update_slots
 from fedlalr.federation.storage.fingerprint import contract
+from fedlalr.federation.storage.journal import KEPT
 from fedlalr.federation.stragglers import Stragglers
-from fedlalr.flower.server.accepted_rounds import AcceptedRounds
 from fedlalr.flower.server.inbox import Closed, SpooledInbox
 from fedlalr.flower.wire.instruction import Instruction
 from fedlalr.training.interfaces import Buffers, Work
 from fedlalr.training.intervals import checked
 from fedlalr.training.personal import shared_buffers, shared_slots
+
+
+class AcceptedRounds:
+    """The round whose kept state is valid, for each client, now and in every checkpoint that a run may resume from."""
+
+    def __init__(self, accepted: Mapping[str, int] | None = None) -> None:
+        self._accepted = {int(client): round for client, round in (accepted or {}).items()}
+        self._saved: deque[dict[int, int]] = deque(maxlen=KEPT)
+
+    def note(self, round: int, clients: Iterable[int]) -> None:
+        """Record the clients whose replies a round accepted."""
+        self._accepted |= dict.fromkeys(clients, round)
+
+    def saved(self) -> None:
+        """Record that a checkpoint contains the current state."""
+        self._saved.append(dict(self._accepted))
+
+    def kept(self, client: int) -> int:
+        """The round whose kept state of a client is valid; 0 if the client has none yet."""
+        return self._accepted.get(client, 0)
+
+    def settled(self, client: int) -> int:
+        """The oldest round whose state may still be requested; 0 until the maximum number of checkpoints exists."""
+        return self._saved[0].get(client, 0) if len(self._saved) == KEPT else 0
+
+    def as_dict(self) -> dict[str, int]:
+        """The content for a checkpoint."""
+        return {str(client): round for client, round in sorted(self._accepted.items())}
 
 
 class Offer(NamedTuple):
