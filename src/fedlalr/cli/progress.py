@@ -24,7 +24,7 @@ from rich.table import Table
 from fedlalr.cli.files import data_folder_errors
 from fedlalr.config.jobs import Event, Job
 from fedlalr.federation.progress import Terminal, duration, megabytes
-from fedlalr.report.failures import kind
+from fedlalr.report.tables import kind
 
 _PLAIN_WIDTH = 130
 
@@ -109,18 +109,9 @@ class JobsProgress(RunsBar):
     """Progress of several runs: a bar on a terminal, one line per completed run elsewhere."""
 
     def __init__(self, console: Console, root: Path, quiet: bool) -> None:
+        columns = (MofNCompleteColumn(), TextColumn("runs"), BarColumn(bar_width=20), FACTS)
         left = (TimeRemainingColumn(compact=True), TextColumn("left"))
-        super().__init__(
-            console,
-            root,
-            quiet,
-            MofNCompleteColumn(),
-            TextColumn("runs"),
-            BarColumn(bar_width=20),
-            FACTS,
-            *left,
-            total=None,
-        )
+        super().__init__(console, root, quiet, *columns, *left, total=None)
         self._failures: set[str] = set()
         """Failures already shown, so that failures with the same cause are shown once."""
 

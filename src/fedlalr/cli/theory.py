@@ -135,12 +135,7 @@ def draw(problem: Problem, N: int, K: int, T: int, path: Path) -> None:
 
 
 def show(
-    problem: Problem,
-    bounds: list[Bound],
-    costs: dict[str, Communication],
-    N: int,
-    K: int,
-    plot: Path | None,
+    problem: Problem, bounds: list[Bound], costs: dict[str, Communication], N: int, K: int, plot: Path | None
 ) -> None:
     console = standard_output()
     step = bounds[0].step

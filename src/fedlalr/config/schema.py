@@ -336,6 +336,11 @@ class Config(OptionsConfig):
     def _only_given(self, local: LocalConfig) -> Settings:
         return {name: value for name, value in local if value is not None}
 
+    @property
+    def partition_seed(self) -> int:
+        seed: int = self.seed if self.partition.seed is None else self.partition.seed
+        return seed
+
     def problem(self) -> Settings:
         """The settings that affect the outcome: everything but names, targets and the tables of other methods."""
         return self.model_dump(exclude={"name", "description", "checkpoint_every", "target", "methods", "grid"})

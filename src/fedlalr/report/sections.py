@@ -44,7 +44,7 @@ def _run_row(label: str, run: ReportedRun, own: Sequence[str], private: bool) ->
     planned = f"/{run.config.rounds}" if run.config and len(records) != run.config.rounds else ""
     return (
         label,
-        "–" if run.seed is None else str(run.seed),
+        run.seed_text,
         f"{len(records)}{planned}",
         f"{accuracies[-1]:.1%}" if accuracies else "–",
         f"{max(accuracies):.1%}" if accuracies else "–",
@@ -125,11 +125,10 @@ def rejections_table(groups: Sequence[Group]) -> Table | None:
     repeatedly: dict[tuple[str, str, int], None] = {}
     for group in groups:
         for run in group.runs:
-            seed = "–" if run.seed is None else str(run.seed)
             for round, (client, reason) in run.rejections:
-                rejected.setdefault((group.label, seed, client), []).append((round, reason))
+                rejected.setdefault((group.label, run.seed_text, client), []).append((round, reason))
             for client in (client for record in run.records for client in record.repeatedly):
-                repeatedly[group.label, seed, client] = None
+                repeatedly[group.label, run.seed_text, client] = None
     if not rejected:
         return None
     rows = tuple(
@@ -137,15 +136,13 @@ def rejections_table(groups: Sequence[Group]) -> Table | None:
         for (label, seed, client), each in sorted(rejected.items(), key=lambda item: -len(item[1]))[:MOST_ROWS]
     )
     more = len(rejected) - len(rows)
-    notes: tuple[str, ...] = ()
-    if more:
-        notes += (f"Replies of {more} more clients were rejected; metrics.jsonl lists all.",)
+    notes = [f"Replies of {more} more clients were rejected; metrics.jsonl lists all."] if more else []
     if repeatedly:
         named = ", ".join(f"client {client} of {run} (seed {seed})" for run, seed, client in [*repeatedly][:MOST_ROWS])
-        notes += (
-            f"Rejected in {SEVERAL} or more of their rounds running, so the model does not learn from them: {named}.",
+        notes.append(
+            f"Rejected in {SEVERAL} or more of their rounds running, so the model does not learn from them: {named}."
         )
-    return Table(("run", "seed", "client", "last reason", "times", "in rounds"), rows, notes)
+    return Table(("run", "seed", "client", "last reason", "times", "in rounds"), rows, tuple(notes))
 
 
 def timing_table(groups: Sequence[Group]) -> Table:
@@ -156,12 +153,9 @@ def timing_table(groups: Sequence[Group]) -> Table:
     labels = [*(PARTS.get(name, name) for name in names), REST]
     rows = [(label, *(share[i] for share in shares)) for i, label in enumerate(labels)]
     totals = [sum(record.seconds for record in _records(group)) for group in groups]
-    each = [total / max(1, len(_records(group))) for group, total in zip(groups, totals, strict=True)]
-    whole = [total / len(group.runs) for group, total in zip(groups, totals, strict=True)]
-    rows += [
-        ("seconds per round", *(f"{one:.3g}" for one in each)),
-        ("seconds per run", *(f"{one:.1f}" for one in whole)),
-    ]
+    timed = list(zip(groups, totals, strict=True))
+    rows.append(("seconds per round", *(f"{total / max(1, len(_records(group))):.3g}" for group, total in timed)))
+    rows.append(("seconds per run", *(f"{total / len(group.runs):.1f}" for group, total in timed)))
     return Table(("part", *(group.label for group in groups)), tuple(rows))
 
 
