@@ -255,7 +255,8 @@ class NodesTransport:
         rounds = self.strategy._rounds
         if isinstance(rounds, BufferedRounds):
             return rounds.update(self.grid, self.config)
-        for left in range(self.strategy.retries, -1, -1):
+        left = self.strategy.retries
+        while True:
             try:
                 messages = rounds.ask(self.grid, self.config)
                 return rounds.close(rounds.deliver(self.grid, messages))
@@ -263,7 +264,7 @@ class NodesTransport:
                 if left == 0:
                     raise
                 log.warning("%s. Repeating the round; %d retries left", failed, left)
-        raise AssertionError("the last try returns or raises")
+                left -= 1
 
     def evaluate_clients(self, state: ServerState) -> dict[int, Score]:
         """Let the nodes evaluate, if they have test samples."""
