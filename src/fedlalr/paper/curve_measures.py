@@ -151,6 +151,10 @@ class Gap:
             return "holds"
         return "does not hold" if (top <= low and not above) or (bottom >= high and not below) else "undecided"
 
+    def on_side(self, lower: bool) -> Outcome:
+        """Whether the difference is above zero, or below."""
+        return self.between(high=0.0) if lower else self.between(low=0.0)
+
 
 def gap(measure: Measure, first: Curves, second: Curves) -> Gap | None:
     """The paired difference, or None if no seed has both."""
