@@ -29,7 +29,7 @@ def runs_table(groups: Sequence[Group]) -> Table:
     """One row per run."""
     own = metrics_of(groups)
     quality = ("accuracy", "best", "loss", *own)
-    private = any(record.epsilon is not None for group in groups for run in group.runs for record in run.records)
+    private = any(record.epsilon is not None for group in groups for record in group.records)
     quality += ("epsilon",) if private else ()
     heading = ("run", "seed", "rounds", *quality, "MB up", "MB down", "seconds", "clipped", "rejected", "state")
     rows = tuple(_run_row(group.label, run, own, private) for group in groups for run in group.runs)
@@ -78,7 +78,7 @@ def comparison_section(groups: Sequence[Group]) -> Table | None:
     if any(name.startswith(("data", "partition", "test")) for name in differing([group.settings for group in groups])):
         return None
     seeds = {tuple(run.seed for run in group.runs) for group in groups}
-    accuracies = [record.accuracy for group in groups for run in group.runs for record in run.records]
+    accuracies = [record.accuracy for group in groups for record in group.records]
     lengths = {len(run.records) for group in groups for run in group.runs if not run.failure}
     if len(groups) < 2 or len(seeds) != 1 or len(lengths) > 1 or not accuracies:
         return None
@@ -147,27 +147,23 @@ def rejections_table(groups: Sequence[Group]) -> Table | None:
 
 def timing_table(groups: Sequence[Group]) -> Table:
     """How the time of a run was spent, on average over the seeds."""
-    recorded = {name for group in groups for record in _records(group) for name in record.timing}
+    recorded = {name for group in groups for record in group.records for name in record.timing}
     names = [*(name for name in PARTS if name in recorded), *sorted(recorded - set(PARTS))]
     shares = [_shares(group, names) for group in groups]
     labels = [*(PARTS.get(name, name) for name in names), REST]
     rows = [(label, *(share[i] for share in shares)) for i, label in enumerate(labels)]
-    totals = [sum(record.seconds for record in _records(group)) for group in groups]
+    totals = [sum(record.seconds for record in group.records) for group in groups]
     timed = list(zip(groups, totals, strict=True))
-    rows.append(("seconds per round", *(f"{total / max(1, len(_records(group))):.3g}" for group, total in timed)))
+    rows.append(("seconds per round", *(f"{total / max(1, len(group.records)):.3g}" for group, total in timed)))
     rows.append(("seconds per run", *(f"{total / len(group.runs):.1f}" for group, total in timed)))
     return Table(("part", *(group.label for group in groups)), tuple(rows))
 
 
 def _shares(group: Group, names: Sequence[str]) -> list[str]:
     """The parts of a group's time, and the rest."""
-    total = sum(record.seconds for record in _records(group))
-    parts = [sum(record.timing.get(name, 0.0) for record in _records(group)) for name in names]
+    total = sum(record.seconds for record in group.records)
+    parts = [sum(record.timing.get(name, 0.0) for record in group.records) for name in names]
     return [f"{part / total:.1%}" if total else "–" for part in [*parts, max(0.0, total - sum(parts))]]
-
-
-def _records(group: Group) -> list[Record]:
-    return [record for run in group.runs for record in run.records]
 
 
 def _some(rounds: Sequence[int], most: int = 8) -> str:
