@@ -13,6 +13,7 @@ from fedlalr.config import RunDirectory
 from fedlalr.flower.local.launch import LocalFederation
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.layout import Layout
+from flower.killing import kill
 
 APP = Path(__file__).parent / "faulty"
 sys.path.append(str(APP))
@@ -72,7 +73,7 @@ def start_and_kill_node_1(federation, run_dir, waiting=(1,), **config):
     )
     markers = [Path(f"{marker}-{client}") for client in waiting]
     wait_until(lambda: all(each.exists() for each in markers))
-    federation.processes.kill("node-1")
+    kill(federation.processes, "node-1")
     return progress, markers
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
@@ -104,3 +106,10 @@ class InProcessGrid(Grid):
             return [reply]
         changed = node.tamper(message, reply)
         return changed if isinstance(changed, list) else [] if changed is None else [changed]
+
+
+def to_npy(array: np.ndarray) -> bytes:
+    """An array as the bytes of an npy file."""
+    stream = io.BytesIO()
+    np.save(stream, array, allow_pickle=False)
+    return stream.getvalue()

@@ -14,9 +14,10 @@ from fedlalr.algorithms.slots import Slots, SlotTable
 from fedlalr.federation.compression.channel import Channel
 from fedlalr.federation.compression.compression import Compression
 from fedlalr.federation.replies.payload import Rejected
-from fedlalr.flower.wire.arrays import LAYOUTS, broadcast_from, decode, encode, to_npy
+from fedlalr.flower.wire.arrays import LAYOUTS, broadcast_from, decode, encode
 from fedlalr.training.layout import Layout
 from fedlalr.training.torch_state import get_buffers
+from flower.in_process import to_npy
 
 MODEL = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 1))
 LAYOUT = Layout.of(MODEL)

@@ -5,7 +5,7 @@ import torch
 
 from fedlalr.algorithms.slots import Slots
 from fedlalr.flower.client.state import KeptStore
-from fedlalr.flower.server.accepted_rounds import AcceptedRounds
+from fedlalr.flower.server.state import AcceptedRounds
 
 FIRST = Slots(c_i=torch.zeros(3))
 

@@ -34,7 +34,9 @@ def opened(server, rounds=range(1, 4)):
         work = server.server.open()
         work.inbox.dispose()
         drawn.append(work.cohort)
-        sent.append([server.server.instruction(client, work.work).as_dict() | {"run": ""} for client in work.cohort])
+        sent.append(
+            [server.server.instruction(client, work.offer.work).as_dict() | {"run": ""} for client in work.cohort]
+        )
     return drawn, sent
 
 

@@ -25,7 +25,7 @@ from fedlalr.federation.compression.channel import Channel
 from fedlalr.federation.compression.compression import compression_for
 from fedlalr.federation.replies.payload import ENCODED, Expected, Rejected, Reply
 from fedlalr.federation.session import initial_state
-from fedlalr.flower.wire.arrays import broadcast_from, decode, encode, to_npy
+from fedlalr.flower.wire.arrays import broadcast_from, decode, encode
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.interfaces import Training
 from fedlalr.training.layout import Layout
@@ -41,6 +41,7 @@ from flower.federation import (
     simulated,
     strategy,
 )
+from flower.in_process import to_npy
 from inbox_in_memory import screen_reply
 from test_contract import VARIANTS
 

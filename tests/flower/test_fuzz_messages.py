@@ -19,10 +19,11 @@ from fedlalr.federation import Rejection
 from fedlalr.federation.replies.payload import Expected, Rejected
 from fedlalr.federation.session import initial_state
 from fedlalr.federation.storage.fingerprint import contract
-from fedlalr.flower.wire.arrays import LAYOUTS, encode, to_npy
+from fedlalr.flower.wire.arrays import LAYOUTS, encode
 from fedlalr.flower.wire.records import NPY, reply_in
 from fedlalr.training.interfaces import Training
 from fedlalr.training.layout import Layout
+from flower.in_process import to_npy
 from inbox_in_memory import screen_reply
 
 MODEL = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).double()

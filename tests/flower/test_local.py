@@ -28,6 +28,7 @@ from fedlalr.flower.local.certificates import ServerFiles, make_node_keys, make_
 from fedlalr.flower.local.demonstration import _Watched
 from fedlalr.flower.local.launch import FederationError, LocalFederation, as_toml, environment, free_port
 from fedlalr.flower.local.processes import Processes
+from flower.killing import kill
 
 
 def handshake(files, authority, name):
@@ -120,7 +121,7 @@ def test_killing_one_process_kills_its_children_and_no_other(tmp_path):
     family.start("child", [sys.executable, "-S", "-c", CHILD], tmp_path / "log")
     family.start("other", ["sleep", "600"], tmp_path / "log")
     wait_for(lambda: len(family.members()) == 3)
-    family.kill("child")
+    kill(family, "child")
     wait_for(lambda: len(family.members()) == 1)
     assert family.alive("other")
     assert not family.alive("child")

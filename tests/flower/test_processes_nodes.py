@@ -18,6 +18,7 @@ from flower.deployed import (
     task,
     wait_until,
 )
+from flower.killing import kill
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(1500)]
 
@@ -43,7 +44,7 @@ def test_nodes_without_a_registered_key_or_with_another_authority_cannot_connect
     assert listed.count('"online"') == task.CLIENTS, listed
     for node in said:
         if federation.processes.alive(f"node-{node}"):
-            federation.processes.kill(f"node-{node}")
+            kill(federation.processes, f"node-{node}")
 
 
 def test_a_killed_node_and_a_hanging_client_take_part_again(federation, tmp_path):

@@ -20,6 +20,7 @@ from flower.deployed import (
     task,
     wait_until,
 )
+from flower.killing import kill
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(1500)]
 DATABASE = True
@@ -32,10 +33,10 @@ def test_a_run_resumes_to_the_same_bits_after_the_superlink_was_killed(federatio
     run_dir = tmp_path / "run"
     progress = submit(federation, run_dir, **options)
     wait_until(lambda: progress() >= 1)
-    federation.processes.kill("superlink")
+    kill(federation.processes, "superlink")
     assert progress() == 1
     federation.start_superlink()
-    federation.processes.kill("run")
+    kill(federation.processes, "run")
     records = run_to_end(federation, run_dir, **options)
     assert [record.round for record in records] == [1, 2]
     assert_same_bits(run_dir, simulate(**options))

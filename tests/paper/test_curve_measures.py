@@ -3,19 +3,11 @@ import math
 import numpy as np
 import pytest
 
-from fedlalr.paper.curve_measures import (
-    Gap,
-    early_accuracy,
-    early_loss,
-    final_accuracy,
-    final_loss,
-    gap,
-    largest_drop,
-    roughness,
-    rounds_to,
-)
+from fedlalr.paper.curve_measures import EARLY, EARLY_LOSS, FALL, FINAL, FINAL_LOSS, ROUGHNESS, Gap, gap, rounds_to
 from paper.synthetic_curves import ROUNDS, curves, rising, with_drop
 
+early_accuracy, final_accuracy, early_loss, final_loss = (one.measure for one in (EARLY, FINAL, EARLY_LOSS, FINAL_LOSS))
+largest_drop, roughness = FALL.measure, ROUGHNESS.measure
 STAIRS = np.arange(ROUNDS) / 100
 
 

@@ -56,11 +56,9 @@ def _cell(outcome: RaceResult | None, base: RaceResult) -> str:
         return "–"
     if outcome is base:
         return f"1 ({base.median:.3g} s)"
-    processor = outcome.processor_ratio(base)
-    ratio = outcome.ratio(base)
-    return (f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}") + (
-        f" ({processor:.2f})" if processor is not None else ""
-    )
+    ratio, processor = outcome.ratio(base), outcome.processor_ratio(base)
+    cell = f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}"
+    return cell if processor is None else f"{cell} ({processor:.2f})"
 
 
 def as_dict(races: Races, device: str = "cpu") -> dict[str, Any]:
@@ -101,12 +99,10 @@ def machine(device: str = "cpu") -> dict[str, Any]:
 
 def plot_races(races: Races, file: Path) -> None:
     """Bars of the time relative to the first contestant, one panel per job; lower is better."""
-    import matplotlib
+    from matplotlib.figure import Figure  # a slow import, needed only here
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, len(races), figsize=(3.6 * len(races) + 1, 3.2), squeeze=False, sharey=False)
+    figure = Figure(figsize=(3.6 * len(races) + 1, 3.2))
+    panels = figure.subplots(1, len(races), squeeze=False)
     for panel, (job, outcomes) in zip(panels[0], races.items(), strict=True):
         names = [outcome.name for outcome in outcomes]
         ratios = [outcome.ratio(outcomes[0]) for outcome in outcomes]
@@ -122,4 +118,3 @@ def plot_races(races: Races, file: Path) -> None:
     figure.tight_layout()
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=160)
-    pyplot.close(figure)

@@ -54,8 +54,7 @@ def bench(
     """
     names, chosen_methods = ([name.strip() for name in given.split(",")] for given in (engines, methods))
     check_device(device)
-    if plot is not None:
-        check_figure(plot, "--plot")
+    check_figure(plot, "--plot")
     known = JOBS | GPU_JOBS
     chosen = jobs or list(JOBS if device == "cpu" else GPU_JOBS)
     with as_config_errors(ValueError):

@@ -89,8 +89,7 @@ def show(
     check_name(name)
     skew = f" {alpha:g}" if partition.startswith("dirichlet") else ""
     picture = output or Path(f"{name}-{partition}{skew.replace(' ', '-')}.png")
-    if output is not None:
-        check_figure(output, "--output")
+    check_figure(output, "--output")
     with fetch_progress(progress_console(as_json), quiet or as_json) as progress:
         described = sources.describe(name, folder=folder, progress=progress)
     own: dict[str, Any] = {"classes_per_client": classes_per_client, "sigma": sigma}

@@ -14,8 +14,10 @@ FIGURES = (".png", ".svg", ".pdf")
 """Allowed suffixes of figures."""
 
 
-def check_figure(path: Path, option: str) -> None:
-    """Reject a figure that cannot be written, before computing it."""
+def check_figure(path: Path | None, option: str) -> None:
+    """Reject a figure that is wanted and cannot be written, before computing it."""
+    if path is None:
+        return
     if path.is_dir():
         raise ConfigError(f"{option} {path} is a folder; name the figure in it, such as {path / 'figure.png'}")
     if path.suffix.lower() not in FIGURES:

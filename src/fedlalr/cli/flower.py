@@ -31,9 +31,8 @@ from fedlalr.config.run_dir import summarise
 from fedlalr.data import Population
 from fedlalr.federation import Record, RunInfo
 from fedlalr.federation.progress import RunProgress
+from fedlalr.flower.export import check_data, check_settings, data_here, for_nodes
 from fedlalr.flower.export import export as write
-from fedlalr.flower.export import for_nodes
-from fedlalr.flower.preflight import check_data, check_settings, data_here
 from fedlalr.training.layout import Layout
 
 app = typer.Typer(no_args_is_help=True, help="Run on Flower: on other machines, with data that stays there.")

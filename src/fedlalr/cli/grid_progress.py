@@ -6,10 +6,12 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 
+from fedlalr.cli.progress import FACTS, RunsBar
 from fedlalr.config import Config
 from fedlalr.config.jobs import Event, Job, same_problem
 from fedlalr.data.sources import SOURCES
@@ -20,11 +22,10 @@ _COST = {"mlp": 0.02, "logistic": 0.02}
 _MOMENT = 0.5
 
 
-class GridProgress:
-    """Follows the rounds of all pending jobs. A context manager."""
+class GridProgress(RunsBar):
+    """Follows the rounds of all pending jobs."""
 
     def __init__(self, console: Console, jobs: Sequence[Job], root: Path, quiet: bool) -> None:
-        self.console, self.root, self.quiet = console, root, quiet
         self.jobs = {job.folder: job for job in jobs}
         self.over: set[Path] = set()
         self.failed: dict[Path, str] = {}
@@ -37,27 +38,19 @@ class GridProgress:
         self._before = self._progress()[0]
         self._stop = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
-        self._bar = Progress(
-            TextColumn("{task.fields[count]} runs"),
-            BarColumn(bar_width=24),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[left]}"),
-            TextColumn("{task.fields[facts]}", markup=False),
-            console=console,
-            transient=True,
-            disable=quiet or not console.is_terminal,
-        )
+        columns = (TextColumn("{task.fields[count]} runs"), BarColumn(bar_width=24), TaskProgressColumn())
+        left = TextColumn("{task.fields[left]}")
+        super().__init__(console, root, quiet, *columns, left, FACTS, total=1.0, count=self._count(), left="")
 
-    def __enter__(self) -> GridProgress:
-        self._task = self._bar.add_task("grid", total=1.0, count=self._count(), left="", facts="")
-        self._bar.start()
+    def __enter__(self) -> Self:
+        super().__enter__()
         self._watcher.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._watcher.join()
-        self._bar.stop()
+        super().__exit__()
 
     def show(self, event: Event) -> None:
         """Handle an event."""
@@ -74,9 +67,6 @@ class GridProgress:
             outcome = "" if accuracy is None else f"accuracy {accuracy:.1%}, "
             result = f"failed, {failure}" if failure else f"{outcome}{duration(event.summary['seconds'])}"
             self.console.print(f"{self._count()}  {self.label(event.over)}: {result}{self._ending()}")
-
-    def label(self, job: Job) -> str:
-        return str(job.folder.relative_to(self.root))
 
     def left(self) -> float | None:
         """Seconds until the grid is done, at its pace so far; None before there is one."""
@@ -98,13 +88,9 @@ class GridProgress:
     def _watch(self) -> None:
         while not self._stop.wait(_MOMENT):
             done, total = self._progress()
-            facts = " · ".join(
-                f"{self.label(job)} {job.rounds_done()}/{job.config.rounds}" for job in self._running[:2]
-            )
-            left = self._ending().removeprefix("; ")
-            self._bar.update(
-                self._task, completed=done / total if total else 1.0, count=self._count(), left=left, facts=facts
-            )
+            share, left = done / total if total else 1.0, self._ending().removeprefix("; ")
+            facts = self.facts(self._running)
+            self._bar.update(self._task, completed=share, count=self._count(), left=left, facts=facts)
 
     def _count(self) -> str:
         return f"{len(self.over):>{len(str(len(self.jobs)))}}/{len(self.jobs)}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +18,7 @@ from fedlalr.config.errors import as_config_errors
 from fedlalr.config.own import is_own
 from fedlalr.data import sources
 from fedlalr.federation.progress import Terminal
+from fedlalr.report.trackers import Tracker, TrackerMissing, create_tracker
 from fedlalr.training.machine import choose_device
 
 MOST_SEEDS = 10_000
@@ -55,6 +58,13 @@ Debug = Annotated[
     bool, typer.Option("--debug", help="Retrain clients whose replies were rejected, one by one, and show their data.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print only the result to standard output, as JSON.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="tensorboard (into RUN_DIR/tensorboard) or mlflow (to MLFLOW_TRACKING_URI); repeatable.",
+        show_default=False,
+    ),
+]
 
 
 def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]:
@@ -99,3 +109,14 @@ def check_device(device: str) -> None:
     """Reject an unavailable device, once instead of in every run."""
     with as_config_errors(ValueError):
         choose_device(device)
+
+
+@contextmanager
+def tracked(names: Sequence[str] | None, config: Config, folder: Path) -> Iterator[list[Tracker]]:
+    """The requested trackers; closed at the end of the block, also after an error."""
+    name = f"{config.name}-{config.algorithm.name}-seed-{config.seed}"
+    settings = config.problem()
+    with ExitStack() as stack:
+        with as_config_errors(ValueError, TrackerMissing):
+            trackers = [create_tracker(kind, folder, name, settings) for kind in dict.fromkeys(names or ())]
+        yield [stack.enter_context(tracker) for tracker in trackers]

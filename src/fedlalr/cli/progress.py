@@ -6,17 +6,25 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from fedlalr.cli.files import data_folder_errors
 from fedlalr.config.jobs import Event, Job
 from fedlalr.federation.progress import Terminal, duration, megabytes
-from fedlalr.report.failures import kind
+from fedlalr.report.tables import kind
 
 _PLAIN_WIDTH = 130
 
@@ -69,47 +77,52 @@ def _fetch_bars(console: Console) -> Iterator[Callable[[str, int, int | None], N
         yield show
 
 
-class JobsProgress:
-    """Progress of several runs: a bar on a terminal, one line per completed run elsewhere. A context manager."""
+FACTS = TextColumn("{task.fields[facts]}", markup=False)
+"""The runs in progress."""
 
-    def __init__(self, console: Console, root: Path, quiet: bool) -> None:
+
+class RunsBar:
+    """A bar over several runs, on a terminal. A context manager."""
+
+    def __init__(self, console: Console, root: Path, quiet: bool, *columns: ProgressColumn, **task: Any) -> None:
         self.console, self.root, self.quiet = console, root, quiet
-        self._progress = Progress(
-            MofNCompleteColumn(),
-            TextColumn("runs"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[facts]}", markup=False),
-            TimeRemainingColumn(compact=True),
-            TextColumn("left"),
-            console=console,
-            transient=True,
-            disable=quiet or not console.is_terminal,
-        )
-        self._failures: set[str] = set()
-        """Failures already shown, so that failures with the same cause are shown once."""
+        shown = console.is_terminal and not quiet
+        self._bar = Progress(*columns, console=console, transient=True, disable=not shown)
+        self._task = self._bar.add_task("runs", facts="", **task)
 
-    def __enter__(self) -> JobsProgress:
-        self._task = self._progress.add_task("runs", total=None, facts="")
-        self._progress.start()
+    def __enter__(self) -> Self:
+        self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self._bar.stop()
+
+    def label(self, job: Job) -> str:
+        return str(job.folder.relative_to(self.root))
+
+    def facts(self, running: Sequence[Job]) -> str:
+        """The first of the running jobs, with their rounds."""
+        return " · ".join(f"{self.label(job)} {job.rounds_done()}/{job.config.rounds}" for job in running[:2])
+
+
+class JobsProgress(RunsBar):
+    """Progress of several runs: a bar on a terminal, one line per completed run elsewhere."""
+
+    def __init__(self, console: Console, root: Path, quiet: bool) -> None:
+        columns = (MofNCompleteColumn(), TextColumn("runs"), BarColumn(bar_width=20), FACTS)
+        left = (TimeRemainingColumn(compact=True), TextColumn("left"))
+        super().__init__(console, root, quiet, *columns, *left, total=None)
+        self._failures: set[str] = set()
+        """Failures already shown, so that failures with the same cause are shown once."""
 
     def show(self, event: Event) -> None:
         """Handle an event."""
-        running = " · ".join(f"{self._label(job)} {job.rounds_done()}/{job.config.rounds}" for job in event.running[:2])
-        self._progress.update(self._task, completed=event.done, total=event.total, facts=running)
+        self._bar.update(self._task, completed=event.done, total=event.total, facts=self.facts(event.running))
         if event.over is None or event.summary is None or self.quiet:
             return
         if not self.console.is_terminal or event.summary["failure"]:
             width = len(str(event.total))
-            self.console.print(
-                f"{event.done:>{width}}/{event.total}  {self._label(event.over)}: {self._outcome(event)}"
-            )
-
-    def _label(self, job: Job) -> str:
-        return str(job.folder.relative_to(self.root))
+            self.console.print(f"{event.done:>{width}}/{event.total}  {self.label(event.over)}: {self._outcome(event)}")
 
     def _outcome(self, event: Event) -> str:
         summary = event.summary or {}

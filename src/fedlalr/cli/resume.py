@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from fedlalr import config as configuration
-from fedlalr.cli.options import Debug, Json, Quiet, at_home, progress_console
+from fedlalr.cli.options import Debug, Json, Quiet, Track, at_home, progress_console, tracked
 from fedlalr.cli.run import run_shown
-from fedlalr.cli.tracking import Track, tracked
 from fedlalr.config.loading import CONFIG_FILE
 from fedlalr.training.ranks import process_rank
 

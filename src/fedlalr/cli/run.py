@@ -24,12 +24,13 @@ from fedlalr.cli.options import (
     Json,
     Quiet,
     RunDir,
+    Track,
     fetch_if_needed,
     progress_console,
     split_arguments,
+    tracked,
 )
 from fedlalr.cli.progress import standard_output
-from fedlalr.cli.tracking import Track, tracked
 from fedlalr.common.files import as_file_name
 from fedlalr.config import Config, ConfigError, RunDirectory
 from fedlalr.config.run_dir import REPORT_FILE

@@ -77,8 +77,7 @@ def theory(
     """
     if (start is None) != (base is None):
         raise ConfigError("--start and --base must be given together: K_t = start + ⌊log_base t⌋")
-    if plot is not None:
-        check_figure(plot, "--plot")
+    check_figure(plot, "--plot")
     with as_config_errors(ValueError):
         problem = Problem(L=L, sigma=sigma, G_inf=G_inf, d=params, gap=gap, eps=eps, beta1=beta1)
         growing = None if start is None or base is None else (start, base)
@@ -135,12 +134,7 @@ def draw(problem: Problem, N: int, K: int, T: int, path: Path) -> None:
 
 
 def show(
-    problem: Problem,
-    bounds: list[Bound],
-    costs: dict[str, Communication],
-    N: int,
-    K: int,
-    plot: Path | None,
+    problem: Problem, bounds: list[Bound], costs: dict[str, Communication], N: int, K: int, plot: Path | None
 ) -> None:
     console = standard_output()
     step = bounds[0].step

@@ -15,7 +15,7 @@ from fedlalr.cli.figure_runs import Making
 from fedlalr.cli.progress import standard_output
 from fedlalr.paper.figures import Drawn, running
 from fedlalr.paper.verdicts import DEFINITIONS, Claim, seeds_in_words
-from fedlalr.report.failures import alike
+from fedlalr.report.tables import alike
 
 
 def show(made: Making, drawn: Sequence[Drawn], failures: Mapping[str, str], command: str) -> None:

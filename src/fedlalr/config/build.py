@@ -35,11 +35,10 @@ FAILURES = (ValueError, TypeError, RoundFailed)
 def build_population(config: Config) -> Population:
     """The clients' data."""
     partition = config.partition.model_dump(exclude={"seed"}, exclude_none=True)
-    seed = config.seed if config.partition.seed is None else config.partition.seed
     population = data.load(
         config.data.name,
         **({"clients": None} | partition),
-        seed=seed,
+        seed=config.partition_seed,
         augment=config.data.augment,
         folder=config.data.folder,
         validation=config.data.validation,

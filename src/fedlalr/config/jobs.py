@@ -16,6 +16,8 @@ from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedlalr.common.interrupts import blocked
 from fedlalr.common.reading import open_file, whole_lines
 from fedlalr.config.build import execute
@@ -144,11 +146,7 @@ def run_jobs(
 
 def default_workers() -> int:
     """One run per processor; one at a time on a GPU, which a single run should fill."""
-    import torch
-
-    if torch.cuda.is_available():
-        return 1
-    return usable_cores()
+    return 1 if torch.cuda.is_available() else usable_cores()
 
 
 def _in_turn(jobs: Sequence[Job], todo: Sequence[int]) -> Generator[Step]:

@@ -100,7 +100,7 @@ class RunDirectory:
 
 def summarise(
     config: Config,
-    info: RunInfo | None,
+    info: RunInfo,
     records: list[Record],
     failure: str | None = None,
     rejected: Sequence[Rejection] = (),
@@ -126,10 +126,10 @@ def summarise(
         "seconds": sum(record.seconds for record in records),
         "rejected": sum(len(record.rejected) for record in records) + len(rejected),
         "rejected_at_failure": [rejection._asdict() for rejection in rejected],
-        "engine": info.engine if info else None,
-        "device": info.device if info else None,
-        "hardware": hardware(info.device) if info else None,
+        "engine": info.engine,
+        "device": info.device,
+        "hardware": hardware(info.device),
         "versions": versions(),
-        "parameters": info.parameters if info else None,
-        "clients": info.population if info else None,
+        "parameters": info.parameters,
+        "clients": info.population,
     }

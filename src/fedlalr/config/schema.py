@@ -13,13 +13,13 @@ from types import ModuleType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     create_model,
     field_serializer,
-    field_validator,
     model_serializer,
     model_validator,
 )
@@ -61,6 +61,36 @@ def _with_limits(kind: Any) -> Any:
 if not TYPE_CHECKING:
     Count, NotNegative, Positive, Seed = map(_with_limits, (Count, NotNegative, Positive, Seed))
 LocalCount = Annotated[int, Field(ge=1, le=MOST_STEPS)]
+
+
+def _checked(check: Callable[[Any], object]) -> AfterValidator:
+    """A check of a setting's value by a function, which raises an error if the value is invalid."""
+
+    def validate(value: Any) -> Any:
+        check(value)
+        return value
+
+    return AfterValidator(validate)
+
+
+def _check_data(name: str) -> None:
+    if is_own(name):
+        check_name(name)
+    else:
+        check_known("there is no data set", name, SOURCES, f", or name a function of yours, such as {EXAMPLE}")
+
+
+def _check_methods(table: dict[str, Any]) -> None:
+    for method, settings in table.items():
+        check_method(method, settings)
+
+
+def _check_grid(grid: dict[str, dict[str, list[float]]]) -> None:
+    for method, axes in grid.items():
+        for option, values in axes.items():
+            _check_axis(method, option, values)
+
+
 Settings = dict[str, Any]
 
 
@@ -73,7 +103,7 @@ class Section(BaseModel):
 class DataConfig(Section):
     """The data set and its location, or a function of yours that makes the clients."""
 
-    name: str
+    name: Annotated[str, _checked(_check_data)]
     folder: str | None = None
     """A folder with the data set in its original format; None: the cache, then a download."""
     augment: bool = True
@@ -82,15 +112,6 @@ class DataConfig(Section):
     """Share of the training samples held out and evaluated instead of the test set, for tuning."""
     options: Settings = {}
     """Options specific to the data set, such as `train_fraction` of Shakespeare, or those of your function."""
-
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        if is_own(name):
-            check_name(name)
-            return name
-        check_known("there is no data set", name, SOURCES, f", or name a function of yours, such as {EXAMPLE}")
-        return name
 
     @model_validator(mode="after")
     def _of_the_library(self) -> DataConfig:
@@ -241,7 +262,7 @@ else:
         "asynchronous": Settings | None,
         "stragglers": Settings | None,
         "speeds": float | str | list[float] | None,
-        "engine": str,
+        "engine": Annotated[str, _checked(check_engine)],
         "device": str,
         "dtype": Any,
         "decayed": str | list[str] | None,
@@ -265,14 +286,14 @@ class Config(OptionsConfig):
     local: LocalConfig = LocalConfig(epochs=1)
     schedule: ScheduleConfig = ScheduleConfig(name="constant")
     dtype: Literal["float32", "float64", "bfloat16", "float16"] | None = None
-    loss: str | None = None
+    loss: Annotated[str, _checked(check_name)] | None = None
     """A function of yours, of (outputs, targets); None: cross-entropy."""
     trajectory: TrajectoryConfig | None = None
     target: Annotated[float, Field(gt=0, le=1)] | None = None
     """The target accuracy of a comparison, for rounds and megabytes."""
-    methods: dict[str, Settings] = Field(default_factory=dict)
+    methods: Annotated[dict[str, Settings], _checked(_check_methods)] = Field(default_factory=dict)
     """Hyper-parameters of each method on this problem, used if `algorithm` names it."""
-    grid: dict[str, dict[str, list[float]]] = Field(default_factory=dict)
+    grid: Annotated[dict[str, dict[str, list[float]]], _checked(_check_grid)] = Field(default_factory=dict)
     """Learning rates to try for each method when tuning."""
 
     @model_validator(mode="before")
@@ -291,34 +312,6 @@ class Config(OptionsConfig):
         if is_own(self.data.name):
             tree.pop("partition", None)
         return tree
-
-    @field_validator("loss")
-    @classmethod
-    def _own_loss(cls, name: str | None) -> str | None:
-        if name is not None:
-            check_name(name)
-        return name
-
-    @field_validator("engine")
-    @classmethod
-    def _known_engine(cls, name: str) -> str:
-        check_engine(name)
-        return name
-
-    @field_validator("methods")
-    @classmethod
-    def _known_methods(cls, table: dict[str, Settings]) -> dict[str, Settings]:
-        for method, settings in table.items():
-            check_method(method, settings)
-        return table
-
-    @field_validator("grid")
-    @classmethod
-    def _known_grid(cls, grid: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, list[float]]]:
-        for method, axes in grid.items():
-            for option, values in axes.items():
-                _check_axis(method, option, values)
-        return grid
 
     @model_validator(mode="after")
     def _check_trajectory(self) -> Config:
@@ -342,6 +335,11 @@ class Config(OptionsConfig):
     @field_serializer("local")
     def _only_given(self, local: LocalConfig) -> Settings:
         return {name: value for name, value in local if value is not None}
+
+    @property
+    def partition_seed(self) -> int:
+        seed: int = self.seed if self.partition.seed is None else self.partition.seed
+        return seed
 
     def problem(self) -> Settings:
         """The settings that affect the outcome: everything but names, targets and the tables of other methods."""

@@ -21,15 +21,10 @@ class RemoteClients:
     """The clients as seen by the server: only their number, and the test set of their population if it has one."""
 
     def __init__(self, population: int, test: object = None) -> None:
-        self.test = test
-        self._sizes = torch.zeros(population, dtype=torch.int64)
-
-    @property
-    def sizes(self) -> Tensor:
-        return self._sizes
+        self.test, self.sizes = test, torch.zeros(population, dtype=torch.int64)
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return len(self.sizes)
 
     def batch(self, client: int, positions: Tensor) -> tuple[Tree, Tree]:
         raise RuntimeError(f"the data of client {client} is on its node; the server has none")

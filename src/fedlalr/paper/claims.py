@@ -47,12 +47,7 @@ def cifar_claims(results: Sequence[PanelCurves]) -> list[Claim]:
             # accuracy drops"
             stable += [above(result, FALL, mine, (cast[other],), reading, lower=True) for other in DROPPING]
             stable += [drops(result, cast[other], reading) for other in DROPPING]
-    return [
-        Claim("1a", tuple(fastest)),
-        Claim("1b", tuple(best)),
-        Claim("1c", tuple(comparable)),
-        Claim("2", tuple(stable)),
-    ]
+    return _claims({"1a": fastest, "1b": best, "1c": comparable, "2": stable})
 
 
 def scalability_claims(results: Sequence[PanelCurves]) -> list[Claim]:
@@ -68,7 +63,7 @@ def scalability_claims(results: Sequence[PanelCurves]) -> list[Claim]:
                 for reading, cast in casts(result):
                     mine, *others = cast.values()
                     steepest += _in_every_window(result, mine, others, reading)
-    return [Claim("3a", tuple(equivalent)), Claim("3b", tuple(steepest))]
+    return _claims({"3a": equivalent, "3b": steepest})
 
 
 def interval_claims(results: Sequence[PanelCurves]) -> list[Claim]:
@@ -94,7 +89,7 @@ def interval_claims(results: Sequence[PanelCurves]) -> list[Claim]:
                 above(result, one, key, (fixed,), reading, lower=True, window=one.name)
                 for one in _races(result, [key, fixed])
             ]
-    return [Claim("4a", tuple(best)), Claim("4b", tuple(alike)), Claim("4c", tuple(cheaper))]
+    return _claims({"4a": best, "4b": alike, "4c": cheaper})
 
 
 def shakespeare_claims(results: Sequence[PanelCurves]) -> list[Claim]:
@@ -102,21 +97,21 @@ def shakespeare_claims(results: Sequence[PanelCurves]) -> list[Claim]:
     for result in results:
         for reading, cast in casts(result):
             mine, fedavg, fedadam, v1, v2, lafedopt = cast.values()
-            ends, rises = (FINAL, result, reading), (EARLY, result, reading)
             # 606: "the best result both on the Non-IID and IID settings"
-            best.append(_above(ends, mine, [*cast.values()][1:]))
+            best.append(above(result, FINAL, mine, [*cast.values()][1:], reading))
             if result.panel.short == "IID":
                 # 608: "the highest accuracy and convergence rate"
-                best.append(_above(rises, mine, [*cast.values()][1:]))
+                best.append(above(result, EARLY, mine, [*cast.values()][1:], reading))
                 for other in (fedavg, lafedopt, fedadam):
                     # 608: they "demonstrate rapid convergence", and "their ultimate accuracy does not match up"
-                    others_pooled += [_above(rises, other, (v1, v2)), _above(ends, mine, (other,))]
+                    others_pooled.append(above(result, EARLY, other, (v1, v2), reading))
+                    others_pooled.append(above(result, FINAL, mine, (other,), reading))
                 # 608: FedAMSv1 and FedAMSv2 are "lacking smoothness"
                 others_pooled += [above(result, ROUGHNESS, one, (mine,), reading) for one in (v1, v2)]
                 continue
             for leader in (mine, lafedopt):
                 # 607: both "excel in convergence rate and accuracy when compared to other baseline methods"
-                leading += [_above(quantity, leader, (fedavg, fedadam, v1, v2)) for quantity in (rises, ends)]
+                leading += [above(result, one, leader, (fedavg, fedadam, v1, v2), reading) for one in (EARLY, FINAL)]
             # 607: FedLALR "converges slightly slower than LAfedopt"
             leading.append(like(result, EARLY, lafedopt, mine, reading, limits=(0.0, SLIGHTLY)))
             # 607: FedAvg is "converging quickly" and "falls short in its final performance compared to other methods"
@@ -130,7 +125,10 @@ def shakespeare_claims(results: Sequence[PanelCurves]) -> list[Claim]:
                     above_most(result, EARLY, one, [*cast.values()], reading, lower=True),
                     above(result, EARLY_ROUGHNESS, one, (mine,), reading),
                 ]
-    parts = {"5a": best, "5b": leading, "5c": others_apart, "5d": others_pooled}
+    return _claims({"5a": best, "5b": leading, "5c": others_apart, "5d": others_pooled})
+
+
+def _claims(parts: Mapping[str, Sequence[Check]]) -> list[Claim]:
     return [Claim(key, tuple(checks)) for key, checks in parts.items()]
 
 
@@ -162,8 +160,3 @@ def _races(result: PanelCurves, keys: Sequence[str]) -> list[Quantity]:
     lines = [result.lines[key] for key in keys if key in result.lines]
     best = max((float(np.nan_to_num(curves.accuracy).max()) for curves in lines), default=1.0)
     return [rounds_to(target) for target in TARGETS if target <= best]
-
-
-def _above(what: tuple[Quantity, PanelCurves, str], key: str, rivals: Sequence[str]) -> Check:
-    quantity, result, reading = what
-    return above(result, quantity, key, rivals, reading)

@@ -31,15 +31,13 @@ def above(
     gaps = _gaps(result, quantity, key, rivals)
     if isinstance(gaps, str):
         return Check(statement, result.panel.title, gaps, "not measured", reading=reading, window=window)
-    sign = -1 if lower else 1
-    limits = (-np.inf, 0.0) if lower else (0.0, np.inf)
-    outcomes = {rival: one.between(*limits) for rival, one in gaps.items()}
+    outcomes = {rival: one.on_side(lower) for rival, one in gaps.items()}
     outcome = conjunction(list(outcomes.values()))
     deciding = [rival for rival in gaps if outcomes[rival] == outcome]
-    closest = min(deciding, key=lambda rival: sign * gaps[rival].mean)
-    measured = described(mine, name_in(result, closest), gaps[closest], quantity, lower)
-    number = short(name_in(result, closest), gaps[closest], quantity)
-    return Check(statement, result.panel.title, measured, outcome, gaps[closest].seeds, reading, window, number)
+    closest = min(deciding, key=lambda rival: gaps[rival].mean * (-1 if lower else 1))
+    one, other = gaps[closest], name_in(result, closest)
+    measured, number = described(mine, other, one, quantity, lower), short(other, one, quantity)
+    return Check(statement, result.panel.title, measured, outcome, one.seeds, reading, window, number)
 
 
 def like(
@@ -79,8 +77,7 @@ def above_most(
     gaps = _gaps(result, quantity, key, [other for other in cast if other != key])
     if isinstance(gaps, str):
         return Check(statement, result.panel.title, gaps, "not measured", reading=reading)
-    limits = (-np.inf, 0.0) if lower else (0.0, np.inf)
-    outcomes = [one.between(*limits) for one in gaps.values()]
+    outcomes = [one.on_side(lower) for one in gaps.values()]
     sure, possible = outcomes.count("holds"), len(outcomes) - outcomes.count("does not hold")
     outcome: Outcome = "holds" if sure >= 3 else "does not hold" if possible < 3 else "undecided"
     first = next(iter(gaps.values()))

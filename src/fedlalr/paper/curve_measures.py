@@ -13,51 +13,10 @@ import numpy as np
 
 from fedlalr.paper.curves import Array, Curves, PanelCurves
 from fedlalr.paper.verdicts import EQUIVALENT, EQUIVALENT_LOSS, Outcome
-from fedlalr.report.statistics import ConfidenceInterval, paired_difference
+from fedlalr.report.statistics import ConfidenceInterval, paired_difference, spread
 
 Measure = Callable[[Curves], Array]
 """One number per seed."""
-
-
-def early_accuracy(curves: Curves) -> Array:
-    return _mean_of_first(_accuracy(curves), 4)
-
-
-def final_accuracy(curves: Curves) -> Array:
-    return _final(_accuracy(curves))
-
-
-def half_accuracy(curves: Curves) -> Array:
-    """Over the first half of the rounds."""
-    return _mean_of_first(_accuracy(curves), 2)
-
-
-def early_loss(curves: Curves) -> Array:
-    return _mean_of_first(_loss(curves), 4)
-
-
-def final_loss(curves: Curves) -> Array:
-    return _final(_loss(curves))
-
-
-def largest_drop(curves: Curves) -> Array:
-    """The largest fall of the accuracy below its best so far."""
-    accuracy = _accuracy(curves)
-    drop: Array = (np.maximum.accumulate(accuracy, axis=1) - accuracy).max(axis=1)
-    return drop
-
-
-def roughness(curves: Curves) -> Array:
-    """The sum of all falls from one round to the next."""
-    falls: Array = np.maximum(0, -np.diff(_accuracy(curves), axis=1)).sum(axis=1)
-    return falls
-
-
-def early_roughness(curves: Curves) -> Array:
-    """The same over the first quarter of the rounds."""
-    accuracy = _accuracy(curves)
-    falls: Array = np.maximum(0, -np.diff(accuracy[:, : -(-accuracy.shape[1] // 4)], axis=1)).sum(axis=1)
-    return falls
 
 
 @dataclass(frozen=True)
@@ -101,14 +60,22 @@ def rounds_to(target: float) -> Quantity:
     return Quantity(f"first round at {target * 100:g} %", measure, 1.0, 1, "", " rounds")
 
 
-EARLY = Quantity("early accuracy", early_accuracy)
-HALF = Quantity("accuracy over the first half", half_accuracy)
-FINAL = Quantity("final accuracy", final_accuracy)
-EARLY_LOSS = Quantity("early test loss", early_loss, 1.0, 3, "", "", EQUIVALENT_LOSS)
-FINAL_LOSS = Quantity("final test loss", final_loss, 1.0, 3, "", "", EQUIVALENT_LOSS)
-FALL = Quantity("largest fall", largest_drop, unit=" points")
-ROUGHNESS = Quantity("roughness", roughness, unit=" points")
-EARLY_ROUGHNESS = Quantity("roughness over the first quarter", early_roughness, unit=" points")
+EARLY = Quantity("early accuracy", lambda curves: _first(4, _accuracy(curves)).mean(axis=1))
+HALF = Quantity("accuracy over the first half", lambda curves: _first(2, _accuracy(curves)).mean(axis=1))
+FINAL = Quantity("final accuracy", lambda curves: _last_tenth(_accuracy(curves)).mean(axis=1))
+EARLY_LOSS = Quantity(
+    "early test loss", lambda curves: _first(4, _loss(curves)).mean(axis=1), 1.0, 3, "", "", EQUIVALENT_LOSS
+)
+FINAL_LOSS = Quantity(
+    "final test loss", lambda curves: _last_tenth(_loss(curves)).mean(axis=1), 1.0, 3, "", "", EQUIVALENT_LOSS
+)
+FALL = Quantity("largest fall", lambda curves: _below_best(_accuracy(curves)).max(axis=1), unit=" points")
+"""Of the accuracy below its best so far."""
+ROUGHNESS = Quantity("roughness", lambda curves: _falls(_accuracy(curves)).sum(axis=1), unit=" points")
+"""The sum of all falls from one round to the next."""
+EARLY_ROUGHNESS = Quantity(
+    "roughness over the first quarter", lambda curves: _falls(_first(4, _accuracy(curves))).sum(axis=1), unit=" points"
+)
 
 
 @dataclass(frozen=True)
@@ -136,18 +103,14 @@ def summary(results: Sequence[PanelCurves]) -> list[Numbers]:
             result.panel.short,
             curves.label,
             curves.seeds,
-            *_mean_and_deviation(early_accuracy(curves)),
-            *_mean_and_deviation(final_accuracy(curves)),
-            *_mean_and_deviation(largest_drop(curves)),
+            *spread(EARLY.measure(curves).tolist()),
+            *spread(FINAL.measure(curves).tolist()),
+            *spread(FALL.measure(curves).tolist()),
             float(np.nan_to_num(curves.uploaded).max(axis=1).mean()) / 1e6,
         )
         for result in results
         for curves in result.lines.values()
     ]
-
-
-def _mean_and_deviation(values: Array) -> tuple[float, float | None]:
-    return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -188,6 +151,10 @@ class Gap:
             return "holds"
         return "does not hold" if (top <= low and not above) or (bottom >= high and not below) else "undecided"
 
+    def on_side(self, lower: bool) -> Outcome:
+        """Whether the difference is above zero, or below."""
+        return self.between(high=0.0) if lower else self.between(low=0.0)
+
 
 def gap(measure: Measure, first: Curves, second: Curves) -> Gap | None:
     """The paired difference, or None if no seed has both."""
@@ -206,12 +173,18 @@ def _loss(curves: Curves) -> Array:
     return np.nan_to_num(curves.loss, nan=np.inf, posinf=np.inf)
 
 
-def _mean_of_first(values: Array, part: int) -> Array:
-    """Over the first half, third, quarter … of the rounds."""
-    mean: Array = values[:, : -(-values.shape[1] // part)].mean(axis=1)
-    return mean
+def _first(part: int, values: Array) -> Array:
+    """The first half, third, quarter … of the rounds."""
+    return values[:, : -(-values.shape[1] // part)]
 
 
-def _final(values: Array) -> Array:
-    mean: Array = values[:, -max(1, values.shape[1] // 10) :].mean(axis=1)
-    return mean
+def _last_tenth(values: Array) -> Array:
+    return values[:, -max(1, values.shape[1] // 10) :]
+
+
+def _below_best(accuracy: Array) -> Array:
+    return np.maximum.accumulate(accuracy, axis=1) - accuracy
+
+
+def _falls(accuracy: Array) -> Array:
+    return np.maximum(0, -np.diff(accuracy, axis=1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from fedlalr.data.sources import SOURCES
 from fedlalr.federation import Record
 from fedlalr.federation.trajectory import TRAJECTORY_FILE, TrajectoryPoint, read_trajectory
 from fedlalr.paper.plans import HOW_RUN, FigureLine, FigurePlan, Panel
+from fedlalr.paper.style import write_table
 
 Array = NDArray[np.float64]
 
@@ -104,42 +104,30 @@ def passes_per_round(config: Config) -> float:
 def write_curves(results: Sequence[PanelCurves], path: Path) -> Path:
     """A row for every panel, curve, seed and round; a curve shown in several panels is written once."""
     columns = ("panel", "line", "seed", "round", "accuracy", "test_loss", "train_loss", "passes", "uploaded")
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        every = {(result.panel.key, key): curves for result in results for key, curves in result.lines.items()}
-        for (panel, key), curves in every.items():
-            for row, seed in enumerate(curves.seeds):
-                for t in range(curves.rounds):
-                    values = [a[row, t] for a in (curves.accuracy, curves.loss, curves.train_loss)]
-                    if not all(map(math.isnan, values)):
-                        passes = "" if math.isnan(curves.passes) else f"{curves.passes * (t + 1):.6g}"
-                        sent = f"{curves.uploaded[row, t]:.0f}"
-                        writer.writerow([panel, key, seed, t + 1, *map(_plain, values), passes, sent])
-    return path
+    every = {(result.panel.key, key): curves for result in results for key, curves in result.lines.items()}
+    rows = []
+    for (panel, key), curves in every.items():
+        for row, seed in enumerate(curves.seeds):
+            for t in range(curves.rounds):
+                values = [_plain(a[row, t]) for a in (curves.accuracy, curves.loss, curves.train_loss)]
+                if any(values):
+                    passes, sent = _plain(curves.passes * (t + 1)), f"{curves.uploaded[row, t]:.0f}"
+                    rows.append([panel, key, seed, t + 1, *values, passes, sent])
+    return write_table(path, columns, rows)
 
 
 def write_trajectories(results: Sequence[PanelCurves], path: Path) -> Path:
     """A row for every recorded local step."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer: csv.DictWriter[str] | None = None
-        for result in results:
-            for curves in result.lines.values():
-                for seed, points in zip(curves.seeds, curves.trajectories, strict=True):
-                    for point in points:
-                        row = {
-                            "panel": result.panel.key,
-                            "seed": seed,
-                            "round": point.round,
-                            "client": point.client,
-                            "step": point.step,
-                            **point.values,
-                        }
-                        if writer is None:
-                            writer = csv.DictWriter(file, list(row))
-                            writer.writeheader()
-                        writer.writerow(row)
-    return path
+    points = [
+        (result.panel.key, seed, point)
+        for result in results
+        for curves in result.lines.values()
+        for seed, followed in zip(curves.seeds, curves.trajectories, strict=True)
+        for point in followed
+    ]
+    columns = ("panel", "seed", "round", "client", "step", *(points[0][2].values if points else ()))
+    rows = [(key, seed, point.round, point.client, point.step, *point.values.values()) for key, seed, point in points]
+    return write_table(path, columns, rows)
 
 
 def _curves(line: FigureLine, jobs: Sequence[Job]) -> Curves:

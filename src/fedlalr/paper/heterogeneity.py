@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from fedlalr.config import build_population
 from fedlalr.data.heterogeneity import Counts, count_labels, summarise
 from fedlalr.paper.figure_options import takes
 from fedlalr.paper.plans import CIFAR, Request, key_of
-from fedlalr.paper.style import WIDTH, add_notes
+from fedlalr.paper.style import WIDTH, add_notes, write_table
 
 ALPHAS = (0.6, 0.3)
 
@@ -87,10 +86,9 @@ def label_figure(dealt: Sequence[Dealt], notes: Sequence[str]) -> Figure:
 
 def write_labels(dealt: Sequence[Dealt], path: Path) -> Path:
     """A row for every client and each of its classes."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(("data", "alpha", "seed", "client", "class", "samples"))
-        for one in dealt:
-            for client, label in np.argwhere(one.counts > 0).tolist():
-                writer.writerow((one.data, one.alpha, one.seed, client, label, int(one.counts[client, label])))
-    return path
+    rows = (
+        (one.data, one.alpha, one.seed, client, label, int(one.counts[client, label]))
+        for one in dealt
+        for client, label in np.argwhere(one.counts > 0).tolist()
+    )
+    return write_table(path, ("data", "alpha", "seed", "client", "class", "samples"), rows)

@@ -28,11 +28,7 @@ from fedlalr.report.tables import name_of
 
 Look = Mapping[str, Any]
 METHOD_LOOKS: Mapping[str, Look] = {
-    method: {
-        **look_of(name_of(method)).matplotlib,
-        "linewidth": 1.6 if i == 0 else 1.1,
-        "zorder": 4 if i == 0 else 3,
-    }
+    method: {**look_of(name_of(method)).matplotlib, "linewidth": 1.6 if i == 0 else 1.1, "zorder": 4 if i == 0 else 3}
     for i, method in enumerate(PAPER_METHODS)
 }
 BESIDE_STYLES = (LINE_STYLES[0], LINE_STYLES[7], LINE_STYLES[6])
@@ -54,11 +50,9 @@ def method_looks(result: PanelCurves) -> dict[str, Look]:
         if method in METHOD_LOOKS:
             before, own = there[method], METHOD_LOOKS[method]
             styles = [style for style in BESIDE_STYLES if style != own["linestyle"]]
-            apart = {
-                "linestyle": styles[(before - 1) % len(styles)],
-                "linewidth": 0.9 if before <= len(styles) else 0.5,
-            }
-            looks[line.key] = {**own, **apart} if before else own
+            width = 0.9 if before <= len(styles) else 0.5
+            apart = {"linestyle": styles[(before - 1) % len(styles)], "linewidth": width} if before else {}
+            looks[line.key] = {**own, **apart}
             there[method] += 1
     return looks
 
@@ -103,6 +97,14 @@ def two_parts(figure: Figure, above: float, below: float) -> tuple[SubFigure, Su
     return figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
 
 
+def pairs(figure: Figure | SubFigure, count: int, **shared: Any) -> Any:
+    """Axes for some panels, two in a row; one that is left over is hidden."""
+    panels = figure.subplots(max(1, -(-count // 2)), 2, squeeze=False, **shared)
+    for axes in panels.flat[count:]:
+        axes.set_visible(False)
+    return panels
+
+
 def draw_lines(axes: Axes, result: PanelCurves, looks: Mapping[str, Look], pick: Callable[[Curves], Array]) -> None:
     if not result.lines:
         say_not_run(axes)
@@ -140,8 +142,11 @@ def draw_zoom(axes: Axes, lines: Sequence[tuple[Curves, NDArray[Any], Look]], pl
 
 def by_rounds(result: PanelCurves, looks: Mapping[str, Look]) -> list[tuple[Curves, NDArray[Any], Look]]:
     """The curves of a panel with their rounds, for `draw_zoom`."""
-    found = [(result.lines[key], look) for key, look in looks.items() if key in result.lines]
-    return [(curves, np.arange(1, curves.rounds + 1), look) for curves, look in found]
+    return [
+        (curves, np.arange(1, curves.rounds + 1), look)
+        for key, look in looks.items()
+        if (curves := result.lines.get(key)) is not None
+    ]
 
 
 def say_not_run(axes: Axes) -> None:
@@ -209,11 +214,8 @@ def with_notes(figure: Figure, results: Sequence[PanelCurves], notes: Sequence[s
     lines = "No run yet." if not curves else "One seed." if most == 1 else f"Mean and range of up to {most} seeds."
     broke = any(failure for one in curves for failure in one.failures)
     missing = sum(line.key not in result.lines for result in results for line in result.panel.lines)
-    more = [
-        *([f"{missing} {'curve was' if missing == 1 else 'curves were'} not run yet."] if missing and curves else []),
-        *(["× marks where a run failed."] if broke else []),
-    ]
-    return add_notes(figure, [*notes, lines, *more])
+    absent = f"{missing} {'curve was' if missing == 1 else 'curves were'} not run yet." if missing and curves else ""
+    return add_notes(figure, filter(None, [*notes, lines, absent, "× marks where a run failed." if broke else ""]))
 
 
 def percent(value: float, _: object = None) -> str:

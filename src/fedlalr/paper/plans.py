@@ -31,11 +31,7 @@ LOCAL: dict[str, dict[str, dict[str, Any]]] = {
         "log-3-4-epochs": {"start": 3, "base": 4.0, "unit": "epochs"},
         "log-4-2-epochs": {"start": 4, "base": 2.0, "unit": "epochs"},
     },
-    "steps": {
-        "steps-10": {"steps": 10},
-        "log-3-4": {"start": 3, "base": 4.0},
-        "log-4-2": {"start": 4, "base": 2.0},
-    },
+    "steps": {"steps-10": {"steps": 10}, "log-3-4": {"start": 3, "base": 4.0}, "log-4-2": {"start": 4, "base": 2.0}},
 }
 
 

@@ -27,6 +27,7 @@ from fedlalr.paper.line_drawing import (
     legend,
     method_looks,
     methods_legend,
+    pairs,
     percent,
     say_not_run,
     settings_note,
@@ -143,21 +144,15 @@ def trajectory_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> F
     rounds = sorted({point.round for point in points})
     clients = sorted({point.client for point in points})
     looks = shades_of("fedlalr", len(clients))
-    rows = max(1, -(-len(rounds) // 2))
-    figure = empty_figure(2.5 * rows + 1.0)
+    figure = empty_figure(2.5 * max(1, -(-len(rounds) // 2)) + 1.0)
     above, below = two_parts(figure, 1.1, 1)
-    for part, draw, name in (
-        (above, _norms, "‖v̂‖²"),
-        (below, _rates, "effective rate α/√v̂"),
-    ):
-        panels = part.subplots(rows, 2, squeeze=False, sharey=draw is _rates)
+    for part, draw, name in ((above, _norms, "‖v̂‖²"), (below, _rates, "effective rate α/√v̂")):
+        panels = pairs(part, len(rounds), sharey=draw is _rates)
         for axes, t in zip(panels.flat, rounds, strict=False):
             axes.set_title(f"round {t}")
             for client, look in zip(clients, looks, strict=True):
                 mine = [point for point in points if (point.round, point.client) == (t, client)]
                 draw(axes, mine, look)
-        for axes in panels.flat[len(rounds) :]:
-            axes.set_visible(False)
         part.supylabel(name, fontsize=7.5)
         label_rim(panels, "local step", "")
     legend(above, {str(i): look for i, look in enumerate(looks)}, [f"client {client}" for client in clients])
@@ -187,13 +182,10 @@ def _in_pairs(
     draw: Callable[[Axes, PanelCurves], None],
 ) -> Figure:
     """Accuracy against rounds, two panels in a row, `height` inches each, and `more` inches around them."""
-    rows = -(-len(results) // 2)
-    figure = empty_figure(height * rows + more)
-    panels = figure.subplots(rows, 2, squeeze=False, sharey=shared)
+    figure = empty_figure(height * -(-len(results) // 2) + more)
+    panels = pairs(figure, len(results), sharey=shared)
     for axes, result in zip(panels.flat, results, strict=False):
         draw(axes, result)
-    for axes in panels.flat[len(results) :]:
-        axes.set_visible(False)
     label_rim(panels, "round", judged(results, "accuracy"))
     return figure
 

@@ -81,10 +81,7 @@ class Scale:
         return sum(int(variant.intervals(steps, self.K).sum()) for variant in VARIANTS for steps in self.steps)
 
 
-SCALES = {
-    "smoke": Scale(steps=(2**11, 2**13, 2**15)),
-    "paper": Scale(steps=(2**13, 2**15, 2**17, 2**19, 2**21)),
-}
+SCALES = {"smoke": Scale(steps=(2**11, 2**13, 2**15)), "paper": Scale(steps=(2**13, 2**15, 2**17, 2**19, 2**21))}
 """In the regime up to N = 16 on the smoke scale, up to N = 64 on the paper's."""
 
 

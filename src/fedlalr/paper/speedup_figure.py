@@ -12,9 +12,9 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
 from fedlalr.common.colours import shades
-from fedlalr.paper.line_drawing import METHOD_LOOKS
+from fedlalr.paper.line_drawing import METHOD_LOOKS, empty_figure, pairs, two_parts
 from fedlalr.paper.speedup_results import CONTROLS, REGIME, Speedup, SpeedupPoint
-from fedlalr.paper.style import WIDTH, add_notes, save
+from fedlalr.paper.style import add_notes, save
 
 FEDLALR, FEDAVG = (METHOD_LOOKS[method]["color"] for method in ("fedlalr", "fedavg"))
 """Local SGD is FedAvg with all clients."""
@@ -29,15 +29,11 @@ def draw(result: Speedup, folder: Path) -> list[Path]:
 
 def speedup_figure(result: Speedup) -> Figure:
     """Small panels with the rate of each variant, above one with the speed-up of all."""
-    figure = Figure(figsize=(WIDTH, 6.2), layout="constrained")
-    rows = -(-len(result.variants) // 2)
-    grid = figure.add_gridspec(2, 1, height_ratios=(rows * 1.1, 1.4))
-    above, below = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
-    panels = above.subplots(rows, 2, sharex=True, sharey=True, squeeze=False)
+    figure = empty_figure(6.2)
+    above, below = two_parts(figure, -(-len(result.variants) // 2) * 1.1, 1.4)
+    panels = pairs(above, len(result.variants), sharex=True, sharey=True)
     for axes, variant in zip(panels.flat, result.variants, strict=False):
         _rate(axes, result, variant)
-    for axes in panels.flat[len(result.variants) :]:
-        axes.set_visible(False)
     top = max(point.mean for point in result.points if not point.cap_binds)
     panels.flat[0].set_ylim(top=top * 9)  # room for the slopes; the panels share the axis
     above.supxlabel("N·K·T", fontsize=7.5)

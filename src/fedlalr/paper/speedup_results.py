@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import csv
-import io
 import itertools
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import t as student
 
-from fedlalr.common.files import write_whole
 from fedlalr.config.errors import ConfigError
+from fedlalr.paper.style import write_table
 
 REGIME = 8
 """KT ≥ REGIME · N³ counts as KT ≫ N³."""
@@ -47,8 +47,7 @@ class SpeedupPoint:
         return float(np.mean(self.values))
 
 
-@dataclass(frozen=True)
-class Fit:
+class Fit(NamedTuple):
     """A straight line on logarithmic axes: its slope, with the 95 % confidence interval of the regression."""
 
     variant: str
@@ -59,6 +58,19 @@ class Fit:
     high: float
     spread: float
     """Standard deviation of the slope over the repeats: the random part of the interval."""
+
+
+_COLUMNS: Mapping[str, Callable[[str], Any]] = {
+    "variant": str,
+    "N": int,
+    "rounds": int,
+    "last_interval": int,
+    "steps": int,
+    "alpha": float,
+    "cap_binds": "True".__eq__,
+    "seed": int,
+}
+"""The fields of a point in `speedup.csv`, and how each is read from text."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +111,16 @@ class Speedup:
     def write(self, folder: Path) -> list[Path]:
         """Write `speedup.csv`, a line per point and repeat, and `speedup-fits.csv`, a line per slope."""
         folder.mkdir(parents=True, exist_ok=True)
-        points, fits = folder / "speedup.csv", folder / "speedup-fits.csv"
-        _write(points, [line for point in self.points for line in _lines(point)])
-        _write(fits, [asdict(line) for line in self.fits])
-        return [points, fits]
+        columns = (*_COLUMNS, "N_steps", "in_regime", "repeat", "mean_squared_gradient")
+        lines = [
+            (*(getattr(point, name) for name in _COLUMNS), point.N * point.steps, point.in_regime, repeat, value)
+            for point in self.points
+            for repeat, value in enumerate(point.values)
+        ]
+        return [
+            write_table(folder / "speedup.csv", columns, lines),
+            write_table(folder / "speedup-fits.csv", Fit._fields, self.fits),
+        ]
 
     @classmethod
     def read(cls, folder: Path) -> Speedup:
@@ -119,9 +137,7 @@ class Speedup:
 
 
 def fit(points: Sequence[SpeedupPoint], against: str) -> Fit:
-    """Fit a line through the logarithms of the means against those of N·K·T."""
-    if len(points) < 3:
-        raise ValueError(f"a slope with a confidence interval needs at least 3 points, not {len(points)}")
+    """Fit a line through the logarithms of the means of at least three points against those of N·K·T."""
     size = np.log([point.N * point.steps for point in points])
     means = np.log([point.mean for point in points])
     slope, height = np.polyfit(size, means, deg=1)
@@ -134,31 +150,6 @@ def fit(points: Sequence[SpeedupPoint], against: str) -> Fit:
     return Fit(points[0].variant, against, len(points), float(slope), float(slope) - half, float(slope) + half, spread)
 
 
-def _lines(point: SpeedupPoint) -> list[dict[str, object]]:
-    shared = {name: value for name, value in asdict(point).items() if name != "values"}
-    shared |= {"N_steps": point.N * point.steps, "in_regime": point.in_regime}
-    return [{**shared, "repeat": repeat, "mean_squared_gradient": value} for repeat, value in enumerate(point.values)]
-
-
-def _point(lines: list[dict[str, str]]) -> SpeedupPoint:
-    first = lines[0]
-    return SpeedupPoint(
-        variant=first["variant"],
-        N=int(first["N"]),
-        rounds=int(first["rounds"]),
-        last_interval=int(first["last_interval"]),
-        steps=int(first["steps"]),
-        alpha=float(first["alpha"]),
-        cap_binds=first["cap_binds"] == "True",
-        seed=int(first["seed"]),
-        values=tuple(float(line["mean_squared_gradient"]) for line in lines),
-    )
-
-
-def _write(path: Path, lines: list[dict[str, object]]) -> None:
-    text = io.StringIO(newline="")
-    if lines:
-        writer = csv.DictWriter(text, fieldnames=list(lines[0]))
-        writer.writeheader()
-        writer.writerows(lines)
-    write_whole(path, text.getvalue())
+def _point(lines: Sequence[Mapping[str, str]]) -> SpeedupPoint:
+    values = tuple(float(line["mean_squared_gradient"]) for line in lines)
+    return SpeedupPoint(**{name: parse(lines[0][name]) for name, parse in _COLUMNS.items()}, values=values)

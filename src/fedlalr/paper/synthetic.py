@@ -9,17 +9,11 @@ A single client has no shift, since it has no partner to cancel it.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from fedlalr.theory import Problem
-
-STEEPEST = 9 / (16 * math.sqrt(3))
-"""The largest slope of one coordinate, at x_j = 1/√3."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +24,6 @@ class Synthetic:
     start: float = 1.5
     shift: float = 0.25
     noise: float = 1.0
-
-    def value(self, x: Tensor) -> Tensor:
-        """f, over the last dimension."""
-        return (x**2 / (1 + x**2)).sum(-1) / 2
 
     def gradient(self, x: Tensor) -> Tensor:
         """∇f, for points of any shape `[…, d]`."""
@@ -50,15 +40,3 @@ class Synthetic:
     def noises(self, shape: tuple[int, ...], generator: np.random.Generator) -> Tensor:
         """Uniform noise of the given shape."""
         return torch.from_numpy(generator.random(shape)).mul_(2 * self.noise).sub_(self.noise)
-
-    def theory(self, *, eps: float, beta1: float) -> Problem:
-        """The constants of the theorems."""
-        return Problem(
-            L=1.0,
-            sigma=self.noise * math.sqrt(self.d / 3),
-            G_inf=STEEPEST + self.shift + self.noise,
-            d=self.d,
-            gap=float(self.value(torch.full((self.d,), self.start, dtype=torch.float64))),
-            eps=eps,
-            beta1=beta1,
-        )

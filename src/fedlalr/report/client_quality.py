@@ -35,7 +35,7 @@ def _row(label: str, run: ReportedRun) -> tuple[str, ...] | None:
         found = last.per_client.get(name)
         cells += [form.format(value) for value in found[:3]] if found else ["–"] * 3
     clients = next(iter(last.per_client.values())).clients
-    return (label, "–" if run.seed is None else str(run.seed), str(last.round), str(clients), *cells)
+    return (label, run.seed_text, str(last.round), str(clients), *cells)
 
 
 def clients_of(group: Group) -> dict[str, Any] | None:

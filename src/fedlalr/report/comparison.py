@@ -149,6 +149,7 @@ def _outcome(
     method: str, settings: Mapping[str, Any], curves: Sequence[Curve], target: float, to_best: ConfidenceInterval | None
 ) -> MethodOutcome:
     firsts = [(curve, curve.first_at(target)) for curve in curves]
+    megabytes, seconds = totals(curves)
     return MethodOutcome(
         method=method,
         settings=settings,
@@ -156,11 +157,18 @@ def _outcome(
         rounds_to_target=tuple(None if at is None else curve.records[at].round for curve, at in firsts),
         megabytes_to_target=tuple(None if at is None else curve.megabytes()[at] for curve, at in firsts),
         seconds_to_target=tuple(None if at is None else curve.seconds()[at] for curve, at in firsts),
-        megabytes=spread([(curve.megabytes() or [0.0])[-1] for curve in curves]),
-        seconds=spread([(curve.seconds() or [0.0])[-1] for curve in curves]),
+        megabytes=megabytes,
+        seconds=seconds,
         failures=tuple(curve.failure for curve in curves),
         to_best=to_best,
     )
+
+
+def totals(curves: Sequence[Curve]) -> tuple[MeanAndDeviation, MeanAndDeviation]:
+    """Megabytes and seconds of whole runs."""
+    each = ([curve.megabytes() for curve in curves], [curve.seconds() for curve in curves])
+    megabytes, seconds = (spread([(so_far or [0.0])[-1] for so_far in runs]) for runs in each)
+    return megabytes, seconds
 
 
 def _difference(finals: Mapping[str, Sequence[float | None]], method: str, best: str) -> ConfidenceInterval | None:

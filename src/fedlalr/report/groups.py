@@ -36,6 +36,11 @@ class Group:
     settings: Settings
     runs: tuple[ReportedRun, ...]
 
+    @property
+    def records(self) -> list[Record]:
+        """Of all its runs."""
+        return [record for run in self.runs for record in run.records]
+
 
 def group_runs(runs: Iterable[ReportedRun]) -> list[Group]:
     """Group runs with the same settings, in the order of their seeds; FedLALR first, the others in the given order."""
@@ -148,8 +153,7 @@ def curves_of(group: Group) -> dict[str, Any] | None:
 
 def metrics_of(groups: Iterable[Group]) -> list[str]:
     """The names of the caller's own metrics, in their order."""
-    records = (record for group in groups for run in group.runs for record in run.records)
-    return list(dict.fromkeys(name for record in records for name in record.metrics))
+    return list(dict.fromkeys(name for group in groups for record in group.records for name in record.metrics))
 
 
 def _metric(name: str) -> Callable[[Record], float | None]:

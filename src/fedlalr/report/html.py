@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -96,19 +96,16 @@ def _drawn(groups: Sequence[Group], partitions: Sequence[PartitionView]) -> dict
         for run in group.runs
     ]
     looks = looks_of([method_of(group.runs[0]) for group in groups])
+
+    def with_looks(lines_of: Callable[[Group], dict[str, Any] | None]) -> list[dict[str, Any]]:
+        found = [(look, lines_of(group)) for group, look in zip(groups, looks, strict=True)]
+        return [{"look": look, **lines} for look, lines in found if lines is not None]
+
     return {
         "runs": sum(len(group.runs) for group in groups),
         "dashes": dash_arrays(LINE_WIDTH),
-        "curves": [
-            {"look": look, **curves}
-            for group, look in zip(groups, looks, strict=True)
-            if (curves := curves_of(group)) is not None
-        ],
-        "clients": [
-            {"look": look, **found}
-            for group, look in zip(groups, looks, strict=True)
-            if (found := clients_of(group)) is not None
-        ],
+        "curves": with_looks(curves_of),
+        "clients": with_looks(clients_of),
         "trajectories": [found for found in trajectories if found is not None],
         "partitions": [
             {"label": view.label, "clients": len(view.counts), "counts": view.counts[:MOST_DRAWN_CLIENTS].tolist()}

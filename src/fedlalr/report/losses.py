@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fedlalr.report.comparison import Curve
+from fedlalr.report.comparison import Curve, totals
 from fedlalr.report.groups import Group
 from fedlalr.report.statistics import ConfidenceInterval, paired_difference, spread
 from fedlalr.report.tables import Table, in_words
@@ -35,9 +35,7 @@ def _difference(mine: Sequence[float], best: Sequence[float]) -> ConfidenceInter
 
 
 def _row(group: Group, finals: Sequence[float], to_best: ConfidenceInterval | None) -> tuple[str, ...]:
-    curves = [Curve(run.records) for run in group.runs]
-    megabytes = spread([(curve.megabytes() or [0.0])[-1] for curve in curves]).mean
-    seconds = spread([(curve.seconds() or [0.0])[-1] for curve in curves]).mean
+    megabytes, seconds = (total.mean for total in totals([Curve(run.records) for run in group.runs]))
     loss, deviation = spread(finals)
     shown = f"{loss:.4g}" if deviation is None else f"{loss:.4g} ± {deviation:.2g}"
     return (group.label, shown, in_words(to_best, lambda loss: f"{loss:+.3g}"), f"{megabytes:.3g}", f"{seconds:.3g}")
@@ -45,9 +43,8 @@ def _row(group: Group, finals: Sequence[float], to_best: ConfidenceInterval | No
 
 def _notes(order: Sequence[Group], differences: Sequence[ConfidenceInterval | None]) -> list[str]:
     seeds = len(order[0].runs)
-    records = [record for group in order for run in group.runs for record in run.records]
     notes = []
-    if all(record.loss == record.train_loss for record in records):
+    if all(record.loss == record.train_loss for group in order for record in group.records):
         notes.append("Without a test set this is the training loss of the clients in the last round.")
     if seeds == 1:
         return [*notes, "One seed: there is no spread to judge differences by."]

@@ -52,13 +52,9 @@ def view_partitions(runs: Iterable[ReportedRun]) -> list[PartitionView]:
     return views + ([PartitionView("…", missing=f"{left} more partitions are not shown.")] if left else [])
 
 
-def partition_seed(config: Config) -> int:
-    return config.seed if config.partition.seed is None else config.partition.seed
-
-
 def _settings(config: Config) -> dict[str, Any]:
     """Everything a partition depends on."""
-    dealt = config.partition.model_dump() | {"seed": partition_seed(config)}
+    dealt = config.partition.model_dump() | {"seed": config.partition_seed}
     if not config.partition.scheme.startswith("dirichlet"):
         del dealt["alpha"]
     return dealt | {f"data.{name}": value for name, value in config.data.model_dump().items()}

@@ -44,6 +44,10 @@ class ReportedRun:
         return seed if isinstance(seed, int) else None
 
     @property
+    def seed_text(self) -> str:
+        return "–" if self.seed is None else str(self.seed)
+
+    @property
     def failure(self) -> str | None:
         failure = self.summary.get("failure")
         return None if failure is None else str(failure)

@@ -29,7 +29,7 @@ def runs_table(groups: Sequence[Group]) -> Table:
     """One row per run."""
     own = metrics_of(groups)
     quality = ("accuracy", "best", "loss", *own)
-    private = any(record.epsilon is not None for group in groups for run in group.runs for record in run.records)
+    private = any(record.epsilon is not None for group in groups for record in group.records)
     quality += ("epsilon",) if private else ()
     heading = ("run", "seed", "rounds", *quality, "MB up", "MB down", "seconds", "clipped", "rejected", "state")
     rows = tuple(_run_row(group.label, run, own, private) for group in groups for run in group.runs)
@@ -44,7 +44,7 @@ def _run_row(label: str, run: ReportedRun, own: Sequence[str], private: bool) ->
     planned = f"/{run.config.rounds}" if run.config and len(records) != run.config.rounds else ""
     return (
         label,
-        "–" if run.seed is None else str(run.seed),
+        run.seed_text,
         f"{len(records)}{planned}",
         f"{accuracies[-1]:.1%}" if accuracies else "–",
         f"{max(accuracies):.1%}" if accuracies else "–",
@@ -78,7 +78,7 @@ def comparison_section(groups: Sequence[Group]) -> Table | None:
     if any(name.startswith(("data", "partition", "test")) for name in differing([group.settings for group in groups])):
         return None
     seeds = {tuple(run.seed for run in group.runs) for group in groups}
-    accuracies = [record.accuracy for group in groups for run in group.runs for record in run.records]
+    accuracies = [record.accuracy for group in groups for record in group.records]
     lengths = {len(run.records) for group in groups for run in group.runs if not run.failure}
     if len(groups) < 2 or len(seeds) != 1 or len(lengths) > 1 or not accuracies:
         return None
@@ -125,11 +125,10 @@ def rejections_table(groups: Sequence[Group]) -> Table | None:
     repeatedly: dict[tuple[str, str, int], None] = {}
     for group in groups:
         for run in group.runs:
-            seed = "–" if run.seed is None else str(run.seed)
             for round, (client, reason) in run.rejections:
-                rejected.setdefault((group.label, seed, client), []).append((round, reason))
+                rejected.setdefault((group.label, run.seed_text, client), []).append((round, reason))
             for client in (client for record in run.records for client in record.repeatedly):
-                repeatedly[group.label, seed, client] = None
+                repeatedly[group.label, run.seed_text, client] = None
     if not rejected:
         return None
     rows = tuple(
@@ -137,43 +136,34 @@ def rejections_table(groups: Sequence[Group]) -> Table | None:
         for (label, seed, client), each in sorted(rejected.items(), key=lambda item: -len(item[1]))[:MOST_ROWS]
     )
     more = len(rejected) - len(rows)
-    notes: tuple[str, ...] = ()
-    if more:
-        notes += (f"Replies of {more} more clients were rejected; metrics.jsonl lists all.",)
+    notes = [f"Replies of {more} more clients were rejected; metrics.jsonl lists all."] if more else []
     if repeatedly:
         named = ", ".join(f"client {client} of {run} (seed {seed})" for run, seed, client in [*repeatedly][:MOST_ROWS])
-        notes += (
-            f"Rejected in {SEVERAL} or more of their rounds running, so the model does not learn from them: {named}.",
+        notes.append(
+            f"Rejected in {SEVERAL} or more of their rounds running, so the model does not learn from them: {named}."
         )
-    return Table(("run", "seed", "client", "last reason", "times", "in rounds"), rows, notes)
+    return Table(("run", "seed", "client", "last reason", "times", "in rounds"), rows, tuple(notes))
 
 
 def timing_table(groups: Sequence[Group]) -> Table:
     """How the time of a run was spent, on average over the seeds."""
-    recorded = {name for group in groups for record in _records(group) for name in record.timing}
+    recorded = {name for group in groups for record in group.records for name in record.timing}
     names = [*(name for name in PARTS if name in recorded), *sorted(recorded - set(PARTS))]
     shares = [_shares(group, names) for group in groups]
     labels = [*(PARTS.get(name, name) for name in names), REST]
     rows = [(label, *(share[i] for share in shares)) for i, label in enumerate(labels)]
-    totals = [sum(record.seconds for record in _records(group)) for group in groups]
-    each = [total / max(1, len(_records(group))) for group, total in zip(groups, totals, strict=True)]
-    whole = [total / len(group.runs) for group, total in zip(groups, totals, strict=True)]
-    rows += [
-        ("seconds per round", *(f"{one:.3g}" for one in each)),
-        ("seconds per run", *(f"{one:.1f}" for one in whole)),
-    ]
+    totals = [sum(record.seconds for record in group.records) for group in groups]
+    timed = list(zip(groups, totals, strict=True))
+    rows.append(("seconds per round", *(f"{total / max(1, len(group.records)):.3g}" for group, total in timed)))
+    rows.append(("seconds per run", *(f"{total / len(group.runs):.1f}" for group, total in timed)))
     return Table(("part", *(group.label for group in groups)), tuple(rows))
 
 
 def _shares(group: Group, names: Sequence[str]) -> list[str]:
     """The parts of a group's time, and the rest."""
-    total = sum(record.seconds for record in _records(group))
-    parts = [sum(record.timing.get(name, 0.0) for record in _records(group)) for name in names]
+    total = sum(record.seconds for record in group.records)
+    parts = [sum(record.timing.get(name, 0.0) for record in group.records) for name in names]
     return [f"{part / total:.1%}" if total else "–" for part in [*parts, max(0.0, total - sum(parts))]]
-
-
-def _records(group: Group) -> list[Record]:
-    return [record for run in group.runs for record in run.records]
 
 
 def _some(rounds: Sequence[int], most: int = 8) -> str:

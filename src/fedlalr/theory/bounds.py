@@ -125,12 +125,7 @@ def theorem2(
 
 
 def rounds_to_speedup(
-    problem: Problem,
-    *,
-    N: int,
-    K: int | None = None,
-    growing: tuple[int, float] | None = None,
-    restart: bool = False,
+    problem: Problem, *, N: int, K: int | None = None, growing: tuple[int, float] | None = None, restart: bool = False
 ) -> float:
     """The T from which C1/√(NKT) is the largest of Corollary 1's four terms (of Corollary 2's with `restart`).
 

@@ -38,12 +38,7 @@ class Dominance:
 
 
 def dominance(
-    problem: Problem,
-    *,
-    N: Sequence[int],
-    T: Sequence[int],
-    K: int,
-    form: Literal["statement", "proof"] = "statement",
+    problem: Problem, *, N: Sequence[int], T: Sequence[int], K: int, form: Literal["statement", "proof"] = "statement"
 ) -> Dominance:
     """Evaluate Theorem 1 at the step size of Corollary 1 over the grid N × T."""
     if not len(N) or not len(T):

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from fedlalr.config import Config, RunDirectory
 from fedlalr.federation import Record
-from fedlalr.flower.export import export
+from fedlalr.flower.export import check_settings, export
 from fedlalr.flower.local.certificates import NodeKeys
 from fedlalr.flower.local.launch import FederationError, LocalFederation
-from fedlalr.flower.preflight import check_settings
 
 PATIENCE = 600.0
 """Default timeout: seconds without a finished round."""

@@ -237,14 +237,10 @@ def as_toml(values: Mapping[str, int | float | str]) -> str:
 def _toml(value: int | float | str) -> str:
     if not isinstance(value, str):
         return str(value).lower()  # false, not False
-    return _quoted(value)
-
-
-def _quoted(text: str) -> str:
-    if "'" not in text:
-        return f"'{text}'"
-    if '"' in text or "\\" in text:
+    if "'" not in value:
+        return f"'{value}'"
+    if '"' in value or "\\" in value:
         raise ValueError(
-            f"Flower's command line does not support {text!r}: it contains an apostrophe and a quote or backslash"
+            f"Flower's command line does not support {value!r}: it contains an apostrophe and a quote or backslash"
         )
-    return f'"{text}"'
+    return f'"{value}"'

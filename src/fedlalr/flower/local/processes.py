@@ -48,15 +48,6 @@ class Processes:
         """Whether a process is still running."""
         return name in self._started and self._started[name].poll() is None
 
-    def kill(self, name: str) -> None:
-        """Kill a process and its children at once, as a power cut would."""
-        process = self._started.pop(name)
-        family = [process.pid, *descendants(process.pid)]
-        for pid in family:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
-
     def stop(self, patience: float = 5.0) -> None:
         """Terminate all processes, the last started first, and kill those left after some seconds."""
         for process in reversed(self._started.values()):
@@ -91,28 +82,10 @@ class Processes:
         return [process for process in self._started.values() if process.poll() is None]
 
 
-def descendants(pid: int) -> list[int]:
-    """The ids of a process's children, grandchildren and so on."""
-    children: dict[int, list[int]] = {}
-    for each in _pids():
-        with suppress(OSError, ValueError, IndexError):
-            children.setdefault(int(_stat(each)[1]), []).append(each)
-    found, left = [], [pid]
-    while left:
-        mine = children.get(left.pop(), [])
-        found += mine
-        left += mine
-    return found
-
-
 def _pids() -> list[int]:
     return [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()] if PROC.is_dir() else []
 
 
 def _state(pid: int) -> str:
-    return _stat(pid)[0]
-
-
-def _stat(pid: int) -> list[str]:
-    """State, parent and so on: the fields after the command's name, which may contain anything."""
-    return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    """The first field after the command's name, which may contain anything."""
+    return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]

@@ -74,7 +74,7 @@ class Rounds:
                 opened.inbox.reject(client, registry.reason(client))
         self._opened, self._sent = opened, []
         if len(nodes) >= server.rules.least:  # otherwise the round cannot succeed, and no client needs to train
-            self._sent = self.messages(nodes, opened.work, opened.content, config)
+            self._sent = self.messages(nodes, opened.offer.work, opened.offer.content, config)
         return [message for _, message in self._sent]
 
     def messages(
@@ -110,7 +110,7 @@ class Rounds:
             asked = {message.metadata.message_id: client for client, message in sent}
             client = asked.get(reply.metadata.reply_to_message_id)
             if client is None:
-                log.warning("ignoring a reply that answers no message of round %d", opened.work.round)
+                log.warning("ignoring a reply that answers no message of round %d", opened.offer.work.round)
                 continue
             heard.add(client)
             self._take(opened, client, reply)

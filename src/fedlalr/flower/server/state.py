@@ -5,8 +5,8 @@ Sampling, screening, reduction and the update are the simulator's functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -24,13 +24,41 @@ from fedlalr.federation.replies.payload import Expected
 from fedlalr.federation.replies.reducing import reduce_buffers, weights
 from fedlalr.federation.round import RoundFailed, RoundOutcome, ServerState, Stopwatch, too_few, update_slots
 from fedlalr.federation.storage.fingerprint import contract
+from fedlalr.federation.storage.journal import KEPT
 from fedlalr.federation.stragglers import Stragglers
-from fedlalr.flower.server.accepted_rounds import AcceptedRounds
 from fedlalr.flower.server.inbox import Closed, SpooledInbox
 from fedlalr.flower.wire.instruction import Instruction
 from fedlalr.training.interfaces import Buffers, Work
 from fedlalr.training.intervals import checked
 from fedlalr.training.personal import shared_buffers, shared_slots
+
+
+class AcceptedRounds:
+    """The round whose kept state is valid, for each client, now and in every checkpoint that a run may resume from."""
+
+    def __init__(self, accepted: Mapping[str, int] | None = None) -> None:
+        self._accepted = {int(client): round for client, round in (accepted or {}).items()}
+        self._saved: deque[dict[int, int]] = deque(maxlen=KEPT)
+
+    def note(self, round: int, clients: Iterable[int]) -> None:
+        """Record the clients whose replies a round accepted."""
+        self._accepted |= dict.fromkeys(clients, round)
+
+    def saved(self) -> None:
+        """Record that a checkpoint contains the current state."""
+        self._saved.append(dict(self._accepted))
+
+    def kept(self, client: int) -> int:
+        """The round whose kept state of a client is valid; 0 if the client has none yet."""
+        return self._accepted.get(client, 0)
+
+    def settled(self, client: int) -> int:
+        """The oldest round whose state may still be requested; 0 until the maximum number of checkpoints exists."""
+        return self._saved[0].get(client, 0) if len(self._saved) == KEPT else 0
+
+    def as_dict(self) -> dict[str, int]:
+        """The content for a checkpoint."""
+        return {str(client): round for client, round in sorted(self._accepted.items())}
 
 
 class Offer(NamedTuple):
@@ -43,21 +71,17 @@ class Offer(NamedTuple):
     """The bytes of the broadcast's slots that have a codec."""
 
 
-@dataclass(frozen=True)
-class OpenRound:
+class OpenRound(NamedTuple):
     """A round that waits for replies."""
 
-    work: Work
+    offer: Offer
     inbox: SpooledInbox
     clock: Stopwatch
-    channel: Channel
-    content: Mapping[str, Tensor]
-    """The bytes of the broadcast's slots that have a codec."""
 
     @property
     def cohort(self) -> list[int]:
         """The clients that take part, ascending."""
-        clients: list[int] = self.work.clients.tolist()
+        clients: list[int] = self.offer.work.clients.tolist()
         return clients
 
 
@@ -101,8 +125,7 @@ class FederatedServer:
         if include is not None:
             cohort = include(cohort, t)
         offer = self.offer(cohort)
-        inbox = SpooledInbox(offer.expected, self.spool_folder)
-        return OpenRound(offer.work, inbox, Stopwatch(), offer.channel, offer.content)
+        return OpenRound(offer, SpooledInbox(offer.expected, self.spool_folder), Stopwatch())
 
     def offer(self, cohort: Tensor) -> Offer:
         """The current version of the model for some clients."""
@@ -155,11 +178,11 @@ class FederatedServer:
 
     def close(self, opened: OpenRound) -> RoundOutcome:
         """End a round: reduce the accepted replies and update the state, or raise `RoundFailed` and keep it."""
-        work, inbox, clock = opened.work, opened.inbox, opened.clock
+        (work, _, channel, _), inbox, clock = opened
         training, rules, device = self.training, self.rules, self.training.device
         clock.lap("train")
         try:
-            closed = inbox.close(rules.screening(opened.channel.table)[1])
+            closed = inbox.close(rules.screening(channel.table)[1])
             count = len(closed.clients)
             if count < rules.least:
                 raise RoundFailed(too_few(work.round, count, rules.least, closed.rejected), closed.rejected)
@@ -168,7 +191,7 @@ class FederatedServer:
                 if rules.mechanism is None:
                     steps, share = closed.steps, weights(closed.samples, rules.weighting, training.layout.dtype, device)
                     reduced = inbox.reduce(closed, share, rules.reduce)
-                    reduced = opened.channel.rebased(reduced, work.broadcast, shared_slots(training, self.state.slots))
+                    reduced = channel.rebased(reduced, work.broadcast, shared_slots(training, self.state.slots))
                     buffers = reduce_buffers(closed.buffers, share, how=rules.reduce, broadcast=work.buffers)
                 else:
                     reduced, buffers, steps, share = self._release(opened, closed, rules.mechanism)
@@ -195,8 +218,8 @@ class FederatedServer:
         self, opened: OpenRound, closed: Closed, mechanism: Mechanism
     ) -> tuple[Slots, Buffers, Tensor, Tensor]:
         """The noised slots and buffers, and the public steps and weights, with one upload at a time in memory."""
-        server = shared_slots(self.training, self.state.slots)
-        private = PrivateReduction(mechanism, self.training, opened.channel, opened.work, server, secure_noise)
+        offer, server = opened.offer, shared_slots(self.training, self.state.slots)
+        private = PrivateReduction(mechanism, self.training, offer.channel, offer.work, server, secure_noise)
         for place, row in enumerate(closed.rows):
             buffers = {name: values[place : place + 1] for name, values in closed.buffers.items()}
             private.add(opened.inbox.upload(row), buffers)

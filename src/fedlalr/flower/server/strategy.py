@@ -33,11 +33,10 @@ from fedlalr.federation.round import RoundFailed, RoundOutcome, ServerState
 from fedlalr.federation.session import RepliesRejected, Session, initial_state, run_info
 from fedlalr.federation.trajectory import Trajectory
 from fedlalr.flower.client_data import RemoteClients
-from fedlalr.flower.server.accepted_rounds import AcceptedRounds
 from fedlalr.flower.server.buffered import BufferedRounds
 from fedlalr.flower.server.cohort_secret import load_secret, new_secret, save_secret, seal
 from fedlalr.flower.server.rounds import Rounds, check_no_probes
-from fedlalr.flower.server.state import FederatedServer
+from fedlalr.flower.server.state import AcceptedRounds, FederatedServer
 from fedlalr.flower.settings import flower_features, read_settings
 from fedlalr.flower.wire.arrays import LAYOUTS
 from fedlalr.flower.wire.model_arrays import as_arrays, with_arrays
@@ -256,7 +255,8 @@ class NodesTransport:
         rounds = self.strategy._rounds
         if isinstance(rounds, BufferedRounds):
             return rounds.update(self.grid, self.config)
-        for left in range(self.strategy.retries, -1, -1):
+        left = self.strategy.retries
+        while True:
             try:
                 messages = rounds.ask(self.grid, self.config)
                 return rounds.close(rounds.deliver(self.grid, messages))
@@ -264,7 +264,7 @@ class NodesTransport:
                 if left == 0:
                     raise
                 log.warning("%s. Repeating the round; %d retries left", failed, left)
-        raise AssertionError("the last try returns or raises")
+                left -= 1
 
     def evaluate_clients(self, state: ServerState) -> dict[int, Score]:
         """Let the nodes evaluate, if they have test samples."""

@@ -9,11 +9,9 @@ A slot with one number for each parameter (`SlotTable.blocks`) has arrays withou
 
 from __future__ import annotations
 
-import io
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -120,13 +118,6 @@ def broadcast_from(
     if missing := [name for name in buffers if name not in found]:
         raise Rejected(f"the server did not send the buffer {missing[0]}; does it train the same module?")
     return Slots(**flat), {name: as_tensor(name, found[name], like.shape, like.dtype) for name, like in buffers.items()}
-
-
-def to_npy(array: NDArray[Any]) -> bytes:
-    """An array as the bytes of an npy file."""
-    stream = io.BytesIO()
-    np.save(stream, array, allow_pickle=False)
-    return stream.getvalue()
 
 
 def _array(tensor: torch.Tensor) -> NDArray[Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from flwr.app import Array, ArrayRecord
+from torch import Tensor
 
 from fedlalr.federation.replies.payload import array_from_npy, as_tensor
 from fedlalr.federation.round import ServerState
@@ -23,15 +25,13 @@ def with_arrays(state: ServerState, arrays: ArrayRecord, layout: Layout) -> Serv
     shapes = dict(zip(layout.names, layout.shapes, strict=True))
     if missing := [name for name in layout.names if name not in arrays]:
         raise ValueError(f"the initial arrays have no {missing[0]!r}; give the state dict of the same module")
-    parts = [
-        as_tensor(name, array_from_npy(name, arrays[name].data, shapes[name], layout.dtype), shapes[name], layout.dtype)
-        for name in layout.names
-    ]
-    x = torch.cat([part.reshape(-1) for part in parts]).to(state.slots.x.device)
+
+    def tensor(name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return as_tensor(name, array_from_npy(name, arrays[name].data, shape, dtype), shape, dtype)
+
+    parts = [tensor(name, shapes[name], layout.dtype).reshape(-1) for name in layout.names]
+    x = torch.cat(parts).to(state.slots.x.device)
     buffers = {
-        name: as_tensor(name, array_from_npy(name, arrays[name].data, like.shape, like.dtype), like.shape, like.dtype)
-        if name in arrays
-        else like
-        for name, like in state.buffers.items()
+        name: tensor(name, like.shape, like.dtype) if name in arrays else like for name, like in state.buffers.items()
     }
     return replace(state, slots=state.slots.replace(x=x), buffers=buffers)
