@@ -45,7 +45,8 @@ demo: $(VENV)/core.stamp
 test: $(VENV)/dev.stamp
 	@$(MAKE) --no-print-directory -j 2 quick lint
 
-# A process that is done takes tests from the other.
+# A process that is done takes tests from the other. Those that tests start need not compile the sources again.
+quick: export PYTHONDONTWRITEBYTECODE :=
 quick: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal --durations=25 --cov --cov-report=term --cov-fail-under=95
 

@@ -26,12 +26,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.pluginmanager.hasplugin("_cov"):
+        measure_once(items)
     seed = config.getoption("--shuffle")
     if seed is not None:
         order = random.Random(seed)
         order.shuffle(items)
         files = {item.path: order.random() for item in items}
         items.sort(key=lambda item: files[item.path])  # a file's tests stay together: they share fixtures
+
+
+def measure_once(items: list[pytest.Item]) -> None:
+    """Measure coverage in the first case of each test, and in no test of random examples: the tracer takes as long again
+    as the library, and the other cases execute the same lines."""
+    met = set()
+    for item in items:
+        test = getattr(item, "obj", None)
+        if test in met or hasattr(test, "hypothesis"):
+            item.add_marker("no_cover")
+        met.add(test)
 
 
 def pytest_collection_finish() -> None:

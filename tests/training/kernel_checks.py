@@ -83,9 +83,16 @@ def check_form(
     assert set(after) == set(buffers)
 
 
-def check_statistics(module: nn.Module, size: int, compute: torch.dtype | None, *, tolerance: float) -> None:
+def check_statistics(
+    module: nn.Module,
+    size: int,
+    compute: torch.dtype | None,
+    *,
+    tolerance: float,
+    sizes: tuple[int, ...] = (7, 12, 4, 5, 2),
+) -> None:
     """Compare the statistics that a stacked form takes of clients of several sizes with the module's own, by client."""
-    sizes, batch_size = (7, 12, 4, 5, 2), 4
+    batch_size = 4
     first = next(module.parameters())
     clients = [torch.randn(n, 3, size, size, dtype=first.dtype, device=first.device) for n in sizes]
     ends = np.cumsum([0, *sizes])
