@@ -144,17 +144,18 @@ def fedadam(server_lr: float, betas: tuple[float, float], tau: float, exponent: 
     return play
 
 
-def fedams(server_lr: float, beta1: float, beta2: float, eps: float, option: int) -> Method:
+def fedams(server_lr: float, beta1: float, beta2: float, eps: float, option: int, corrected: bool = False) -> Method:
     def play(server: State, kept: Kept, r: Round) -> State:
         change = sgd_change(server, r)
+        rate = server_lr * np.sqrt(1 - beta2**r.number) / (1 - beta1**r.number) if corrected else server_lr
         m = beta1 * server["m"] + (1 - beta1) * change
         v = beta2 * server["v"] + (1 - beta2) * change**2
         if option == 1:
             v_hat = np.maximum(np.maximum(server["v_hat"], v), eps)
-            x = server["x"] + server_lr * m / np.sqrt(v_hat)
+            x = server["x"] + rate * m / np.sqrt(v_hat)
         else:
             v_hat = np.maximum(server["v_hat"], v)
-            x = server["x"] + server_lr * m / (np.sqrt(v_hat) + eps)
+            x = server["x"] + rate * m / (np.sqrt(v_hat) + eps)
         return {"x": x, "m": m, "v": v, "v_hat": v_hat}
 
     return play

@@ -107,9 +107,9 @@ def fedadam(start_v: float, exponent: d.Exponent | None = None, **options: objec
     return Case(algorithm, d.fedadam(0.03, BETAS, 2e-3, exponent), {"m": 0.0, "v": start_v})
 
 
-def fedams(option: int, eps: float) -> Case:
-    algorithm = FedAMS(lr=0.1, server_lr=0.03, betas=BETAS, eps=eps, option=option)
-    return Case(algorithm, d.fedams(0.03, *BETAS, eps, option), {"m": 0.0, "v": 0.0, "v_hat": 0.0})
+def fedams(option: int, eps: float, corrected: bool = False) -> Case:
+    algorithm = FedAMS(lr=0.1, server_lr=0.03, betas=BETAS, eps=eps, option=option, bias_correction=corrected)
+    return Case(algorithm, d.fedams(0.03, *BETAS, eps, option, corrected), {"m": 0.0, "v": 0.0, "v_hat": 0.0})
 
 
 def lafedopt(server: str, correction: str, server_lr: float) -> Case:
@@ -138,6 +138,7 @@ CASES: dict[str, Case] = {
     "fedadam-flower": fedadam(0.0, lambda t: t + 1, initial_v=0.0, bias_correction="flower"),
     "fedamsv1": fedams(1, 2e-5),
     "fedamsv2": fedams(2, 1e-2),
+    "fedamsv2-bias_correction": fedams(2, 1e-2, corrected=True),
     "lafedopt-average-none": lafedopt("average", "none", 0.7),
     "lafedopt-average-local": lafedopt("average", "local", 40.0),
     "lafedopt-average-joint": lafedopt("average", "joint", 0.7),

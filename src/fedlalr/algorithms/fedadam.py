@@ -25,6 +25,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from fedlalr.algorithms.bias_correction import corrected_rate
 from fedlalr.algorithms.local_sgd import LocalSGD
 from fedlalr.algorithms.server_optimizers import adam, init_moments
 from fedlalr.algorithms.slots import Context, Slots
@@ -48,10 +49,7 @@ class FedAdam(LocalSGD):
     def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
         return adam(server, reduced.delta, lr=self._rate(context.round), betas=self.betas, eps=self.eps)
 
-    def _rate(self, round: int) -> float:
+    def _rate(self, round: int) -> float | Tensor:
         if not self.bias_correction:
             return self.server_lr
-        beta1, beta2 = self.betas
-        exponent = round + 1 if self.bias_correction == "flower" else round
-        correction: float = (1 - beta2**exponent) ** 0.5 / (1 - beta1**exponent)
-        return self.server_lr * correction
+        return corrected_rate(self.server_lr, self.betas, round + 1 if self.bias_correction == "flower" else round)

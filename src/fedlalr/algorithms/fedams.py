@@ -12,6 +12,9 @@
 `server_lr` is η. ε is inside the root in option 1 and outside it in option 2, so 1e-4 and 1e-2, the FedLALR paper's
 values and our defaults, set the same floor.
 
+`bias_correction=True` multiplies η by √(1 − β2^t) / (1 − β1^t), as torch's AMSGrad does: another reading of the FedLALR
+paper's experiments. ε keeps its place.
+
 Wang, Lin, Chen. "Communication-Efficient Adaptive Federated Learning". ICML 2022. arXiv 2205.02719.
 """
 
@@ -22,6 +25,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from fedlalr.algorithms.bias_correction import corrected_rate
 from fedlalr.algorithms.local_sgd import LocalSGD
 from fedlalr.algorithms.server_optimizers import amsgrad, init_moments
 from fedlalr.algorithms.slots import Context, Slots
@@ -38,6 +42,7 @@ class FedAMS(LocalSGD):
     eps: Positive | None = None
     """None: 1e-4 in option 1, 1e-2 in option 2."""
     option: Literal[1, 2] = 1
+    bias_correction: bool = False
 
     def init(self, params: Tensor) -> Slots:
         state = init_moments(params, 0.0)
@@ -46,4 +51,5 @@ class FedAMS(LocalSGD):
     def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
         eps = (1e-4 if self.option == 1 else 1e-2) if self.eps is None else self.eps
         floor, eps = (eps, 0.0) if self.option == 1 else (0.0, eps)
-        return amsgrad(server, reduced.delta, lr=self.server_lr, betas=self.betas, eps=eps, floor=floor)
+        rate = corrected_rate(self.server_lr, self.betas, context.round) if self.bias_correction else self.server_lr
+        return amsgrad(server, reduced.delta, lr=rate, betas=self.betas, eps=eps, floor=floor)

@@ -36,7 +36,7 @@ def nesterov(server: Slots, delta: Tensor, *, lr: float, beta: float) -> Slots:
     return Slots(x=server.x + lr * (delta + beta * m), m=m)
 
 
-def adam(server: Slots, delta: Tensor, *, lr: float, betas: tuple[float, float], eps: float) -> Slots:
+def adam(server: Slots, delta: Tensor, *, lr: float | Tensor, betas: tuple[float, float], eps: float) -> Slots:
     """Adam without bias correction."""
     v = moving_average(server.v, delta**2, betas[1])
     return _scaled_step(server, delta, v, lr, betas[0], eps)
@@ -55,7 +55,13 @@ def adagrad(server: Slots, delta: Tensor, *, lr: float, beta1: float, eps: float
 
 
 def amsgrad(
-    server: Slots, delta: Tensor, *, lr: float, betas: tuple[float, float], eps: float = 0.0, floor: float = 0.0
+    server: Slots,
+    delta: Tensor,
+    *,
+    lr: float | Tensor,
+    betas: tuple[float, float],
+    eps: float = 0.0,
+    floor: float = 0.0,
 ) -> Slots:
     """AMSGrad; `floor` bounds v̂ from below."""
     v = moving_average(server.v, delta**2, betas[1])
@@ -68,6 +74,6 @@ def moving_average(old: Tensor, new: Tensor, beta: float) -> Tensor:
     return beta * old + (1 - beta) * new
 
 
-def _scaled_step(server: Slots, delta: Tensor, v: Tensor, lr: float, beta1: float, eps: float) -> Slots:
+def _scaled_step(server: Slots, delta: Tensor, v: Tensor, lr: float | Tensor, beta1: float, eps: float) -> Slots:
     m = moving_average(server.m, delta, beta1)
     return Slots(x=server.x + lr * m / (v.sqrt() + eps), m=m, v=v)
