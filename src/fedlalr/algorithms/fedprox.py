@@ -2,11 +2,11 @@
 
     for round t = 1, 2, …:
         each client i of the cohort S:
-            x_i = x                                                            # start
+            x_i = x                                                            # start, as in FedAvg
             for k = 1 … K, with a fresh mini-batch gradient g:                 # step
                 x_i = x_i − η_t (g + µ (x_i − x))
-            send x_i                                                           # finish
-        x = mean x_i  over S                                                   # update
+            send x_i                                                           # finish, as in FedAvg
+        x = mean x_i  over S                                                   # update, as in FedAvg
 
 g + µ (x_i − x) is the gradient of the client's loss plus (µ/2) ‖x_i − x‖². µ = 0 is FedAvg.
 
@@ -20,32 +20,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedlalr.algorithms.slots import Context, Slots, SlotTable
-from fedlalr.common.option_types import Checked, NotNegative, Positive
+from fedlalr.algorithms.fedavg import FedAvg
+from fedlalr.algorithms.slots import Context, Slots
+from fedlalr.common.option_types import NotNegative
 
 
 @dataclass(frozen=True)
-class FedProx(Checked):
+class FedProx(FedAvg):
     """Local SGD with a proximal term, the clients' models averaged."""
 
-    lr: Positive = 0.1
     mu: NotNegative = 0.01
-
-    @property
-    def slots(self) -> SlotTable:
-        return SlotTable(down=("x",), up={"x": "mean"})
-
-    def init(self, params: Tensor) -> Slots:
-        return Slots(x=params)
-
-    def start(self, broadcast: Slots, kept: Slots) -> Slots:
-        return Slots(x=broadcast.x)
 
     def step(self, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:
         return Slots(x=client.x - context.lr * (gradient + self.mu * (client.x - broadcast.x)))
-
-    def finish(self, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
-        return client, Slots()
-
-    def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
-        return reduced

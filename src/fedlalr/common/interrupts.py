@@ -53,9 +53,6 @@ def blocked() -> Iterator[None]:
 
     The parent receives signals that arrive in the meantime afterwards.
     """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _BOTH)
     try:
         yield

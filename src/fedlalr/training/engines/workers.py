@@ -272,15 +272,9 @@ def _launch() -> Process:
     environment = ALLOCATOR | os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     with theirs, blocked():
+        code = f"from fedlalr.training.engines.worker_process import main; main({theirs.fileno()})"
         popen = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                f"from fedlalr.training.engines.worker_process import main; main({theirs.fileno()})",
-            ],
-            pass_fds=[theirs.fileno()],
-            env=environment,
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-c", code], pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL
         )
     return Process(popen, ours)
 

@@ -66,8 +66,6 @@ class ForwardGradient:
         """`ignored`: the label that the caller's own loss leaves out, if there is one."""
         self.training, self.forward, self._ignored = training, forward, ignored
         self._fast = getattr(forward, "grouped", True)
-        self._losses = vmap(self._loss, in_dims=(0, 0, None), randomness="different")
-        self._masked_losses = vmap(self._loss, in_dims=(0, 0, 0), randomness="different")
 
     @without_fallback_warnings()
     def __call__(self, x: Tensor, buffers: Buffers, batch: Batch) -> tuple[Tensor, Tensor, Buffers]:
@@ -85,14 +83,14 @@ class ForwardGradient:
                     losses, after = self.forward(training.layout.views(leaf), buffers, inputs, mask, targets)
                 else:
                     outputs, after = self.forward(training.layout.views(leaf), buffers, inputs, mask)
-                    losses = (self._losses if mask is None else self._masked_losses)(outputs, targets, mask)
+                    each = vmap(self._loss, (0, 0, None if mask is None else 0), randomness="different")
+                    losses = each(outputs, targets, mask)
             # The gradient of the sum is each client's own: no loss depends on another client's parameters.
             (gradient,) = torch.autograd.grad(losses.sum(), leaf)
         return losses.detach(), gradient, after
 
     def _loss(self, outputs: Any, targets: Tree, mask: Tensor | None) -> Tensor:
         """One client's loss."""
-        assert self.training.loss != MODEL_LOSS
         with batched_functions(self._fast):
             return mean_loss(self.training.loss, outputs, targets, mask, self._ignored)
 

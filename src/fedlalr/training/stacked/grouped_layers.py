@@ -48,7 +48,6 @@ class GroupedConvolution(Batched):
     def vmap(
         info: Any, in_dims: Dims, input: Tensor, weight: Tensor, bias: Tensor | None, *options: Any
     ) -> tuple[Tensor, int]:
-        """The options are stride, padding and dilation."""
         clients = info.batch_size
         if in_dims[1] is None and (bias is None or in_dims[2] is None):  # one model for all clients: one long batch
             images = stacked(input, in_dims[0], clients)
@@ -59,7 +58,8 @@ class GroupedConvolution(Batched):
         images = beside(input, in_dims[0], clients)
         kernels = stacked(weight, in_dims[1], clients).flatten(0, 1)
         shifts = None if bias is None else stacked(bias, in_dims[2], clients).flatten()
-        output = F.conv2d(images, kernels, shifts, *options, clients)
+        stride, padding, dilation = options
+        output = F.conv2d(images, kernels, shifts, stride, padding, dilation, clients)
         return apart(output, clients), 0
 
 

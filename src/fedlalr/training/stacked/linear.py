@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch.func import grad_and_value, vmap
 
-from fedlalr.training.calling import MODEL_LOSS
 from fedlalr.training.interfaces import Buffers, Training
 from fedlalr.training.stacked.feed import Shape
 from fedlalr.training.stacked.gradient import Batch
@@ -62,9 +61,6 @@ class LinearGradient:
         """`ignored`: as in `ForwardGradient`."""
         self.training, self.layers, self._ignored = training, layers, ignored
         self._plain_loss = is_plain_cross_entropy(training.loss)
-        each = grad_and_value(self._loss)
-        self._losses = vmap(each, in_dims=(0, 0, None), randomness="different")
-        self._masked_losses = vmap(each, in_dims=(0, 0, 0), randomness="different")
 
     def __call__(self, x: Tensor, buffers: Buffers, batch: Batch) -> tuple[Tensor, Tensor, Buffers]:
         gradient, views = torch.empty(x.shape, dtype=x.dtype, device=x.device), self.training.layout.views
@@ -154,14 +150,14 @@ class LinearGradient:
             slope = labels.loss_slope(noted, outputs)
             total += noted.sum((1, 2)) + labels.missing
             return slope
-        of = self._losses if batch.mask is None else self._masked_losses
-        by_sample, losses = of(outputs.mT, batch.targets, batch.mask)
+        where = (0, 0, None if batch.mask is None else 0)
+        each = vmap(grad_and_value(self._loss), where, randomness="different")
+        by_sample, losses = each(outputs.mT, batch.targets, batch.mask)
         total += losses.detach()
         transposed: Tensor = by_sample.mT
         return transposed
 
     def _loss(self, logits: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
-        assert self.training.loss != MODEL_LOSS
         return mean_loss(self.training.loss, logits, targets, mask, self._ignored)
 
 

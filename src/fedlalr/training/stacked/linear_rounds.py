@@ -15,10 +15,6 @@ from math import isfinite, prod
 import torch
 from torch import Tensor
 
-from fedlalr.algorithms.alignedlalr import AlignedLALR
-from fedlalr.algorithms.fedavg import FedAvg
-from fedlalr.algorithms.fedlalr import FedLALR
-from fedlalr.algorithms.local_sgd import LocalSGD
 from fedlalr.algorithms.slots import Slots
 from fedlalr.training.clipping import clip_factor
 from fedlalr.training.fused_steps import CPUStep, Update, sgd
@@ -82,18 +78,13 @@ class LinearRounds:
         self._decayed = None if training.regularisation.decayed is None else training.decayed_names
         self.descends = update is sgd and training.regularisation.is_off
         """Whether a local step is a bare gradient step, which needs no materialised gradient."""
-        finish = type(training.algorithm).finish
-        self._sends_only = finish in (FedAvg.finish, LocalSGD.finish, FedLALR.finish, AlignedLALR.finish)
-        """Whether a reply depends only on x and on slots that are sent as they are."""
 
     def run(self, feed: Feed, tables: Tables, start: Stack, work: Work) -> Stack:
-        """The stack after the round, in its own memory, without the slots that a reply does not need."""
-        needed = {"x", *self.training.algorithm.slots.up} if self._sends_only else set(start.state)
-        names = [name for name in start.state if name in needed]
+        """The stack after the round, in its own memory."""
         batches = Batches(feed, tables, self._gradient)
         total, size = start.total.clone(), self._group(start)
         held = tuple(start.state) if self.descends else (*start.state, "gradient")
-        end = start.state.only(*names).map(lambda slot: slot.new_empty(slot.shape))
+        end = start.state.map(lambda slot: slot.new_empty(slot.shape))
         for first in range(0, start.size, size):
             last = min(first + size, start.size)
             layers = Layers(self.training.layout, held, last - first)

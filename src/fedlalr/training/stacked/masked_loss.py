@@ -19,7 +19,7 @@ IGNORED_LABEL = -100
 """The label that torch's classification losses ignore by default."""
 
 
-def mean_loss(loss: Loss, outputs: object, targets: Tree, mask: Tensor | None, ignored: int | None = None) -> Tensor:
+def mean_loss(loss: Any, outputs: object, targets: Tree, mask: Tensor | None, ignored: int | None = None) -> Tensor:
     """The user's loss of a batch, some samples of which may be padding, as one number."""
     value = loss(outputs, targets) if mask is None else masked_loss(loss, outputs, targets, mask, ignored)
     return value.reshape(())  # a loss may have shape [1]

@@ -54,18 +54,8 @@ def cut(images: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: 
         for length, size, hop, step in zip((height, width), kernel, stride, dilation, strict=True)
     )
     of_client, of_image, of_row, of_column, _ = places.stride()
-    view = places.as_strided(
-        (clients, batch, rows, columns, *kernel, channels),
-        (
-            of_client,
-            of_image,
-            of_row * stride[0],
-            of_column * stride[1],
-            of_row * dilation[0],
-            of_column * dilation[1],
-            1,
-        ),
-    )
+    steps = of_row * stride[0], of_column * stride[1], of_row * dilation[0], of_column * dilation[1]
+    view = places.as_strided((clients, batch, rows, columns, *kernel, channels), (of_client, of_image, *steps, 1))
     return view.contiguous()
 
 
@@ -76,23 +66,8 @@ def _input_gradient(
     clients, batch, channels = shape[:3]
     above = slope.movedim(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
     # The gradient does not depend on the images; the library only reads their shape and layout.
-    below = torch.empty(
-        (batch, clients * channels, *shape[3:]),
-        dtype=slope.dtype,
-        device=slope.device,
-        memory_format=torch.channels_last,
-    )
-    gradient, _, _ = convolution_backward(
-        above,
-        below,
-        weight.flatten(0, 1),
-        None,
-        stride,
-        padding,
-        dilation,
-        False,
-        (0, 0),
-        clients,
-        (True, False, False),
-    )
+    size = (batch, clients * channels, *shape[3:])
+    below = torch.empty(size, dtype=slope.dtype, device=slope.device, memory_format=torch.channels_last)
+    options = (stride, padding, dilation, False, (0, 0), clients, (True, False, False))
+    gradient = convolution_backward(above, below, weight.flatten(0, 1), None, *options)[0]
     return torch.as_tensor(gradient).view(batch, clients, channels, *shape[3:]).movedim(1, 0)

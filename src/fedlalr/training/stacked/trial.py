@@ -246,7 +246,8 @@ def _close(mine: Tensor, right: Tensor, tolerance: float) -> bool:
 
 def _place(error: Exception, gradient: StackedGradient) -> str:
     """Where an error arose: the layer, and the last line of code that is neither torch's nor ours."""
-    names = {layer: name for module in _modules(gradient) for name, layer in module.named_modules()}
+    forward = gradient.forward if isinstance(gradient, ForwardGradient) else None
+    names = {layer: name for name, layer in forward.model.named_modules()} if isinstance(forward, VmapForward) else {}
     layer = line = ""
     for frame, number in traceback.walk_tb(error.__traceback__):
         owner, file = frame.f_locals.get("self"), frame.f_code.co_filename
@@ -255,9 +256,3 @@ def _place(error: Exception, gradient: StackedGradient) -> str:
         if not file.startswith(_LIBRARIES) and frame.f_globals.get("__name__") != "contextlib":
             line = f"; {file}, line {number}: {linecache.getline(file, number).strip()}"
     return layer + line
-
-
-def _modules(gradient: StackedGradient) -> list[nn.Module]:
-    """The modules that a stacked gradient runs."""
-    forward = gradient.forward if isinstance(gradient, ForwardGradient) else None
-    return [forward.model] if isinstance(forward, VmapForward) else []
