@@ -14,7 +14,7 @@ import fedlalr as fl
 from conftest import make_clients, make_model
 from fedlalr.data.holdout import hold_out
 from fedlalr.data.population import as_clients
-from fedlalr.federation.client_evaluation import Score, distributions
+from fedlalr.federation.evaluation import Score, distributions
 
 OPTIONS = {"rounds": 3, "local": fl.Steps(2), "batch_size": 4, "device": "cpu", "engine": "reference"}
 SIZES = (9, 14, 8, 12, 10, 11)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 import fedlalr as fl
 from conftest import make_clients, make_model
 from fedlalr.data.population import as_clients
-from fedlalr.federation.client_evaluation import Score
+from fedlalr.federation.evaluation import Score
 from fedlalr.federation.replies.payload import Rejected
 from fedlalr.flower import client_app
 from fedlalr.flower.wire.instruction import Instruction

@@ -207,12 +207,8 @@ def as_clients(clients: object, target: Target | None = None, collate_fn: Collat
     if isinstance(clients, Population | DatasetClients):
         _check_not_empty(clients.sizes)
         if isinstance(clients, DatasetClients) and (target or collate_fn):
-            return DatasetClients(
-                clients.datasets,
-                clients.device,
-                target=target or clients.target,
-                collate_fn=collate_fn or clients.collate_fn,
-            )
+            target, collate_fn = target or clients.target, collate_fn or clients.collate_fn
+            return DatasetClients(clients.datasets, clients.device, target=target, collate_fn=collate_fn)
         return clients
     if not isinstance(clients, Sequence) or isinstance(clients, str | Partition) or _is_one_pair(clients):
         raise TypeError(explain_clients(clients))

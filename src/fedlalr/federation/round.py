@@ -190,11 +190,15 @@ def _reduce(
             reduced, buffers = reduce_replies(accepted, work.broadcast, work.buffers, share, channel.table, how)
             reduced = channel.rebased(reduced, work.broadcast, server)
     slots = update_slots(state, work, reduced, steps, share, training)
-    kept, theirs = dict(state.kept), accepted.kept.map(accepted.spread.gather)
-    for row, client in enumerate(accepted.clients.tolist()):
-        if len(theirs):
-            kept[client] = theirs.map(lambda tensor, row=row: tensor[row].clone())  # type: ignore[misc]
+    theirs = accepted.kept.map(accepted.spread.gather)
+    kept = {**state.kept, **(by_client(theirs, accepted.clients) if theirs else {})}
     return ServerState(round=work.round, slots=slots, buffers=buffers or state.buffers, kept=kept)
+
+
+def by_client(stacks: Slots, clients: Tensor) -> dict[int, Slots]:
+    """Each client's row of some stacks, in memory of its own."""
+    rows = enumerate(clients.tolist())
+    return {client: Slots(**{name: stack[row].clone() for name, stack in stacks.items()}) for row, client in rows}
 
 
 def _recalibrated(

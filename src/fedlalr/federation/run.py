@@ -17,8 +17,8 @@ from fedlalr.data.population import Clients
 from fedlalr.federation.asynchronous.clock import Clock
 from fedlalr.federation.asynchronous.rounds import Unusable, run_update
 from fedlalr.federation.asynchronous.settings import Async
-from fedlalr.federation.client_evaluation import Score, evaluate_clients
 from fedlalr.federation.debug import Debugger
+from fedlalr.federation.evaluation import Score, evaluate_clients
 from fedlalr.federation.observers import Observer, RunInfo
 from fedlalr.federation.options import Options, documented
 from fedlalr.federation.problem import Problem

@@ -95,8 +95,8 @@ def _checked(chosen: Any, population: int, count: int, round: int) -> Tensor:
     where = f"the sampling function returned {chosen!r} in round {round}"
     try:
         clients = np.asarray(chosen)
-    except ValueError as error:  # nested lists of different lengths
-        raise TypeError(f"{where}; it must return {count} client numbers") from error
+    except ValueError:  # nested lists of different lengths
+        clients = np.empty((0, 0))
     if clients.ndim != 1 or clients.dtype.kind not in "iu":
         raise TypeError(f"{where}; it must return {count} client numbers, such as a list of integers")
     if len(clients) != count:

@@ -14,14 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any, Protocol
 
 from fedlalr.algorithms.slots import Slots
 from fedlalr.data.test_set import is_one_tensor
-from fedlalr.federation.client_evaluation import Score, distributions
 from fedlalr.federation.compression.channel import Channel
-from fedlalr.federation.evaluation import Evaluation, evaluate
+from fedlalr.federation.evaluation import Evaluation, Score, distributions, evaluate
 from fedlalr.federation.observers import Observer, RunInfo, stopped_by
 from fedlalr.federation.options import Options
 from fedlalr.federation.problem import Problem
@@ -125,10 +123,8 @@ class Session:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
 
     def rounds(self) -> Iterator[Record]:
         """Run the remaining rounds, one at a time, until the last one or until an observer raises `Stop`."""

@@ -33,8 +33,9 @@ def client_speeds(speeds: Speeds | None, population: int, seed: int) -> Tensor:
     if len(given) != population:
         raise ValueError(f"{where} has {len(given)} numbers, but there are {population} clients; give one for each")
     found = torch.tensor([float(each) for each in given], dtype=torch.float64, device="cpu")
-    if not bool((torch.isfinite(found) & (found > 0)).all()):
-        worst = int((~(torch.isfinite(found) & (found > 0))).nonzero()[0])
+    wrong = torch.nonzero(~(found.isfinite() & (found > 0)))
+    if len(wrong):
+        worst = int(wrong[0])
         raise ValueError(
             f"{where} gives client {worst} the speed {given[worst]}; a speed is a finite number above 0, in local "
             f"steps per virtual second"

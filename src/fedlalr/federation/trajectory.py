@@ -96,7 +96,10 @@ class Trajectory(Observer):
                 f"a trajectory was requested for round {max(self.rounds)}, but the run has {info.rounds} rounds"
             )
         if self.path is not None and info.first_round > 1:
-            self.points = self._recorded(self.path)
+            try:
+                self.points = read_trajectory(self.path)
+            except (OSError, ValueError) as error:
+                raise RunDirectoryError(f"{error}; restore it, or move it away to resume without it") from error
         self.points = [point for point in self.points if point.round < info.first_round]
         if self.path is not None:
             with explained(f"the trajectory {self.path} cannot be written"):
@@ -120,12 +123,6 @@ class Trajectory(Observer):
                 file.write(_lines(new).encode())
                 file.flush()
                 os.fsync(file.fileno())  # this file must be on disk before the checkpoint of this round
-
-    def _recorded(self, path: Path) -> list[TrajectoryPoint]:
-        try:
-            return read_trajectory(path)
-        except (OSError, ValueError) as error:
-            raise RunDirectoryError(f"{error}; restore it, or move it away to resume without it") from error
 
     def _wants(self, round: int) -> bool:
         return self.rounds is None or round in self.rounds

@@ -20,6 +20,7 @@ from fedlalr.data.sources.rawdata import Arrays
 
 LENGTH: Final = 80
 """Characters in a window; the one after it is the label."""
+_PARTS: Final = ("characters", "pieces", "owners", "names")
 
 
 @dataclass(frozen=True)
@@ -74,25 +75,18 @@ class Script:
         found: dict[str, NDArray[Any]] = {"edition": _bytes(self.edition)}
         for part, roles in (("", self.roles), ("test_", self.test)):
             if roles is not None:
-                found[f"{part}characters"] = roles.characters
-                found[f"{part}pieces"] = roles.pieces
-                found[f"{part}owners"] = roles.owners
+                found |= {part + name: getattr(roles, name) for name in _PARTS[:-1]}
                 found[f"{part}names"] = _bytes(json.dumps(roles.names))
         return found
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Script:
         """The inverse of `arrays`."""
-        parts = [
-            Roles(
-                arrays[f"{part}characters"],
-                arrays[f"{part}pieces"],
-                arrays[f"{part}owners"],
-                tuple(json.loads(arrays[f"{part}names"].tobytes())),
-            )
-            for part in ("", "test_")
-            if f"{part}characters" in arrays
-        ]
+        parts = []
+        for part in ("", "test_"):
+            if f"{part}characters" in arrays:
+                characters, pieces, owners, names = (arrays[part + name] for name in _PARTS)
+                parts.append(Roles(characters, pieces, owners, tuple(json.loads(names.tobytes()))))
         return cls(arrays["edition"].tobytes().decode(), *parts)
 
 

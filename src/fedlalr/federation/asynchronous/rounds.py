@@ -49,6 +49,7 @@ from fedlalr.federation.round import (
     Rules,
     ServerState,
     Stopwatch,
+    by_client,
     too_few,
     update_slots,
     work_of,
@@ -187,11 +188,8 @@ def stored(usable: Replies, work: Work, channel: Channel, server: Slots) -> dict
     for name, buffer in usable.buffers.items():
         stacks[REPLY + _BUFFER + name] = buffer - work.buffers[name] if _is_count(buffer) else buffer
     stacks |= {REPLY + _SAMPLES: usable.samples, REPLY + _STEPS: usable.steps}
-    rows = usable.kept.replace(**stacks, **{REPLY + _LOSS: usable.losses.double().cpu()})
-    found = {}
-    for place, client in enumerate(usable.clients.tolist()):
-        found[client] = rows.map(lambda stack, place=place: stack[place].clone())  # type: ignore[misc]
-    return found
+    stacks[REPLY + _LOSS] = usable.losses.double().cpu()
+    return by_client(usable.kept.replace(**stacks), usable.clients)
 
 
 def _whole(replies: Replies) -> Replies:

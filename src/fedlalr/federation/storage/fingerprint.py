@@ -39,7 +39,7 @@ def facts_of(training: Training, population: Clients, test: Clients | None, opti
         "algorithm": plain(training.algorithm),
         "compute": plain(training.compute),
         "device": training.device.type,
-        **{each.name: plain(getattr(training, each.name)) for each in options_in(LocalOptions, "client")},
+        **_client_options(training),
         **{name: plain(value) for name, value in options.items()},
         "model": _model_facts(training),
         "data": data_facts(population),
@@ -56,14 +56,15 @@ def contract(training: Training, compression: object = None, private: bool = Fal
         "dtype": str(training.layout.dtype),
         "compression": plain(compression),
         "private": private,
-        **{
-            each.name: plain(getattr(training, each.name))
-            for each in options_in(LocalOptions, "client")
-            # the node has its own functions for the loss and for batches; the seed is sent every round
-            if each.name not in ("loss", "collate_fn", "seed")
-        },
+        **_client_options(training),
     }
+    for own in ("loss", "collate_fn", "seed"):  # a node has its own functions, and the seed is sent every round
+        del facts[own]
     return digest(facts)
+
+
+def _client_options(training: Training) -> Facts:
+    return {each.name: plain(getattr(training, each.name)) for each in options_in(LocalOptions, "client")}
 
 
 def digest(facts: Mapping[str, Any]) -> str:
@@ -124,12 +125,9 @@ def data_facts(population: Clients) -> Facts:
     facts: Facts = {"clients": len(population), "samples": int(sizes.sum()), "sizes": hash_tensor(sizes)}
     if isinstance(population, Population):
         rows = [population.partition[client][places] for client, places in _sampled(sizes)]
-        facts |= {
-            "partition": hash_tensor(torch.from_numpy(population.partition.indices)),
-            "inputs": _by_leaf(lambda leaf: _hash_rows(leaf, np.concatenate(rows)), population.inputs),
-            "targets": _by_leaf(hash_tensor, population.targets),
-            "transform": plain(population.transform),
-        }
+        facts["partition"] = hash_tensor(torch.from_numpy(population.partition.indices))
+        facts |= _pool_facts(population, np.concatenate(rows))
+        facts["transform"] = plain(population.transform)
     elif isinstance(population, DatasetClients):
         facts |= _dataset_facts(population)
     return facts
@@ -139,11 +137,13 @@ def _test_facts(test: Clients) -> Facts:
     if isinstance(test, DatasetClients):
         return {"samples": int(test.sizes[0]), **_dataset_facts(test)}
     assert isinstance(test, Population)
-    chosen = _spread(int(test.sizes[0]), SAMPLES)
-    return {
-        "inputs": _by_leaf(lambda leaf: _hash_rows(leaf, chosen), test.inputs),
-        "targets": _by_leaf(hash_tensor, test.targets),
-    }
+    return _pool_facts(test, _spread(int(test.sizes[0]), SAMPLES))
+
+
+def _pool_facts(pool: Population, rows: NDArray[np.int64]) -> Facts:
+    """Hashes of some inputs and of all targets."""
+    inputs = _by_leaf(lambda leaf: _hash_rows(leaf, rows), pool.inputs)
+    return {"inputs": inputs, "targets": _by_leaf(hash_tensor, pool.targets)}
 
 
 def _by_leaf(hashed: Callable[[Any], str], tree: Any) -> Any:

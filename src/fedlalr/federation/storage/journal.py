@@ -24,7 +24,6 @@ from dataclasses import replace
 from io import BytesIO, FileIO
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -111,7 +110,7 @@ class Journal:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, _: object, error: object, trace: object) -> None:
         """Save what is not saved yet, even after Ctrl-C or a failed round, and unlock the directory."""
         with self._stack:
             if not isinstance(error, RunDirectoryError):

@@ -14,9 +14,9 @@ from torch import nn
 from fedlalr.algorithms.slots import Algorithm, Slots
 from fedlalr.data.holdout import hold_out
 from fedlalr.data.population import Clients
-from fedlalr.federation.client_evaluation import evaluate_client
 from fedlalr.federation.compression.channel import Channel
 from fedlalr.federation.compression.compression import NONE, Compression
+from fedlalr.federation.evaluation import evaluate_client
 from fedlalr.federation.options import Options
 from fedlalr.federation.session import initial_state
 from fedlalr.federation.storage.fingerprint import contract

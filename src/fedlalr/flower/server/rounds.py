@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedlalr.federation.client_evaluation import Score
+from fedlalr.federation.evaluation import Score
 from fedlalr.federation.observers import Observer
 from fedlalr.federation.replies.payload import Expected, Rejected, Reply
 from fedlalr.federation.round import RoundOutcome

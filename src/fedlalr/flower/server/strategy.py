@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from fedlalr.algorithms.slots import Algorithm
 from fedlalr.common.checks import check_choice, check_count, check_positive
 from fedlalr.data.population import Population, Samples
-from fedlalr.federation.client_evaluation import Score
 from fedlalr.federation.combinations import PACKED, SCORES, check_combinations
-from fedlalr.federation.evaluation import Metrics
+from fedlalr.federation.evaluation import Metrics, Score
 from fedlalr.federation.observers import Observer, RunInfo
 from fedlalr.federation.problem import Problem
 from fedlalr.federation.record import Record, spent

@@ -13,8 +13,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots
-from fedlalr.federation.client_evaluation import Score
 from fedlalr.federation.compression.channel import Channel
+from fedlalr.federation.evaluation import Score
 from fedlalr.federation.replies.payload import Expected, Rejected, Reply, clean_metrics
 from fedlalr.flower.client.training import Answer
 from fedlalr.flower.wire.arrays import broadcast_from, decode, encode
