@@ -7,12 +7,14 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+
+from fedlalr.data.sources import digits
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
@@ -37,8 +39,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def measure_once(items: list[pytest.Item]) -> None:
-    """Measure coverage in the first case of each test, and in no test of random examples: the tracer takes as long again
-    as the library, and the other cases execute the same lines."""
+    """Measure coverage in the first case of each test, and in no test of random examples.
+
+    The tracer takes a quarter of the suite's time, and the other cases execute mostly the same lines.
+    """
     met = set()
     for item in items:
         test = getattr(item, "obj", None)
@@ -115,6 +119,14 @@ def untraced_libraries() -> Iterator[None]:
             patch.setattr(FigureCanvasBase, "print_figure", untraced(FigureCanvasBase.print_figure))
             patch.setattr(yaml.SafeLoader, "get_single_node", untraced(yaml.SafeLoader.get_single_node))
             patch.setattr(yaml, "dump_all", untraced(yaml.dump_all))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def digits_read_once() -> Iterator[None]:
+    """Hundreds of runs use the handwritten digits, and their text takes longer to read than a round."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(digits, "_table", cache(digits._table))
         yield
 
 

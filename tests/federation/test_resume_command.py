@@ -23,9 +23,9 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has
 SMALL = ["quickstart", "clients_per_round=3", "local.epochs=1", "checkpoint_every=7"]
 
 
-def start_and_stop(folder: Path, stop: signal.Signals) -> tuple[int, str]:
+def start_and_stop(folder: Path, stop: signal.Signals, engine: str) -> tuple[int, str]:
     """Start an endless run, send its process group a signal after some rounds, and return its exit code and output."""
-    command = [sys.executable, "-m", "fedlalr", "run", *SMALL, "engine=workers:1", "rounds=1000000", "-q"]
+    command = [sys.executable, "-m", "fedlalr", "run", *SMALL, f"engine={engine}", "rounds=1000000", "-q"]
     process = subprocess.Popen(
         [*command, "--run-dir", str(folder)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env=interruptible(PYTHONPATH=os.pathsep.join(sys.path)), start_new_session=True,
@@ -46,11 +46,17 @@ def cli(*arguments: str, code: int = 0) -> str:
 
 
 @pytest.mark.parametrize(
-    "stop", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.faults)]
+    ("stop", "engine"),
+    [
+        (signal.SIGINT, "workers:1"),
+        (signal.SIGTERM, "reference"),
+        pytest.param(signal.SIGTERM, "workers:1", marks=pytest.mark.faults),
+        pytest.param(signal.SIGKILL, "workers:1", marks=pytest.mark.faults),
+    ],
 )
-def test_a_run_that_was_stopped_resumes_to_the_bits_of_one_that_was_not(stop, tmp_path):
+def test_a_run_that_was_stopped_resumes_to_the_bits_of_one_that_was_not(stop, engine, tmp_path):
     folder = tmp_path / "stopped"
-    code, output = start_and_stop(folder, stop)
+    code, output = start_and_stop(folder, stop, engine)
     done = (folder / "metrics.jsonl").read_bytes().count(b"\n")
     saved = max(int(place.name.removeprefix("round-")) for place in (folder / "checkpoint").iterdir())
     if stop != signal.SIGKILL:

@@ -71,7 +71,7 @@ def make_training(model: str = "batchnorm", algorithm: str = "fedlalr", **option
         for n in sizes
     ]
     settings = {
-        "local": Epochs(2),
+        "local": Epochs(1),
         "batch_size": 4,
         "weight_decay": 1e-2,
         "decoupled_weight_decay": 1e-2,

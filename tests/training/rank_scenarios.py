@@ -113,6 +113,8 @@ JOBS = {
     "dicts": lambda engine: job(engine, model=token_model(), **DICTS),
 }
 """Runs that must give the same result on any number of ranks."""
+UNEVEN = ("recalibrated", "personal", "median", "own", "nan", "two clients", "one client", "private", "dicts")
+"""Those for three ranks: a cohort in unequal parts, without a client for every rank, or with a rejected one."""
 
 
 def outcome(done):
@@ -129,7 +131,8 @@ def outcome(done):
 
 
 def same_results(folder: Path) -> dict:
-    found = {name: outcome(start("distributed")) for name, start in JOBS.items()}
+    names = UNEVEN if join(torch.device("cpu")).count == 3 else JOBS
+    found = {name: outcome(JOBS[name]("distributed")) for name in names}
     found["stacked"] = outcome(job("distributed:stacked", model=make_model()))
     return found
 

@@ -105,8 +105,9 @@ class Samples(Dataset):
 
 @engines
 @pytest.mark.filterwarnings("ignore::fedlalr.RepliesRejected")
-@pytest.mark.parametrize("algorithm", [fl.FedLALR(), fl.SCAFFOLD()], ids=["fedlalr", "scaffold"])
-@pytest.mark.parametrize("kind", ["pairs", "datasets"])
+@pytest.mark.parametrize(
+    ("algorithm", "kind"), [(fl.FedLALR(), "pairs"), (fl.SCAFFOLD(), "datasets")], ids=["fedlalr", "scaffold"]
+)
 def test_another_default_device_changes_nothing(engine, algorithm, kind, tmp_path):
     """The meta device stands in for a GPU here: tensors on it have no values."""
     clients = make_clients((8, 12, 6, 10, 14))

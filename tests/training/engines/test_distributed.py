@@ -69,10 +69,11 @@ def assert_same(given: dict, wanted: dict, tolerance: float = TOLERANCE) -> None
 
 @pytest.mark.parametrize("name", scenarios.JOBS)
 def test_any_number_of_ranks_gives_the_references_result(name, two, three):
+    """Three ranks run the jobs in which their number matters."""
     wanted = scenarios.outcome(scenarios.JOBS[name]("reference"))
     rejected = {client for record in wanted["records"] for client, _ in record[-1]}
     assert rejected == {"nan": {2}, "one sample": {4}}.get(name, set())
-    for rank in (*two, *three):
+    for rank in (*two, *(three if name in scenarios.UNEVEN else ())):
         assert_same(rank["same_results"][name], wanted)
 
 

@@ -82,6 +82,7 @@ KINDS_OF_JOBS = {
     "equal": {"sizes": (8,) * 5},
     "equal-uneven": {"sizes": (10,) * 5},
     "drop-last": {"drop_last": True},
+    "epochs": {"local": fl.Epochs(2)},
     "steps": {"local": Steps(5)},
     "log-interval": {"local": LogInterval(1, 2.0)},
     "full-batch": {"batch_size": None},
@@ -92,7 +93,7 @@ KINDS_OF_JOBS = {
     "smooth-loss": {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)},
     "own-loss": {"loss": lambda outputs, targets: (outputs.softmax(1) - one_hot(targets, 3)).square().mean()},
 }
-MOVED = {"workers": ("drop-last", "log-interval", "full-batch", "accumulate", "weighted-loss", "own-loss")}
+MOVED = {"workers": ("drop-last", "epochs", "log-interval", "full-batch", "accumulate", "weighted-loss", "own-loss")}
 MOVED["distributed:stacked"] = tuple(KINDS_OF_JOBS.keys() - MOVED["workers"])
 """Every kind on the stacked engine, and on one of those that move what other engines compute."""
 JOBS = [(engine, kind) for kind in KINDS_OF_JOBS for engine in ("stacked", *(e for e in MOVED if kind in MOVED[e]))]
@@ -223,7 +224,7 @@ class Norms:
 
 @engines
 def test_probes_see_what_they_see_on_the_reference(engine):
-    training = make_training()
+    training = make_training(local=fl.Epochs(2))
     traces = {}
     for name in (engine, "reference"):
         with started(name, training) as (chosen, private):
