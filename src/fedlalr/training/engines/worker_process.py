@@ -114,7 +114,7 @@ def main(descriptor: int) -> None:
     try:
         while True:
             serve_run(connection)
-    except (EOFError, OSError):
+    except (EOFError, ConnectionError):
         return
 
 
