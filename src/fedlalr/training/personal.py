@@ -16,14 +16,14 @@ A client keeps, under these names:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Context, Slots
-from fedlalr.training.interfaces import Buffers, Replies, Training, Work
+from fedlalr.training.interfaces import Buffers, Replies, Tensors, Training, Work
 from fedlalr.training.torch_state import set_buffers
 
 SLOT, BUFFER = "personal.", "buffer."
@@ -108,9 +108,9 @@ def load_client(training: Training, x: Tensor, buffers: Buffers, kept: Slots) ->
     set_buffers(training.model, {**buffers, **named(kept, BUFFER)})
 
 
-def named(kept: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The kept values of one kind, without their prefix."""
-    return {name.removeprefix(prefix): value for name, value in kept.items() if name.startswith(prefix)}
+def named(values: Tensors, prefix: str) -> dict[str, Tensor]:
+    """The values of one kind, without its prefix."""
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 
 
 def _next_values(replies: Replies, work: Work, training: Training) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from fedlalr.data.random import MODULES, key
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.engines.shared_memory import Arena, Place, unship
 from fedlalr.training.interfaces import Buffers, Trace, Training, Work
+from fedlalr.training.personal import named
 from fedlalr.training.torch_state import copied
 
 
@@ -69,9 +70,9 @@ class Worker:
         self.orders, self.memory = orders, self.arena.tensors(orders.places)
         self.work = replace(
             orders.work,
-            broadcast=Slots(**part(self.memory, "down")),
-            buffers=part(self.memory, "buffer"),
-            kept=Slots(**part(self.memory, "kept")),
+            broadcast=Slots(**named(self.memory, "down:")),
+            buffers=named(self.memory, "buffer:"),
+            kept=Slots(**named(self.memory, "kept:")),
         )
         if orders.recalibrate:
             self.training.layout.load(self.training.model, self.work.broadcast.x)
@@ -100,11 +101,6 @@ class Worker:
             self.memory[f"{kind}:{name}"][row] = value
 
 
-def part(memory: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
-    """The tensors of one kind by name."""
-    return {name.removeprefix(f"{kind}:"): tensor for name, tensor in memory.items() if name.startswith(f"{kind}:")}
-
-
 def receive(connection: Connection[Any, Any]) -> Any:
     """The next message."""
     return pickle.loads(connection.recv_bytes())
@@ -118,7 +114,7 @@ def main(descriptor: int) -> None:
     try:
         while True:
             serve_run(connection)
-    except (EOFError, OSError):
+    except (EOFError, ConnectionError):
         return
 
 

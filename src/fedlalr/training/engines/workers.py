@@ -29,9 +29,10 @@ from torch import Tensor
 from fedlalr.algorithms.slots import Slots
 from fedlalr.common.interrupts import blocked
 from fedlalr.training.engines.shared_memory import Arena, TooLarge, arranged, pickled_by_value, ship
-from fedlalr.training.engines.worker_process import Orders, Setup, part, receive
+from fedlalr.training.engines.worker_process import Orders, Setup, receive
 from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work
 from fedlalr.training.machine import usable_cores
+from fedlalr.training.personal import named
 
 ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
@@ -112,9 +113,9 @@ class WorkersEngine:
             samples=self.training.clients.sizes[work.clients],
             steps=steps,
             losses=memory["loss"].clone(),
-            slots=Slots(**part(memory, "up")),
-            buffers={name: buffer.clone() for name, buffer in part(memory, "out_buffer").items()},
-            kept=Slots(**part(memory, "out_kept")),
+            slots=Slots(**named(memory, "up:")),
+            buffers={name: buffer.clone() for name, buffer in named(memory, "out_buffer:").items()},
+            kept=Slots(**named(memory, "out_kept:")),
             failures={int(work.clients[row]): error for row, error in sorted(errors.items())},
             traces=tuple(sorted(traces, key=lambda trace: (trace.client, trace.step))),
         )
@@ -127,7 +128,7 @@ class WorkersEngine:
         if errors:
             row, error = min(errors.items())
             raise RuntimeError(f"client {int(clients[row])} could not recalibrate its statistics: {error}")
-        return {name: buffer.clone() for name, buffer in part(memory, "out_buffer").items()}
+        return {name: buffer.clone() for name, buffer in named(memory, "out_buffer:").items()}
 
     def close(self) -> None:
         """Keep idle processes for the next run; end those that died or are still busy."""

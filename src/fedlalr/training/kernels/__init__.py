@@ -12,6 +12,7 @@ from functools import cache
 from importlib.util import find_spec
 
 import torch
+from torch import nn
 
 
 def kernels_available(device: torch.device | str) -> bool:
@@ -25,6 +26,16 @@ def kernels_available(device: torch.device | str) -> bool:
         return True
     device = torch.device(device)
     return device.type == "cuda" and torch.version.hip is None and _is_recent(device)
+
+
+def precision_fits(module: nn.Module, compute: torch.dtype | None) -> bool:
+    """Whether a form can run in this precision on the module's device: its own always, bfloat16 by the kernels."""
+    if not all(parameter.requires_grad for parameter in module.parameters()):
+        return False
+    if compute is None:
+        return True
+    first = next(module.parameters())
+    return compute == torch.bfloat16 and first.dtype == torch.float32 and kernels_available(first.device)
 
 
 @cache

@@ -31,28 +31,21 @@ class StackedConvolution(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        images: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        stride: Sizes,
-        padding: Sizes,
-        dilation: Sizes,
-    ) -> Tensor:
+    def forward(ctx: Any, images: Tensor, weight: Tensor, bias: Tensor | None, *options: Sizes) -> Tensor:
+        """The options are stride, padding and dilation."""
         places = images.movedim(2, 4).contiguous()
         clients, batch, height, width, _ = places.shape
         features, _, *kernel = weight.shape[1:]
         rows, columns = (
             (length + 2 * pad - hop * (size - 1) - 1) // step + 1
-            for length, size, step, pad, hop in zip((height, width), kernel, stride, padding, dilation, strict=True)
+            for length, size, step, pad, hop in zip((height, width), kernel, *options, strict=True)
         )
         kernels = weight.to(images.dtype).permute(0, 3, 4, 2, 1).contiguous()
         out = places.new_empty(clients, batch, rows, columns, features)
         shifts = bias if bias is None or bias.stride(-1) == 1 else bias.contiguous()
-        _convolve(places, kernels, shifts, out, (stride, padding, dilation), transposed=False)
+        _convolve(places, kernels, shifts, out, options, transposed=False)
         ctx.save_for_backward(places, weight)
-        ctx.options, ctx.biased = (stride, padding, dilation), bias is not None
+        ctx.options, ctx.biased = options, bias is not None
         return out.movedim(4, 2)
 
     @staticmethod

@@ -43,8 +43,6 @@ class Feed:
         self.order = steps.argsort(descending=True, stable=True)
         """The rows of the caller's clients, in the order of the stack."""
         self.clients, self.steps = clients[self.order], steps[self.order]
-        self.longest = int(self.steps[0])
-        """K of the client with the most steps."""
         sizes = training.clients.sizes[self.clients]
         self.counts = batch_counts(sizes, self.steps, training.step_size, training.drop_last).T
         """Real samples of every batch, `[K, C]`."""
@@ -78,7 +76,7 @@ class Feed:
         index = pool.rows(self.clients, filled.transpose(0, 1)).transpose(0, 1).contiguous()
         random = None
         if pool.transform is not None:
-            step = torch.arange(1, self.longest + 1, device=index.device).view(-1, 1, 1, 1)
+            step = torch.arange(1, len(index) + 1, device=index.device).view(-1, 1, 1, 1)
             ids = self.clients.to(index.device)
             random = pool.draws(self.training.seed, self.round, ids, step, index.shape[2])
             random = random.expand(*index.shape, -1)  # a transform without draws gives the same in every step

@@ -38,9 +38,8 @@ def masked_loss(loss: Loss, outputs: object, targets: Tree, mask: Tensor, ignore
         return loss(outputs, without_padding(targets, mask, ignored))
 
     def alone(output: object, target: Tree) -> Tensor:
-        return loss(tree_map(lambda tensor: tensor[None], output), map_tree(lambda leaf: leaf[None], target)).reshape(
-            ()
-        )
+        value = loss(tree_map(lambda tensor: tensor[None], output), map_tree(lambda leaf: leaf[None], target))
+        return value.reshape(())
 
     each = vmap(alone, randomness="different")(outputs, targets)
     return torch.where(mask, each, 0.0).sum() / mask.sum().clamp(min=1)

@@ -8,16 +8,30 @@ parameters' own precision or, in bfloat16 on a GPU with Triton, through the kern
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from fedlalr.training.interfaces import Buffers, Tensors
 from fedlalr.training.stacked.forms.char_lstm import CharLSTMForm
 from fedlalr.training.stacked.forms.convmixer import ConvMixerForm
-from fedlalr.training.stacked.forms.form import StackedForward
 from fedlalr.training.torch_internals import has_hooks
 
-__all__ = ["StackedForward", "inference_form", "stacked_form"]
+
+class StackedForward(Protocol):
+    """A network in training mode over a stack of clients, each with its own parameters, buffers and batch."""
+
+    def __call__(
+        self, parameters: Tensors, buffers: Tensors, inputs: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Buffers]:
+        """Logits `[C, B, classes]` and the buffers afterwards.
+
+        Parameters and buffers are `[C, …]` under the module's names; parameters may be views of a flat `[C, P]`. Inputs
+        are `[C, B, …]`; `mask` `[C, B]` marks the real samples (None: all). Differentiable in the parameters; never
+        synchronises with the device.
+        """
+        ...
 
 
 def stacked_form(module: nn.Module, compute: torch.dtype | None, sample: torch.Size) -> StackedForward | None:

@@ -8,8 +8,7 @@ from torch.nn import functional as F
 
 from fedlalr.models.lstm import CharLSTM
 from fedlalr.training.interfaces import Buffers, Tensors
-from fedlalr.training.kernels import plain
-from fedlalr.training.stacked.forms.form import precision_fits
+from fedlalr.training.kernels import plain, precision_fits
 
 
 class CharLSTMForm:

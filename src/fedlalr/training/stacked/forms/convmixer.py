@@ -14,9 +14,8 @@ from torch.nn import functional as F
 
 from fedlalr.models.convmixer import ConvMixer
 from fedlalr.training.interfaces import Buffers, Tensors
-from fedlalr.training.kernels import plain
+from fedlalr.training.kernels import plain, precision_fits
 from fedlalr.training.kernels.plain import GroupNorm, Norm
-from fedlalr.training.stacked.forms.form import precision_fits
 from fedlalr.training.stacked.masked_norm import STARTS
 from fedlalr.training.torch_internals import add_to_each
 
