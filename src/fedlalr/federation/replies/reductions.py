@@ -116,11 +116,7 @@ class Bounded:
 
 
 REDUCTIONS: dict[str, Callable[..., SlotReduction]] = {
-    "mean": Mean,
-    "max": Max,
-    "median": Median,
-    "trimmed": Trimmed,
-    "bounded": Bounded,
+    kind.__name__.lower(): kind for kind in (Mean, Max, Median, Trimmed, Bounded)
 }
 """Reductions by name."""
 
