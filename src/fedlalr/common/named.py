@@ -20,6 +20,13 @@ def check_known(unknown: str, name: str, table: Collection[str], also: str = "")
         raise ValueError(f"{unknown} {name!r}; choose one of {', '.join(table)}{also}.{hint(name, table)}")
 
 
+def check_names(names: str, given: Iterable[str], owner: str, known: Collection[str]) -> None:
+    """Reject names that are not known. `names` and `owner` are the two halves of the message."""
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{names} {name!r}, but {owner} {', '.join(known)}.{hint(name, known)}")
+
+
 def check_options(owner: str, given: Iterable[str], allowed: Collection[str]) -> None:
     """Reject options that their owner does not have."""
     for option in given:

@@ -22,7 +22,7 @@ from fedlalr.training.personal import first_kept, from_clients, shared_buffers, 
 from fedlalr.training.ranks import WHOLE
 from fedlalr.training.torch_state import module_randomness
 
-DEBUG_HINT = "Run with debug=True or --debug to train them again one by one and see what is in their data"
+DEBUG_HINT = ". Run with debug=True or --debug to train them again one by one and see what is in their data"
 
 
 class RoundFailed(RuntimeError):
@@ -125,9 +125,7 @@ def run_round(
     accepted, rejected, clipped = screen(replies, work.broadcast, table, buffers=work.buffers, max_norm_ratio=ratio)
     if rejected and on_rejected is not None:
         on_rejected(given, rejected)
-    if len(accepted.clients) < rules.least:
-        message = too_few(work.round, len(accepted.clients), rules.least, rejected)
-        raise RoundFailed(message if on_rejected is not None else f"{message}. {DEBUG_HINT}", rejected)
+    check_enough(work.round, len(accepted.clients), rules, rejected, DEBUG_HINT if on_rejected is None else "")
     clock.lap("screen")
 
     new = _reduce(state, work, accepted, training, rules, channel)
@@ -214,9 +212,8 @@ def _recalibrated(
     table, ratio = training.algorithm.slots, rules.max_norm_ratio
     usable, unusable, clipped = screen(measured, new.slots, table, buffers=before, max_norm_ratio=ratio)
     rejected = tuple(Rejection(client, f"recalibrated {reason}") for client, reason in unusable)
-    if len(usable.clients) < rules.least:
-        message = too_few(new.round, len(usable.clients), rules.least, rejected)
-        raise RoundFailed(f"{message}. If the new model overflows on their data, lower the learning rates", rejected)
+    overflow = ". If the new model overflows on their data, lower the learning rates"
+    check_enough(new.round, len(usable.clients), rules, rejected, overflow)
     share = _share(usable, training, rules)
     return reduce_buffers(usable.buffers, share, rules.reduce, new.buffers), rejected, clipped
 
@@ -264,6 +261,12 @@ def _kept(state: ServerState, cohort: Tensor, training: Training) -> Slots:
     if not rows:
         return first.map(lambda tensor: tensor[None][:0])
     return Slots(**{name: torch.stack([row[name] for row in rows]) for name in first})
+
+
+def check_enough(round: int, accepted: int, rules: Rules, rejected: Sequence[Rejection], advice: str = "") -> None:
+    """Fail a round with too few usable replies."""
+    if accepted < rules.least:
+        raise RoundFailed(too_few(round, accepted, rules.least, rejected) + advice, rejected)
 
 
 def too_few(round: int, accepted: int, wanted: int, rejected: Sequence[Rejection]) -> str:

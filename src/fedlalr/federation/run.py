@@ -24,7 +24,7 @@ from fedlalr.federation.options import Options, documented
 from fedlalr.federation.problem import Problem
 from fedlalr.federation.replies.screening import Rejection
 from fedlalr.federation.result import Result
-from fedlalr.federation.round import RoundFailed, RoundOutcome, ServerState, run_round, too_few
+from fedlalr.federation.round import RoundOutcome, ServerState, check_enough, run_round
 from fedlalr.federation.session import Session, run_info
 from fedlalr.federation.stragglers import TOO_SLOW, Stragglers, first_arrivals
 from fedlalr.training import Engine
@@ -205,8 +205,7 @@ def _taken(problem: Problem, sampled: Tensor, round: int) -> tuple[Tensor, float
     count = len(sampled) if given is None else problem.cohort_size
     taken, seconds, slow = first_arrivals(sampled, count, steps, problem.speeds[sampled], stragglers)
     rejected = [Rejection(client, TOO_SLOW) for client in slow]
-    if len(taken) < problem.rules.least:
-        raise RoundFailed(too_few(round, len(taken), problem.rules.least, rejected), rejected)
+    check_enough(round, len(taken), problem.rules, rejected)
     return taken, seconds, rejected
 
 

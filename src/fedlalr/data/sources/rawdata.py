@@ -20,6 +20,14 @@ from fedlalr.data.windows import Windows
 Arrays = Mapping[str, NDArray[Any]]
 """A data set as named plain arrays, the form in which it is checked and cached."""
 
+Bytes = NDArray[np.uint8]
+
+
+def images_and_labels(inputs: Bytes, targets: Bytes, test_inputs: Bytes, test_targets: Bytes) -> Arrays:
+    """The arrays of a data set of images under their names."""
+    return {"inputs": inputs, "targets": targets, "test_inputs": test_inputs, "test_targets": test_targets}
+
+
 _CHECKSUMS = tomllib.loads((resources.files("fedlalr.data.sources") / "checksums.toml").read_text(encoding="utf-8"))
 
 

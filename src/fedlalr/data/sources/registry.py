@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 
@@ -20,8 +20,6 @@ from fedlalr.data.sources.rawdata import Arrays, Images, RawData
 from fedlalr.data.sources.source import Found, Route, Source, obtain, whereabouts
 from fedlalr.data.sources.source import fetch as fetch_source
 from fedlalr.data.sources.text_by_role import Script
-
-Edition = Literal["any", "leaf", "gutenberg"]
 
 
 def _images(images: Images, description: str, formats: str, **rest: Any) -> Source:
@@ -163,10 +161,9 @@ def raw(
     return source.build(found.arrays, found.where, **options)
 
 
-def fetch(name: str, *, progress: Progress | None = None, force: bool = False, edition: Edition = "any") -> str:
+def fetch(name: str, *, progress: Progress | None = None, force: bool = False) -> str:
     """Put a data set into the cache, unless it is already there and intact, and return its place and its origin."""
-    options = {"edition": edition} if edition != "any" else {}
-    return fetch_source(_with_edition(source_of(name), options), progress, force).where
+    return fetch_source(source_of(name), progress, force).where
 
 
 def available() -> list[Available]:

@@ -13,7 +13,7 @@ from fedlalr.data.sources import archive, cifar, huggingface, packages
 from fedlalr.data.sources import text_readers as scripts
 from fedlalr.data.sources.cifar import Cifar, LabelledImages, RecordLayout
 from fedlalr.data.sources.idx import FILES, IdxSet
-from fedlalr.data.sources.rawdata import Arrays
+from fedlalr.data.sources.rawdata import Arrays, images_and_labels
 from fedlalr.data.sources.source import Route
 from fedlalr.data.sources.text_by_role import Script
 
@@ -38,8 +38,7 @@ def cifar_huggingface(data: Cifar, repository: str, label: str) -> Route:
 
     def get(_: Path, progress: Progress | None) -> Arrays:
         splits = huggingface.load(repository, progress)
-        train = LabelledImages(*huggingface.images(splits["train"], "img", label))
-        test = LabelledImages(*huggingface.images(splits["test"], "img", label))
+        train, test = (LabelledImages(*huggingface.images(splits[part], "img", label)) for part in ("train", "test"))
         if data.images.name == "cifar10":
             _check_records(train, test, data.layouts[1], repository)
         return cifar.join([train], test)
@@ -74,9 +73,8 @@ def cifar_npm(data: Cifar) -> Route:
 def idx_huggingface(data: IdxSet, repository: str) -> Route:
     def get(_: Path, progress: Progress | None) -> Arrays:
         splits = huggingface.load(repository, progress)
-        inputs, targets = huggingface.images(splits["train"], "image", "label")
-        test_inputs, test_targets = huggingface.images(splits["test"], "image", "label")
-        arrays = {"inputs": inputs, "targets": targets, "test_inputs": test_inputs, "test_targets": test_targets}
+        train, test = (huggingface.images(splits[part], "image", "label") for part in ("train", "test"))
+        arrays = images_and_labels(*train, *test)
         data.check_checksums(arrays, repository)
         return arrays
 

@@ -44,13 +44,12 @@ from fedlalr.federation.compression.channel import Channel
 from fedlalr.federation.replies.reducing import reduce_replies, weights
 from fedlalr.federation.replies.screening import Rejection, screen
 from fedlalr.federation.round import (
-    RoundFailed,
     RoundOutcome,
     Rules,
     ServerState,
     Stopwatch,
     by_client,
-    too_few,
+    check_enough,
     update_slots,
     work_of,
 )
@@ -131,21 +130,30 @@ def reduce_arrived(
 ) -> RoundOutcome:
     """Update the server with replies: client, version and what is stored of each. `work` is that of the clients that
     started; `rejected` are those whose replies cannot be used."""
-    _check_enough(len(arrived), work, rules, rejected)
+    check_enough(work.round, len(arrived), rules, rejected)
     table, ids = training.algorithm.slots, [client for client, _, _ in arrived]
     current = shared_slots(training, state.slots.only(*table.down))
     replies = _rebased([row for _, _, row in arrived], current, work.buffers, training)
     ratio = rules.max_norm_ratio
     accepted, unusable, clipped = screen(replies, current, table, buffers=work.buffers, max_norm_ratio=ratio)
     rejected = tuple(sorted([*rejected, *(Rejection(ids[place], reason) for place, reason in unusable)]))
-    _check_enough(len(accepted.clients), work, rules, rejected)
+    check_enough(work.round, len(accepted.clients), rules, rejected)
     clock.lap("screen")
 
     ages = torch.tensor([state.round - arrived[place][1] for place in accepted.clients.tolist()], device="cpu")
-    new = _updated(state, work, current, accepted, ages, training, rules, asynchronous)
+    share = weights(accepted.samples, rules.weighting, torch.float64, torch.device("cpu"))
+    fresher = (share * (1.0 + ages.double()) ** -asynchronous.staleness).to(training.layout.dtype).to(training.device)
+    with torch.no_grad():
+        reduced, buffers = reduce_replies(accepted, current, work.buffers, fresher, table)
+    slots = update_slots(state, work, reduced, accepted.steps, share, training)
+    threshold, oldest = asynchronous.delay_threshold, int(ages.max())
+    if threshold is not None and oldest > threshold:
+        rate = getattr(training.algorithm, "server_lr", 1.0)
+        part = min(rate, 1 / oldest) / rate  # x moves in proportion to the server's rate
+        slots = slots.replace(x=state.slots.x + part * (slots.x - state.slots.x))
     clock.lap("reduce")
     return RoundOutcome(
-        state=new,
+        state=ServerState(round=work.round, slots=slots, buffers=buffers or state.buffers),
         cohort=work.clients.tolist(),
         replied=len(arrived),
         accepted=len(accepted.clients),
@@ -156,11 +164,6 @@ def reduce_arrived(
         timing=clock.laps,
         staleness=float(ages.double().mean()),
     )
-
-
-def _check_enough(count: int, work: Work, rules: Rules, rejected: Sequence[Rejection]) -> None:
-    if count < rules.min_clients:
-        raise RoundFailed(too_few(work.round, count, rules.min_clients, rejected), rejected)
 
 
 def _train(
@@ -237,31 +240,6 @@ def _rebased(rows: Sequence[Slots], current: Slots, buffers: Buffers, training: 
 def _is_count(buffer: Tensor) -> bool:
     """Whether a buffer holds integers, such as a number of batches."""
     return not (buffer.is_floating_point() or buffer.is_complex() or buffer.dtype == torch.bool)
-
-
-def _updated(
-    state: ServerState,
-    work: Work,
-    current: Slots,
-    accepted: Replies,
-    ages: Tensor,
-    training: Training,
-    rules: Rules,
-    asynchronous: Async,
-) -> ServerState:
-    """The server after the update, without what clients keep."""
-    dtype, device = training.layout.dtype, training.device
-    share = weights(accepted.samples, rules.weighting, torch.float64, torch.device("cpu"))
-    fresher = (share * (1.0 + ages.double()) ** -asynchronous.staleness).to(dtype).to(device)
-    with torch.no_grad():
-        reduced, buffers = reduce_replies(accepted, current, work.buffers, fresher, training.algorithm.slots)
-    slots = update_slots(state, work, reduced, accepted.steps, share, training)
-    threshold, oldest = asynchronous.delay_threshold, int(ages.max())
-    if threshold is not None and oldest > threshold:
-        rate = getattr(training.algorithm, "server_lr", 1.0)
-        part = min(rate, 1 / oldest) / rate  # x moves in proportion to the server's rate
-        slots = slots.replace(x=state.slots.x + part * (slots.x - state.slots.x))
-    return ServerState(round=work.round, slots=slots, buffers=buffers or state.buffers)
 
 
 def _kept(state: ServerState, period: Period, fresh: Mapping[int, Slots], training: Training) -> dict[int, Slots]:

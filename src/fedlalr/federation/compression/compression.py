@@ -11,8 +11,7 @@ import torch
 
 from fedlalr.algorithms.slots import Algorithm, SlotTable
 from fedlalr.common.checks import check_count
-from fedlalr.common.named import built, check_known, check_options, options_of
-from fedlalr.common.suggestions import hint
+from fedlalr.common.named import built, check_known, check_names, check_options, options_of
 from fedlalr.federation.compression.codecs import BFloat16, Codec, Int, Log, has_feedback
 
 CODECS: dict[str, Callable[..., Codec]] = {"bfloat16": BFloat16, "int": Int, "log": Log}
@@ -67,10 +66,8 @@ class Compression:
             ("down", "broadcasts", table.down),
             ("every", "uploads", tuple(table.up)),
         ):
-            for slot in getattr(self, direction):
-                if slot not in slots:
-                    known = f"{', '.join(slots)}.{hint(slot, slots)}"
-                    raise ValueError(f"compression: {direction} names the slot {slot!r}, but {method} {sends} {known}")
+            given = getattr(self, direction)
+            check_names(f"compression: {direction} names the slot", given, f"{method} {sends}", slots)
         for slot in (*self.up, *self.down):
             if slot in table.blocks:
                 one = "one number for each parameter tensor"

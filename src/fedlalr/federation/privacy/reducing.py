@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
 from math import prod
 
 import torch
@@ -17,7 +16,6 @@ from fedlalr.federation.privacy.second_moment import derived, scales
 from fedlalr.federation.replies.reductions import BUFFERS
 from fedlalr.federation.replies.screening import VARIANCE, buffer_changes, name_in_layer
 from fedlalr.training.interfaces import Buffers, Training, Work, real_numbers
-from fedlalr.training.layout import Layout
 from fedlalr.training.ranks import ALONE, Ranks
 
 SECOND_MOMENTS = ("v", "v_hat")
@@ -33,6 +31,7 @@ class PrivateReduction:
         self.server, self.noise = server, noise
         self._layout, privacy = training.division.shared, mechanism.privacy
         self._slots = tuple(channel.table.up)
+        self._sizes = torch.tensor([prod(shape) for shape in self._layout.shapes], device="cpu")
         self._blocks = [slot for slot in self._slots if slot in channel.table.blocks]
         scale = scales(server, channel.table.up) if privacy.scaled else {}
         self._units: dict[str, Unit] = {
@@ -108,18 +107,11 @@ class PrivateReduction:
 
     def _without_repeats(self, slot: str, values: Tensor) -> Tensor:
         """Values `[…, P]`; of a slot with one number for each parameter tensor, only that number."""
-        return values[..., _starts(self._layout).to(values.device)] if slot in self._blocks else values
+        firsts = (self._sizes.cumsum(0) - self._sizes).to(values.device)
+        return values[..., firsts] if slot in self._blocks else values
 
     def _repeated(self, slot: str, values: Tensor) -> Tensor:
-        if slot not in self._blocks:
-            return values
-        sizes = torch.tensor([prod(shape) for shape in self._layout.shapes], device=values.device)
-        return values.repeat_interleave(sizes)
-
-
-def _starts(layout: Layout) -> Tensor:
-    """The place of each parameter's first number."""
-    return torch.tensor([0, *accumulate(prod(shape) for shape in layout.shapes[:-1])])
+        return values.repeat_interleave(self._sizes.to(values.device)) if slot in self._blocks else values
 
 
 def _floored(slots: Slots, table: SlotTable, algorithm: Algorithm) -> dict[str, Tensor]:

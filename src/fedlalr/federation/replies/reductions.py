@@ -17,8 +17,7 @@ from torch import Tensor
 
 from fedlalr.algorithms.slots import SlotTable
 from fedlalr.common.checks import check_positive
-from fedlalr.common.named import built
-from fedlalr.common.suggestions import hint
+from fedlalr.common.named import built, check_names
 from fedlalr.training.interfaces import real_numbers
 from fedlalr.training.kernels import cohort
 
@@ -116,11 +115,7 @@ class Bounded:
 
 
 REDUCTIONS: dict[str, Callable[..., SlotReduction]] = {
-    "mean": Mean,
-    "max": Max,
-    "median": Median,
-    "trimmed": Trimmed,
-    "bounded": Bounded,
+    kind.__name__.lower(): kind for kind in (Mean, Max, Median, Trimmed, Bounded)
 }
 """Reductions by name."""
 
@@ -134,11 +129,7 @@ def as_reductions(given: Mapping[str, Any] | None, table: SlotTable) -> dict[str
         return {}
     if not isinstance(given, Mapping):
         raise TypeError(f"reduce must be a dict from slot to reduction, such as {{'x': 'median'}}, not {given!r}")
-    sent = [*table.up, BUFFERS]
-    for slot in given:
-        if slot not in sent:
-            known = f"{', '.join(sent)}.{hint(slot, sent)}"
-            raise ValueError(f"reduce names the slot {slot!r}, but the clients send {known}")
+    check_names("reduce names the slot", given, "the clients send", [*table.up, BUFFERS])
     chosen = {slot: _as_reduction(slot, how) for slot, how in given.items()}
     first = next(iter(table.up), None)
     return {BUFFERS: chosen[first], **chosen} if first in chosen else chosen
