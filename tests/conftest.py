@@ -46,7 +46,8 @@ def measure_once(items: list[pytest.Item]) -> None:
     met = set()
     for item in items:
         test = getattr(item, "obj", None)
-        if test in met or hasattr(test, "hypothesis"):
+        random_examples = hasattr(test, "hypothesis") or item.path.name.startswith(("test_fuzz_", "test_audit"))
+        if random_examples or test in met:
             item.add_marker("no_cover")
         met.add(test)
 

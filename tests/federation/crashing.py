@@ -225,12 +225,13 @@ DEFAULTS = {
 
 
 if __name__ == "__main__":
-    kind, root, given = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
-    options = DEFAULTS | given
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs with SIGINT ignored
-    undisturbed = root / "undisturbed.end"
-    code = status(child(options, None, undisturbed))
-    if code:
-        raise SystemExit(f"the undisturbed run ended with {code}")
-    suite = {"operations": operations, "stages": stages, "times": times}[kind]
-    print(json.dumps(suite(options, root, undisturbed)))
+    for place, (kind, given) in enumerate(json.loads(sys.argv[2])):
+        root, options = Path(sys.argv[1]) / str(place), DEFAULTS | given
+        root.mkdir()
+        undisturbed = root / "undisturbed.end"
+        code = status(child(options, None, undisturbed))
+        if code:
+            raise SystemExit(f"the undisturbed run ended with {code}")
+        suite = {"operations": operations, "stages": stages, "times": times}[kind]
+        print(json.dumps(suite(options, root, undisturbed)), flush=True)

@@ -30,18 +30,26 @@ posix = pytest.mark.skipif(os.name != "posix", reason="forks and signals as POSI
 
 
 def crash(kind: str, root: Path, **options: object) -> dict[str, int]:
-    """Run `crashing.py`, which fails unless every resumed run gives the bits of an uninterrupted run."""
+    return crash_in_turn(root, (kind, options))[0]
+
+
+def crash_in_turn(root: Path, *kinds: tuple[str, dict[str, object]]) -> list[dict[str, int]]:
+    """Run `crashing.py`, which fails unless every resumed run gives the bits of an uninterrupted run.
+
+    One process for several kinds: its imports take longer than some of them.
+    """
     script = Path(__file__).with_name("crashing.py")
     done = subprocess.run(
-        [sys.executable, str(script), kind, str(root), json.dumps(options)],
+        [sys.executable, str(script), str(root), json.dumps(kinds)],
         capture_output=True,
         text=True,
         env=interruptible(PYTHONWARNINGS="ignore"),
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    tally: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
-    fault_counts.deaths.update(tally)
-    return tally
+    tallies: list[dict[str, int]] = [json.loads(line) for line in done.stdout.splitlines()[-len(kinds) :]]
+    for tally in tallies:
+        fault_counts.deaths.update(tally)
+    return tallies
 
 
 @pytest.fixture
@@ -63,11 +71,22 @@ FILED = ["fedlalr", "scaffold", "fedamsv2"]
 """Algorithms that write different things to files."""
 
 
+ASYNCHRONOUS = {"asynchronous": {"buffer": 2, "concurrency": 4}, "rounds": 8}
+"""With clients in flight at every checkpoint, some of them for several updates."""
+
+
 @posix
-def test_a_run_killed_at_some_operations_on_files_resumes_to_the_same_bits(memory):
-    tally = crash("operations", memory, rounds=2, stride=5)
-    assert tally["kills"] >= 6
-    assert tally["half_written"] >= 1
+def test_a_run_killed_at_some_operations_on_files_or_at_random_instants_resumes_to_the_same_bits(memory):
+    synchronous, asynchronous, instants = crash_in_turn(
+        memory,
+        ("operations", {"rounds": 2, "stride": 5}),
+        ("operations", {"stride": 29, **ASYNCHRONOUS}),
+        ("times", {"deaths": 4, "algorithm": "scaffold", "width": 2000}),
+    )
+    assert synchronous["kills"] >= 6
+    assert synchronous["half_written"] >= 1
+    assert asynchronous["kills"] >= 6
+    assert instants["kills"] + instants["interrupts"] >= 4
 
 
 @pytest.mark.faults
@@ -77,22 +96,6 @@ def test_a_run_killed_while_it_merges_what_clients_keep_resumes_to_the_same_bits
     tally = crash("operations", memory, stride=4, **options)
     assert tally["kills"] >= 15
     assert tally["half_written"] >= 1
-
-
-@posix
-def test_a_run_killed_at_random_instants_resumes_to_the_same_bits(memory):
-    tally = crash("times", memory, deaths=4, algorithm="scaffold", width=2000)
-    assert tally["kills"] + tally["interrupts"] >= 4
-
-
-ASYNCHRONOUS = {"asynchronous": {"buffer": 2, "concurrency": 4}, "rounds": 8}
-"""With clients in flight at every checkpoint, some of them for several updates."""
-
-
-@posix
-def test_an_asynchronous_run_killed_at_some_operations_resumes_to_the_same_bits(memory):
-    tally = crash("operations", memory, stride=29, **ASYNCHRONOUS)
-    assert tally["kills"] >= 6
 
 
 @posix
