@@ -682,7 +682,7 @@ def test_an_observer_that_probes_later_is_rejected_then(tmp_path):
     [
         ({"test": DataLoader(TensorDataset(*PAIRS[0]))}, r"test must be a pair \(inputs, targets\), .* not DataLoader"),
         ({"test": (PAIRS[0][0].numpy(), PAIRS[0][1])}, "the test set's samples are NumPy arrays"),
-        ({"observers": [fl.Observer]}, "observers has the class Observer; pass an instance"),
+        ({"observers": [fl.Observer]}, "one of observers is the class Observer; pass an instance"),
     ],
 )
 def test_an_invalid_test_set_or_observer_is_rejected_before_the_first_round(options, message):
