@@ -44,7 +44,7 @@ measured: set[object] = set()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Measure coverage in the first of several cases, and in no test of random examples: it takes a quarter of the time.
+    """Measure coverage in the first of several cases, and in no test of random examples: it takes long.
 
     The marker `no_cover` of pytest-cov does not do: with every start, coverage patches `os._exit` once more.
     """
