@@ -28,8 +28,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.pluginmanager.hasplugin("_cov"):
-        measure_once(items)
     seed = config.getoption("--shuffle")
     if seed is not None:
         order = random.Random(seed)
@@ -38,18 +36,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: files[item.path])  # a file's tests stay together: they share fixtures
 
 
-def measure_once(items: list[pytest.Item]) -> None:
-    """Measure coverage in the first case of each test, and in no test of random examples.
+WHOLE_RUNS = {"algorithms", "docs", "federation", "flower", "training"}
+"""Folders of tests whose cases are runs that execute mostly the same lines."""
+measured: set[object] = set()
+"""Their tests of which a case has been run while coverage was measured."""
 
-    The tracer takes a quarter of the suite's time, and the other cases execute mostly the same lines.
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Measure coverage in the first of several cases, and in no test of random examples: it takes long.
+
+    The marker `no_cover` of pytest-cov does not do: with every start, coverage patches `os._exit` once more.
     """
-    met = set()
-    for item in items:
-        test = getattr(item, "obj", None)
-        random_examples = hasattr(test, "hypothesis") or item.path.name.startswith(("test_fuzz_", "test_audit"))
-        if random_examples or test in met:
-            item.add_marker("no_cover")
-        met.add(test)
+    test, tracer = getattr(item, "obj", None), sys.gettrace()
+    random_examples = hasattr(test, "hypothesis") or item.path.name.startswith(("test_fuzz_", "test_audit"))
+    if not hasattr(tracer, "stop") or not (random_examples or test in measured):
+        if WHOLE_RUNS & set(item.nodeid.split("/")):
+            measured.add(test)
+        return (yield)
+    tracer.stop()
+    try:
+        return (yield)
+    finally:
+        tracer.start()
 
 
 def pytest_collection_finish() -> None:
