@@ -114,6 +114,9 @@ def ship(value: object, *, most: float = math.inf, readers: int = 1) -> tuple[Ar
     arena = Arena.create(size)
     for memory, piece in pieces.items():
         arena.memory[slice(*bounds[memory])] = piece
+    # Views of views in a reference cycle, as the shipper is one, crash Python 3.11's garbage collector.
+    shipper.clear_memo()
+    shipper.raw.clear()
     return arena, [bound for memory in (_STREAM, *shipper.order) for bound in bounds[memory]]
 
 
