@@ -48,7 +48,8 @@ test: $(VENV)/dev.stamp
 # A process that is done takes tests from the other. Those that tests start need not compile the sources again.
 quick: export PYTHONDONTWRITEBYTECODE :=
 quick: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal --durations=25 --cov --cov-report=term --cov-fail-under=95
+	$(BIN)/slipcover --json --out .slipcover.json -m pytest -n $(PROCESSES) --dist worksteal --durations=25
+	$(BIN)/slipcover --merge .slipcover.json --out .slipcover.json --fail-under 95
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
@@ -112,7 +113,7 @@ docs: $(VENV)/docs.stamp
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) site runs .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site runs .slipcover.json .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # The quick tests with the oldest versions that pyproject.toml allows and with the newest that are published, each in
 # an environment of its own. The newest are tried twice: Flower holds some of the others back, so first without it.

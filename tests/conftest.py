@@ -5,10 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import random
-import sys
-from collections.abc import Callable, Iterator
-from functools import cache, wraps
-from typing import Any
+from collections.abc import Iterator
+from functools import cache
 
 import pytest
 import torch
@@ -34,31 +32,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         order.shuffle(items)
         files = {item.path: order.random() for item in items}
         items.sort(key=lambda item: files[item.path])  # a file's tests stay together: they share fixtures
-
-
-WHOLE_RUNS = {"algorithms", "docs", "federation", "flower", "training"}
-"""Folders of tests whose cases are runs that execute mostly the same lines."""
-measured: set[object] = set()
-"""Their tests of which a case has been run while coverage was measured."""
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Measure coverage in the first of several cases, and in no test of random examples: it takes long.
-
-    The marker `no_cover` of pytest-cov does not do: with every start, coverage patches `os._exit` once more.
-    """
-    test, tracer = getattr(item, "obj", None), sys.gettrace()
-    random_examples = hasattr(test, "hypothesis") or item.path.name.startswith(("test_fuzz_", "test_audit"))
-    if not hasattr(tracer, "stop") or not (random_examples or test in measured):
-        if WHOLE_RUNS & set(item.nodeid.split("/")):
-            measured.add(test)
-        return (yield)
-    tracer.stop()
-    try:
-        return (yield)
-    finally:
-        tracer.start()
 
 
 def pytest_collection_finish() -> None:
@@ -99,37 +72,6 @@ def clients() -> Pairs:
 @pytest.fixture
 def model() -> nn.Module:
     return make_model()
-
-
-def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of another library, which takes up to three times as long while coverage is measured."""
-
-    @wraps(function)
-    def quick(*arguments: object, **named: object) -> Any:
-        tracer = sys.gettrace()
-        if not hasattr(tracer, "stop"):  # none, or a debugger's
-            return function(*arguments, **named)
-        tracer.stop()  # unlike sys.settrace(None), it remembers which functions are being executed
-        try:
-            return function(*arguments, **named)
-        finally:
-            tracer.start()
-
-    return quick
-
-
-@pytest.fixture(autouse=True, scope="session")
-def untraced_libraries() -> Iterator[None]:
-    """Draw, read and write YAML without measuring coverage."""
-    with pytest.MonkeyPatch.context() as patch:
-        if sys.gettrace() is not None:
-            import yaml
-            from matplotlib.backend_bases import FigureCanvasBase
-
-            patch.setattr(FigureCanvasBase, "print_figure", untraced(FigureCanvasBase.print_figure))
-            patch.setattr(yaml.SafeLoader, "get_single_node", untraced(yaml.SafeLoader.get_single_node))
-            patch.setattr(yaml, "dump_all", untraced(yaml.dump_all))
-        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

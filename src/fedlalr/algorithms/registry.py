@@ -93,7 +93,7 @@ def create(name: str, /, **hyperparameters: object) -> Algorithm:
     """Create an algorithm by name. Lists, as read from configuration files, become tuples.
 
     >>> create("fedamsv2", lr=0.5, betas=[0.9, 0.98])
-    FedAMS(lr=0.5, server_lr=0.1, betas=(0.9, 0.98), eps=None, option=2)
+    FedAMS(lr=0.5, server_lr=0.1, betas=(0.9, 0.98), eps=None, option=2, bias_correction=False)
     """
     check_options(name, hyperparameters, options(name))
     frozen = {option: tuple(v) if isinstance(v, list) else v for option, v in hyperparameters.items()}
