@@ -25,7 +25,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and the tests of each, in a random order")
 
 
+LONGEST = ("test_interpreted.py", "test_distributed.py", "test_portable.py", "test_workers.py", "test_faults.py")
+"""Files whose tests wait for other processes; run last, they would leave one of two test processes without work."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     seed = config.getoption("--shuffle")
     if seed is not None:
         order = random.Random(seed)
