@@ -132,8 +132,7 @@ def transcribed(problem, N, start, base, rounds):
     return np.array([C1 / np.sqrt(N * S), C2 * N / S, (C31 * K + C32) / S, (C41 + C42 * K) * (N / S) ** 1.5])
 
 
-@pytest.mark.parametrize(("start", "base"), [(3, 4.0), (4, 2.0), (1, 1.5), (2, 10.0)])
-@pytest.mark.parametrize("sigma", [20.0, 3.0])
+@pytest.mark.parametrize(("start", "base", "sigma"), [(3, 4.0, 20.0), (4, 2.0, 3.0), (1, 1.5, 20.0), (2, 10.0, 3.0)])
 def test_the_first_term_dominates_from_that_round_on_with_growing_intervals(start, base, sigma):
     problem = replace(PLAIN, L=0.02, sigma=sigma, beta1=0.1, gap=1000)
     rounds = 20_000
