@@ -41,7 +41,7 @@ demo: $(VENV)/core.stamp
 	$(BIN)/fedlalr compare quickstart --seeds 3 --run-dir runs/demo \
 		--methods fedlalr,fedavg,fedadam,fedamsv1,fedamsv2,lafedopt,fedlalr+balanced
 
-# Types take one core a minute or more on a fresh clone, so the tests run beside them.
+# The type checker runs beside the tests.
 test: $(VENV)/dev.stamp
 	@$(MAKE) --no-print-directory -j 2 quick lint
 
