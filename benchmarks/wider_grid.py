@@ -4,9 +4,9 @@
 
 `FOLDER/grid.json` has the scores that are known. Settings of the configured grid without a score are run first. While
 the best rate is the smallest or the largest of its axis, one rate beyond it is added, as far from it as its neighbour,
-with all values of the other axis. The best setting then runs on all samples, with the seeds 0, 1 and 2, in
-`FOLDER/runs`. The next runs of all methods share one pool of processes. After `--seconds` no further settings are
-tried; the same command resumes.
+with all values of the other axis. The best setting then runs on all samples, with the seeds 0, 1 and 2, for the rounds
+of the configuration or for `--final-rounds`, in `FOLDER/runs`. The next runs of all methods share one pool of
+processes. After `--seconds` no further settings are tried; the same command resumes.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ Settings = dict[str, float]
 class Method:
     """The grid of one method: its axes, the known scores, and what to run next."""
 
-    def __init__(self, name: str, config: Config, folder: Path, known: dict[str, Any]) -> None:
+    def __init__(
+        self, name: str, config: Config, folder: Path, known: dict[str, Any], final_rounds: int | None = None
+    ) -> None:
         self.name, self.config, self.folder = name, config, folder
+        self.final_rounds = final_rounds or config.rounds
         self.axes = {axis: [float(value) for value in values] for axis, values in config.grid[name].items()}
         self.scores = {self.key(one): one["score"] for one in known.get("tried", [])}
         for values, axis in zip(zip(*self.scores, strict=True), self.axes, strict=True) if self.scores else ():
@@ -55,7 +58,7 @@ class Method:
                 break
         tree = with_method(self.config, self.name).model_dump()
         tree["algorithm"] |= self.best().settings
-        seeds = [check({**tree, "seed": seed}) for seed in range(3)]
+        seeds = [check({**tree, "seed": seed, "rounds": self.final_rounds}) for seed in range(3)]
         return [Job(one, self.folder / "runs" / self.name / f"seed-{one.seed}") for one in seeds]
 
     def widen(self) -> bool:
@@ -123,6 +126,7 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--methods", help="separated by commas; all of the grid without it")
+    parser.add_argument("--final-rounds", type=int)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=math.inf)
     arguments = parser.parse_args()
@@ -131,7 +135,7 @@ if __name__ == "__main__":
     stored = json.loads(scores.read_text()) if scores.is_file() else {}
     names = arguments.methods.split(",") if arguments.methods else list(settings.grid)
     run(
-        [Method(name, settings, arguments.folder, stored.get(name, {})) for name in names],
+        [Method(name, settings, arguments.folder, stored.get(name, {}), arguments.final_rounds) for name in names],
         arguments.jobs,
         arguments.seconds,
         scores,

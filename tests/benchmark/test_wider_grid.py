@@ -17,10 +17,10 @@ spec.loader.exec_module(wider_grid)
 GRID = "grid={fedavg: {lr: [0.1, 0.3, 1.0]}, fedadam: {lr: [0.1, 0.3, 1.0], server_lr: [0.01, 0.1]}}"
 
 
-def method(name, scores, tmp_path):
+def method(name, scores, tmp_path, final_rounds=None):
     axes = ("lr", "server_lr") if name == "fedadam" else ("lr",)
     tried = [{**dict(zip(axes, key, strict=True)), "score": score} for key, score in scores.items()]
-    return wider_grid.Method(name, load("quickstart", [GRID]), tmp_path, {"tried": tried})
+    return wider_grid.Method(name, load("quickstart", [GRID]), tmp_path, {"tried": tried}, final_rounds)
 
 
 def options(jobs, *names):
@@ -49,6 +49,12 @@ def test_a_best_rate_inside_runs_three_seeds_on_all_samples(tmp_path):
     jobs = method("fedavg", {(0.1,): 0.5, (0.3,): 0.9, (1.0,): None}, tmp_path).jobs()  # None: the run failed
     assert options(jobs, "lr") == [(0.3,)] * 3
     assert [(job.config.seed, job.config.data.validation) for job in jobs] == [(0, 0.0), (1, 0.0), (2, 0.0)]
+    assert {job.config.rounds for job in jobs} == {40}
+
+
+def test_the_final_runs_may_be_longer(tmp_path):
+    jobs = method("fedavg", {(0.1,): 0.5, (0.3,): 0.9, (1.0,): 0.5}, tmp_path, final_rounds=77).jobs()
+    assert [job.config.rounds for job in jobs] == [77] * 3
 
 
 def test_an_edge_that_was_widened_before_is_known(tmp_path):

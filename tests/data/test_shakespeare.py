@@ -239,6 +239,28 @@ def test_no_test_window_overlaps_a_training_window(length: int, fraction: float)
         assert train.max() + LENGTH <= test.min()
 
 
+@pytest.mark.parametrize("sequence", [False, True])
+def test_the_last_windows_of_each_role_are_held_out(sequence: bool) -> None:
+    script = script_of([3000] * 3)
+    options = {"roles": 3, "train": 1000, "test": 100, "seed": 1, "sequence": sequence}
+    whole, part = shakespeare.federation(script, **options), shakespeare.federation(script, **options, validation=0.2)
+    assert isinstance(whole.inputs, Windows)
+    assert isinstance(part.inputs, Windows)
+    assert isinstance(part.test_inputs, Windows)
+    assert whole.groups is not None
+    for role in range(3):
+        begin = int(whole.inputs.starts[whole.groups == role][0])
+        step = LENGTH if sequence else 1
+        assert part.inputs.starts[part.groups == role].tolist() == [*range(begin, begin + 800, step)]
+        assert part.test_inputs.starts[part.test_groups == role].tolist() == [*range(begin + 879, begin + 1000, step)]
+
+
+@pytest.mark.parametrize("share", [0.05, 0.9999])
+def test_a_text_without_windows_to_hold_out_or_to_train_on_is_rejected(share: float) -> None:
+    with pytest.raises(ValueError, match=r"79 windows between the two parts are dropped, and the roles have 1,000"):
+        shakespeare.federation(script_of([3000] * 3), roles=3, train=1000, test=100, validation=share)
+
+
 def test_windows_never_cross_from_one_role_to_the_next() -> None:
     lengths = [600, 81, 80, 10, 700]
     data = shakespeare.federation(script_of(lengths), roles=None, train=None, test=None)

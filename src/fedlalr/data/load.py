@@ -40,7 +40,8 @@ def load(
     clients, scheme, alpha, seed: as in `fl.data.partition`. With `scheme="natural"` clients are Shakespeare's roles.
     augment: flip and crop CIFAR's training images; the other data sets have no augmentation.
     folder: the data set in its original format; without it, the cache is read, or filled by a download.
-    validation: the share of the training samples to hold out; they then replace the test set.
+    validation: the share of the training samples to hold out; they then replace the test set. They are drawn at
+        random, but of a text the last windows of each role are held out, as windows drawn at random would overlap.
     options: more options of the partition (`min_size`, `classes_per_client`, `sigma`) or of the data set.
 
     >>> load("digits", clients=10)
@@ -50,8 +51,14 @@ def load(
 
     dealing = {option: options.pop(option) for option in _PARTITION_OPTIONS if option in options}
     _reject_misspelt(options)
+    if not 0 <= validation < 1:
+        raise ValueError(
+            f"validation is the share of the training samples to hold out, from 0 up to 1, not {validation!r}"
+        )
     if name == "shakespeare":
-        options = {"seed": seed, **({"roles": clients} if scheme in ("natural", "iid") else {}), **options}
+        roles = {"roles": clients} if scheme in ("natural", "iid") else {}
+        options = {"seed": seed, "validation": validation, **roles, **options}
+        validation = 0.0
     found = raw(name, folder=folder, **options)
     if scheme == "natural":
         if found.groups is None:
@@ -91,8 +98,6 @@ def _reject_misspelt(options: Mapping[str, object]) -> None:
 
 def _hold_out(count: int, share: float, seed: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """The indices of the training and the held-out samples, both ascending: a function of the seed."""
-    if not 0 <= share < 1:
-        raise ValueError(f"validation is the share of the training samples to hold out, from 0 up to 1, not {share!r}")
     order = torch.argsort(bits(key(seed, _VALIDATION), torch.arange(count)), stable=True).numpy()
     cut = round(share * count)
     if cut == count:

@@ -63,6 +63,7 @@ def federation(
     seed: int = 0,
     train_fraction: float = 0.8,
     sequence: bool = False,
+    validation: float = 0.0,
     source: str = "",
 ) -> RawData:
     """A federation of roles with equal numbers of windows.
@@ -70,7 +71,8 @@ def federation(
     `roles` are drawn from those with more than `train` training and at least `test` test windows; each contributes a
     stretch of consecutive windows at a position drawn from the seed. None takes all. `iid` pools the same windows,
     shuffles them and splits them evenly. `sequence` keeps every 80th window, so that they do not overlap, with a target
-    at each of its 80 positions: about as many characters are predicted, each of them once.
+    at each of its 80 positions: about as many characters are predicted, each of them once. `validation` replaces the
+    test windows by the last share of each role's training windows, without those that overlap the rest.
     """
     for option, value in (("roles", roles), ("train", train), ("test", test)):
         if value is not None and value < 1:
@@ -79,6 +81,8 @@ def federation(
     chosen = _choose(parts, roles, train, test, seed)
     train_starts = [_stretch(parts.train[role], train, seed, _TRAIN, role) for role in chosen]
     test_starts = [_stretch(parts.test[role], test, seed, _TEST, role) for role in chosen]
+    if validation:
+        train_starts, test_starts = _hold_out(train_starts, validation)
     if sequence:
         train_starts, test_starts = ([part[::LENGTH] for part in starts] for starts in (train_starts, test_starts))
     characters = torch.from_numpy(parts.characters)
@@ -140,6 +144,20 @@ def _stretch(starts: NDArray[np.int64], length: int | None, seed: int, stream: i
     places = len(starts) - length + 1
     first = int(bits(key(seed, _STREAM, stream), torch.tensor([role]))) % places
     return starts[first : first + length]
+
+
+def _hold_out(stretches: list[NDArray[np.int64]], share: float) -> tuple[list[NDArray[np.int64]], ...]:
+    """The windows of every role that are left for training, and the held-out ones: the last of each role."""
+    cuts = [len(starts) - round(share * len(starts)) for starts in stretches]
+    train = [starts[:cut] for starts, cut in zip(stretches, cuts, strict=True)]
+    held_out = [starts[cut + GAP :] for starts, cut in zip(stretches, cuts, strict=True)]
+    if not all(map(len, train)) or not any(map(len, held_out)):
+        raise ValueError(
+            f"validation={share!r} leaves no windows to hold out, or a role none to train on: {GAP} windows between "
+            f"the two parts are dropped, and the roles have {min(map(len, stretches)):,} or more; change the share, or "
+            f"give them more windows"
+        )
+    return train, held_out
 
 
 def _pool(characters: Tensor, starts: list[NDArray[np.int64]]) -> tuple[Windows, Tensor]:
