@@ -116,7 +116,7 @@ class StaticSteps:
             buffer.copy_(start.buffers[name])
         for name, slot in memory.broadcast.items():
             (slot[:clients] if work.per_client else slot).copy_(work.broadcast[name])
-        memory.steps[:clients, 0].copy_(feed.steps)
+        memory.steps[:clients, 0].copy_(feed.steps_there)
         memory.lr.fill_(work.lr)
         for counter in (mine.total, memory.step):
             counter.zero_()

@@ -214,7 +214,7 @@ class StackedEngine:
             clients=feed.clients,
             samples=training.clients.sizes[feed.clients],
             steps=feed.steps,
-            losses=stack.total / feed.steps.to(training.device),
+            losses=stack.total / feed.steps_there,
             slots=upload.map(lambda tensor: stacked(tensor, count)),
             buffers=stack.buffers,
             kept=kept.map(lambda tensor: stacked(tensor, count)),

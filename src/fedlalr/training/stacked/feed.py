@@ -19,7 +19,7 @@ from fedlalr.data.trees import map_tree, reshaped, rows
 from fedlalr.training.interfaces import Training
 from fedlalr.training.stacked.gradient import Batch
 
-LARGE_PLAN = 2_000
+LARGE_PLAN = 100_000
 """Plans with at least this many entries are made on the data's device, not on the CPU; the numbers are the same."""
 
 
@@ -43,6 +43,8 @@ class Feed:
         self.order = steps.argsort(descending=True, stable=True)
         """The rows of the caller's clients, in the order of the stack."""
         self.clients, self.steps = clients[self.order], steps[self.order]
+        self.steps_there = self.steps.to(training.device)
+        """The same on the device, copied before there is work that the copy would wait for."""
         sizes = training.clients.sizes[self.clients]
         self.counts = batch_counts(sizes, self.steps, training.step_size, training.drop_last).T
         """Real samples of every batch, `[K, C]`."""
