@@ -70,7 +70,7 @@ test-portable: $(VENV)/dev.stamp
 	@for setting in $(SETTINGS); do echo "$$setting, random order, a path with spaces and accents"; \
 		folder="$$(mktemp -d)/ein größerer Pfad"; \
 		case $$setting in OMP_*) count=0;; *) count=$(PROCESSES);; esac; \
-		env $$setting $(BIN)/python -m pytest -n $$count --dist worksteal --shuffle $$$$ --basetemp "$$folder" $(NUMERIC) \
+		env $$setting $(BIN)/python -m pytest -n $$count --dist worksteal --shuffle $$$$ --basetemp "$$folder" -m 'not gpu' $(NUMERIC) \
 		|| exit 1; done
 
 test-data: $(VENV)/dev.stamp

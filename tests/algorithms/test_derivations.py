@@ -295,7 +295,17 @@ def relative_error(name: str, got: Vector, wanted: Vector) -> float:
     return difference(got, wanted)
 
 
-@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+ELSEWHERE = ("growing_interval_by_samples", "ragged_partial_clipped")
+"""Settings that `test_portable.py` tries with every method, each in a process with other instructions."""
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        pytest.param(setting, id=name, marks=[pytest.mark.slow] if name in ELSEWHERE else [])
+        for name, setting in SETTINGS.items()
+    ],
+)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_every_slot_follows_the_derivation_in_every_round(case: Case, setting: Setting) -> None:
     for state, (server, kept) in zip(played(case, setting), derived(case, setting), strict=True):

@@ -1,6 +1,6 @@
+import io
 import json
-import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -82,9 +82,14 @@ def test_invalid_arguments_are_explained(arguments: tuple[str, ...], message: st
     assert result.stderr.count("\n") == 1
 
 
-def test_the_module_runs_as_a_command_and_a_terminal_without_greek_still_gets_its_answer() -> None:
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    command = [sys.executable, "-m", "fedlalr", "theory", "-N", "4", "--start", "3", "--base", "4"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "K_t = 3 + ?log_4 t?" in done.stdout
+def test_the_module_runs_as_a_command_and_a_terminal_without_greek_still_gets_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = io.BytesIO()
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(shown, encoding="ascii", write_through=True))
+    monkeypatch.setattr(sys, "argv", ["fedlalr", "theory", "-N", "4", "--start", "3", "--base", "4"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module("fedlalr", run_name="__main__")
+    assert end.value.code in (None, 0), shown.getvalue()
+    assert b"K_t = 3 + ?log_4 t?" in shown.getvalue()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -9,6 +11,19 @@ import fedlalr as fl
 from conftest import make_clients, make_model
 from fedlalr import reductions
 from fedlalr.training.engines.registry import ENGINES
+
+
+@pytest.fixture(scope="module")
+def attacked(attacks):
+    """How a run under an attack ends, with a defence that is named; each is run once."""
+    defences = {each.name: each for each in attacks.DEFENCES}
+
+    @cache
+    def run(attack, share, defence, cohort):
+        settings = ["rounds=12", f"clients_per_round={cohort}"]
+        return attacks.run(attacks.ATTACKS[attack], share, defences[defence], settings)
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -22,12 +37,8 @@ from fedlalr.training.engines.registry import ENGINES
         ("x reversed", 0.1, "bounded", 10),
     ],
 )
-def test_a_defence_saves_what_an_attack_destroys(attack, share, defence, cohort, attacks):
-    defences = {each.name: each for each in attacks.DEFENCES}
-    harmed, saved = (
-        attacks.run(attacks.ATTACKS[attack], share, defences[name], ["rounds=12", f"clients_per_round={cohort}"])
-        for name in ("none", defence)
-    )
+def test_a_defence_saves_what_an_attack_destroys(attack, share, defence, cohort, attacked):
+    harmed, saved = (attacked(attack, share, name, cohort) for name in ("none", defence))
     assert saved.accuracy > (harmed.accuracy or 0) + 0.2
     assert saved.accuracy > 0.6
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedlalr as fl
@@ -28,6 +28,7 @@ def rates_of(schedule, rounds, **options):
     return [record.lr for record in result.history]
 
 
+@settings(deadline=None)
 @given(FALLING, st.integers(0, 50), st.integers(1, 200), st.floats(0, 0.99))
 def test_warm_up_rises_to_one_and_the_rest_falls_to_the_final_value(kind, warmup, longer, final):
     schedule, rounds = kind(warmup, final), warmup + longer
@@ -47,6 +48,7 @@ def test_half_of_a_cosine_is_half_of_the_way_down():
     assert fl.schedules.Linear(final=0.2)(6, 11) == pytest.approx(0.6)
 
 
+@settings(deadline=None)
 @given(st.floats(1e-3, 1), st.integers(1, 9), st.integers(1, 500), st.floats(1e-6, 10))
 def test_exponential_decay_has_the_bits_of_a_power(factor, every, t, lr):
     """Published runs were computed with this expression."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -195,6 +196,20 @@ def test_a_socket_of_another_user_is_named(package):
     assert f"user 65534, not this node's user 0, listens on {path}" in found[1][0][1]
 
 
+def test_an_error_in_the_trainer_is_reported_and_the_trainer_stays(package):
+    content = RecordDict({"fedlalr": ConfigRecord({"run": "ab"})})
+    with Station(WARM, time.monotonic() + 600) as place:
+        with pytest.raises(TrainingFailed, match=r"^ValueError: the instruction's round must be int, not None$"):
+            place.ask(setup(), Frame("train", "", content, context()))
+        before = place._running
+        found = place.ask(
+            setup(), Frame("query", "", RecordDict(), context(RecordDict({"mine": ConfigRecord({"a": 1})})))
+        )
+        assert place._running == before
+    assert found.content["fedlalr"]["client"] == 0
+    assert found.context.state["mine"]["a"] == 1, "the app's own state is kept"
+
+
 def test_a_trainer_killed_in_mid_training_is_named_and_the_next_round_starts_another(package):
     fault = package.parent / "fault"
     first = []
@@ -242,20 +257,6 @@ def ended(pid, seconds=60):
             return True
         time.sleep(0.02)
     return False
-
-
-def test_an_error_in_the_trainer_is_reported_and_the_trainer_stays(package):
-    content = RecordDict({"fedlalr": ConfigRecord({"run": "ab"})})
-    with Station(WARM, time.monotonic() + 600) as place:
-        with pytest.raises(TrainingFailed, match=r"^ValueError: the instruction's round must be int, not None$"):
-            place.ask(setup(), Frame("train", "", content, context()))
-        before = place._running
-        found = place.ask(
-            setup(), Frame("query", "", RecordDict(), context(RecordDict({"mine": ConfigRecord({"a": 1})})))
-        )
-        assert place._running == before
-    assert found.content["fedlalr"]["client"] == 0
-    assert found.context.state["mine"]["a"] == 1, "the app's own state is kept"
 
 
 def test_another_configuration_gets_another_trainer(package):
@@ -333,23 +334,13 @@ def test_an_idle_trainer_ends_unless_a_relay_is_about_to_connect(package):
     os.close(idle.folder)
 
 
-ABANDONED = """
-import socket, sys, time
-from fedlalr.flower.client.trainer import signs_of_life
-with signs_of_life(socket.socket(fileno=int(sys.argv[1]))):
-    print("working", flush=True)
-    time.sleep(600)
-"""
-
-
-def test_a_trainer_ends_if_its_relay_has_gone():
+def test_a_trainer_ends_if_its_relay_has_gone(monkeypatch):
+    codes = queue.Queue()
+    monkeypatch.setattr("os._exit", codes.put)
     relay, worker = socket.socketpair()
-    command = [sys.executable, "-c", ABANDONED, str(worker.fileno())]
-    with subprocess.Popen(command, pass_fds=[worker.fileno()], stdout=subprocess.PIPE) as process:
-        worker.close()
-        assert process.stdout.readline() == b"working\n"
+    with worker, trainer.signs_of_life(worker):
         relay.close()
-        assert process.wait(60) == 1
+        assert codes.get(timeout=60) == 1
 
 
 def test_a_trainer_at_work_shows_signs_of_life(monkeypatch):

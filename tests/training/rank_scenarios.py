@@ -235,7 +235,4 @@ def main(folder: Path, count: int, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    for count, names in json.loads(sys.argv[2]).items():
-        folder = Path(sys.argv[1]) / count
-        folder.mkdir()
-        main(folder, int(count), names)
+    main(Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]))

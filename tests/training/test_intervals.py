@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import fedlalr as fl
@@ -32,6 +32,7 @@ def test_log_interval_counts_steps_or_epochs():
 
 
 @example(start=1, base=27, exponent=12, t=1)  # no floating-point number is 27 to the 12th
+@settings(deadline=None)
 @given(start=st.integers(1, 50), base=st.integers(2, 30), exponent=st.integers(0, 12), t=st.integers(1, 10**6))
 def test_log_interval_is_the_floor_of_the_logarithm(start, base, exponent, t):
     interval = fl.LogInterval(start, float(base))

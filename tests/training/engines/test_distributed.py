@@ -1,4 +1,7 @@
-"""The distributed engine: one, two and three ranks agree, only the first one writes, and one failure ends them all."""
+"""The distributed engine: one, two and three ranks agree, only the first one writes, and one failure ends them all.
+
+Three ranks run in `make test-slow`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import pickle
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,26 +34,31 @@ PLAN = {2: [*SHARED, "last_rank_fails", "last_rank_dies"], 3: SHARED}
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict]]:
-    """The results of each rank, for every number of ranks. One process starts them all: its imports take seconds."""
-    folder = tmp_path_factory.mktemp("ranks")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, scenarios.__file__, str(folder), json.dumps(PLAN)]
-    subprocess.run(command, env=environment, timeout=240, check=True)
-    return {
-        count: [pickle.loads((folder / str(count) / f"{rank}.pickle").read_bytes()) for rank in range(count)]
-        for count in PLAN
-    }
+def played(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[dict]]:
+    """Gives the results of each of some ranks. One process starts them: its imports take seconds."""
+
+    @cache
+    def play(count: int) -> list[dict]:
+        folder = tmp_path_factory.mktemp("ranks")
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, scenarios.__file__, str(folder), str(count), json.dumps(PLAN[count])]
+        subprocess.run(command, env=environment, timeout=240, check=True)
+        return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(count)]
+
+    return play
 
 
-@pytest.fixture(scope="module")
-def two(results: dict[int, list[dict]]) -> list[dict]:
-    return results[2]
+@pytest.fixture
+def ranks(request: pytest.FixtureRequest, played: Callable[[int], list[dict]]) -> list[dict]:
+    return played(request.param)
 
 
-@pytest.fixture(scope="module")
-def three(results: dict[int, list[dict]]) -> list[dict]:
-    return results[3]
+THREE = pytest.param(3, marks=pytest.mark.slow)
+two = pytest.mark.parametrize("ranks", [2], indirect=True)
+two_or_three = pytest.mark.parametrize("ranks", [2, THREE], indirect=True)
+RUNS = [*((name, 2) for name in scenarios.JOBS)]
+RUNS += [pytest.param(name, 3, marks=pytest.mark.slow) for name in scenarios.UNEVEN]
+"""Three ranks run the jobs in which their number matters."""
 
 
 def assert_same(given: dict, wanted: dict, tolerance: float = TOLERANCE) -> None:
@@ -67,78 +77,87 @@ def assert_same(given: dict, wanted: dict, tolerance: float = TOLERANCE) -> None
         assert mine == pytest.approx(right, rel=tolerance)
 
 
-@pytest.mark.parametrize("name", scenarios.JOBS)
-def test_any_number_of_ranks_gives_the_references_result(name, two, three):
-    """Three ranks run the jobs in which their number matters."""
+@pytest.mark.parametrize(("name", "ranks"), RUNS, indirect=["ranks"])
+def test_any_number_of_ranks_gives_the_references_result(name, ranks):
     wanted = scenarios.outcome(scenarios.JOBS[name]("reference"))
     rejected = {client for record in wanted["records"] for client, _ in record[-1]}
     assert rejected == {"nan": {2}, "one sample": {4}}.get(name, set())
-    for rank in (*two, *(three if name in scenarios.UNEVEN else ())):
+    for rank in ranks:
         assert_same(rank["same_results"][name], wanted)
 
 
-def test_ranks_that_stack_their_part_give_the_references_result(two, three):
+@two_or_three
+def test_ranks_that_stack_their_part_give_the_references_result(ranks):
     wanted = scenarios.outcome(scenarios.job("reference", model=scenarios.make_model()))
-    for rank in (*two, *three):
+    for rank in ranks:
         assert_same(rank["same_results"]["stacked"], wanted, 1e-10)
 
 
-def test_the_first_rank_alone_is_watched_and_sees_the_probes_of_all(two, three):
+@two_or_three
+def test_the_first_rank_alone_is_watched_and_sees_the_probes_of_all(ranks):
     wanted = scenarios.outcome(scenarios.JOBS["median"]("reference"))["seen"]
     assert {trace.client for trace in wanted[1]} == {0, 5}
-    for first, *others in (two, three):
-        seen = first["same_results"]["median"]["seen"]
-        assert [seen[0], *seen[2:]] == [1, 2, 3]
-        for mine, right in zip(seen[1], wanted[1], strict=True):
-            assert mine[:2] == right[:2]
-            assert mine.values == pytest.approx(right.values, rel=1e-10)
-        assert all(other["same_results"]["median"]["seen"] == [] for other in others)
+    first, *others = ranks
+    seen = first["same_results"]["median"]["seen"]
+    assert [seen[0], *seen[2:]] == [1, 2, 3]
+    for mine, right in zip(seen[1], wanted[1], strict=True):
+        assert mine[:2] == right[:2]
+        assert mine.values == pytest.approx(right.values, rel=1e-10)
+    assert all(other["same_results"]["median"]["seen"] == [] for other in others)
 
 
-def test_the_first_ranks_weights_count(two, three):
+@two_or_three
+def test_the_first_ranks_weights_count(ranks):
     wanted = scenarios.outcome(scenarios.job("reference"))
-    for rank in (*two, *three):
+    for rank in ranks:
         assert_same(rank["other_weights"], wanted)
 
 
-def test_the_first_rank_alone_writes_and_a_run_resumes(two, three):
+@two_or_three
+def test_the_first_rank_alone_writes_and_a_run_resumes(ranks):
     wanted = scenarios.outcome(scenarios.job("reference", rounds=4))
-    for ranks in (two, three):
-        assert [rank["files"]["written"] for rank in ranks] == [True] + [False] * (len(ranks) - 1)
-        assert_same(ranks[0]["files"], wanted)
-        for other in ranks[1:]:
-            assert_same(other["files"] | {"records": wanted["records"]}, wanted)
+    assert [rank["files"]["written"] for rank in ranks] == [True] + [False] * (len(ranks) - 1)
+    assert_same(ranks[0]["files"], wanted)
+    for other in ranks[1:]:
+        assert_same(other["files"] | {"records": wanted["records"]}, wanted)
 
 
-def test_ranks_that_were_given_different_runs_are_rejected(two, three):
-    for rank in (*two, *three):
+@two_or_three
+def test_ranks_that_were_given_different_runs_are_rejected(ranks):
+    for rank in ranks:
         assert rank["other_settings"] == (
             "ValueError: all ranks must be given the same run, but seed is 0 on rank 0 and 1 on rank 1"
         )
 
 
-def test_an_engine_that_would_run_everything_in_every_process_is_rejected(two):
-    assert all("ValueError: torchrun started several processes" in rank["another_engine"] for rank in two)
+@two
+def test_an_engine_that_would_run_everything_in_every_process_is_rejected(ranks):
+    assert all("ValueError: torchrun started several processes" in rank["another_engine"] for rank in ranks)
 
 
-def test_an_observer_of_the_first_rank_ends_the_run_on_all(two, three):
-    assert [rank["first_rank_stops"] for rank in (*two, *three)] == [2] * 5
+@two_or_three
+def test_an_observer_of_the_first_rank_ends_the_run_on_all(ranks):
+    assert [rank["first_rank_stops"] for rank in ranks] == [2] * len(ranks)
 
 
-def test_a_failing_rank_fails_the_run_on_all_with_its_message(two, three):
-    for first, *others in (two, three):
-        assert first["first_rank_fails"] == "OSError: the disk of the first rank is full"
-        for other in others:
-            assert other["first_rank_fails"] == (
-                "RankFailed: rank 0 failed: OSError: the disk of the first rank is full"
-            )
-    assert two[1]["last_rank_fails"] == "ArithmeticError: this rank cannot evaluate"
-    assert two[0]["last_rank_fails"] == "RankFailed: rank 1 failed: ArithmeticError: this rank cannot evaluate"
+@two_or_three
+def test_a_failing_first_rank_fails_the_run_on_all_with_its_message(ranks):
+    first, *others = ranks
+    assert first["first_rank_fails"] == "OSError: the disk of the first rank is full"
+    for other in others:
+        assert other["first_rank_fails"] == "RankFailed: rank 0 failed: OSError: the disk of the first rank is full"
 
 
-def test_a_rank_that_dies_ends_the_run(two):
-    assert "last_rank_dies" not in two[1]
-    assert two[0]["last_rank_dies"].startswith("RankFailed: rank 0 lost the other ranks; one of them must have died")
+@two
+def test_a_failing_last_rank_fails_the_run_on_all_with_its_message(ranks):
+    assert ranks[1]["last_rank_fails"] == "ArithmeticError: this rank cannot evaluate"
+    assert ranks[0]["last_rank_fails"] == "RankFailed: rank 1 failed: ArithmeticError: this rank cannot evaluate"
+
+
+@two
+def test_a_rank_that_dies_ends_the_run(ranks):
+    assert "last_rank_dies" not in ranks[1]
+    assert ranks[0]["last_rank_dies"].startswith("RankFailed: rank 0 lost the other ranks; one of them must have died")
 
 
 def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:

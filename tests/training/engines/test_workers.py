@@ -249,12 +249,12 @@ class InterruptedInAMessage(WorkersEngine):
         raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("interrupted", [InterruptedAtTheStart, InterruptedInAMessage])
-def test_the_run_after_an_interrupted_one_gets_no_answer_that_was_meant_for_it(interrupted):
+@pytest.mark.parametrize(("interrupted", "count"), [(InterruptedAtTheStart, 1), (InterruptedInAMessage, 2)])
+def test_the_run_after_an_interrupted_one_gets_no_answer_that_was_meant_for_it(interrupted, count):
     setting = training()
 
     def played(kind):
-        with closing(kind(setting, 2)) as engine:
+        with closing(kind(setting, count)) as engine:
             return two_rounds(engine, setting)[0]
 
     with pytest.raises(KeyboardInterrupt):
