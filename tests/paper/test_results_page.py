@@ -98,11 +98,11 @@ def test_a_missing_folder_ends_with_the_usage(tmp_path):
 
 def test_lines_are_methods_with_their_rates_over_their_seeds():
     lines = {line.label: line for line in lines_of(ROLES, 0.40)}
-    assert "FedAvg, lr 5" in lines
     assert "FedLALR, lr 0.015, eps 0.0001" in lines
-    records = [json.loads(line) for line in (ROLES / "fedavg" / "seed-0" / "metrics.jsonl").read_text().splitlines()]
+    file = ROLES / "fedavg+lr-5" / "seed-0" / "metrics.jsonl"
+    records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     first = next(record for record in records if record["accuracy"] >= 0.40)
-    line = lines["FedAvg, lr 1"]
+    line = lines["FedAvg, lr 5"]
     assert (line.seeds, line.rounds) == (1, first["round"])
     assert line.final == pytest.approx(sum(record["accuracy"] for record in records[-10:]) / 10)
     assert line.gigabytes == pytest.approx(sum(r["bytes_up"] for r in records[: first["round"]]) / 1e9)
@@ -112,7 +112,7 @@ def test_lines_are_methods_with_their_rates_over_their_seeds():
 def test_new_runs_of_a_comparison_appear_by_themselves(tmp_path):
     assert comparisons(tmp_path).count(NO_RUN) == sum("/" not in family.folder for family in FAMILIES)
     family = next(family for family in FAMILIES if family.folder == "vit-cifar10")
-    shutil.copytree(ROLES / "fedavg", tmp_path / family.folder / "fedavg")
+    shutil.copytree(ROLES / "fedavg" / "seed-0", tmp_path / family.folder / "fedavg" / "seed-0")
     page(
         tmp_path, "<!-- begin comparisons --><!-- end comparisons --><!-- begin recommended --><!-- end recommended -->"
     )
