@@ -10,7 +10,6 @@ from pathlib import Path
 from fedlalr.config import Config, RunDirectory
 from fedlalr.federation import Record
 from fedlalr.flower.export import check_settings, export
-from fedlalr.flower.local.certificates import NodeKeys
 from fedlalr.flower.local.launch import FederationError, LocalFederation
 
 PATIENCE = 600.0
@@ -41,7 +40,7 @@ def demonstrate(
             federation.start_superlink()
             for node in range(nodes):
                 on_stage(f"supernode {node + 1} of {nodes}")
-                keys: NodeKeys | None = federation.register(node) if secure else None
+                keys = federation.register(node) if secure else None
                 federation.start_node(node, {"partition-id": node, "state-dir": str(folder / "kept")}, keys=keys)
             on_stage("the run")
             waits = {"deadline": patience, "join-deadline": patience}
