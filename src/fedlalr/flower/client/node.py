@@ -24,8 +24,9 @@ from fedlalr.flower.client.state import KeptStore
 from fedlalr.flower.client.training import train_locally
 from fedlalr.flower.client_data import RemoteClients, own_data
 from fedlalr.flower.settings import read_settings
+from fedlalr.flower.wire.arrays import broadcast_from
 from fedlalr.flower.wire.instruction import Instruction
-from fedlalr.flower.wire.records import FACTS, answer_content, broadcast_in, instruction_in, score_content
+from fedlalr.flower.wire.records import FACTS, answer_content, contents_in, instruction_in, score_content
 from fedlalr.training.calling import target_of
 from fedlalr.training.interfaces import Buffers, Training
 from fedlalr.training.personal import first_kept, shared_buffers
@@ -137,7 +138,7 @@ def _sent(
 ) -> tuple[Slots, Buffers]:
     """The slots and buffers in the server's message."""
     expected, layout = shared_buffers(training, get_buffers(training.model)), training.division.shared
-    slots, buffers = broadcast_in(content, names, channel, layout, expected, instruction.layout)
+    slots, buffers = broadcast_from(contents_in(content), names, channel, layout, expected, instruction.layout)
     where = training.device
     return slots.map(lambda slot: slot.to(where)), {name: buffer.to(where) for name, buffer in buffers.items()}
 

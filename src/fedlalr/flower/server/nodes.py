@@ -89,21 +89,20 @@ class NodeRegistry:
             log.info("node %d of client %d disconnected", node, self._announced.pop(node).client)
         for node in [node for node in self._silent if node not in connected]:
             del self._silent[node]
-        asked = set(self._post.waiting.values())
+        waiting = set(self._post.waiting.values())
         now = time.monotonic()
         due = [
             node
             for node in connected
-            if node not in self._announced and node not in asked and self._silent.get(node, (now, ""))[0] <= now
+            if node not in self._announced and node not in waiting and self._silent.get(node, (now, ""))[0] <= now
         ]
-        for node in self._post.send([(node, self._question(node)) for node in due]):
+        asked = RecordDict({FACTS: ConfigRecord({"contract": self.contract})})
+        for node in self._post.send(
+            [(node, Message(asked, node, MessageType.QUERY, ttl=QUESTION_LIFETIME)) for node in due]
+        ):
             self._silent[node] = (now + ASK_AGAIN, "Flower did not accept the message")
         for node, reply in self._post.arrivals():
             self._take(node, reply)
-
-    def _question(self, node: int) -> Message:
-        content = RecordDict({FACTS: ConfigRecord({"contract": self.contract})})
-        return Message(content, node, MessageType.QUERY, ttl=QUESTION_LIFETIME)
 
     def _take(self, node: int, reply: Message) -> None:
         if reply.has_error():
