@@ -43,7 +43,7 @@ def deal(request: Request, seeds: int) -> tuple[list[Dealt], list[str]]:
     for setting in settings:
         for alpha in ALPHAS:
             for seed in range(seeds):
-                config = setting.changed(partition={"alpha": alpha}, seed=setting.config.seed + seed)
+                config = setting.changed(partition={"alpha": alpha}, seed=setting.config.seed + seed).config
                 population = build_population(config)
                 counts = count_labels(population.targets.numpy(), population.partition, population.classes)
                 dealt.append(Dealt(setting.title, alpha, config.seed, counts))

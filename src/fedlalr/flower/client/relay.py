@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
@@ -43,14 +44,17 @@ class Relay:
 
         digest = self.names.digest(context)
         _check_unchanged(context, digest)
-        setup = {"names": asdict(self.names), "state_dir": self.state_dir, "digest": digest, "path": sys.path}
         with Station(context.node_id, time.monotonic() + message.metadata.ttl) as station:
-            found = station.ask(setup, Frame(kind, "", message.content, context))
+            found = station.ask(self._setup(digest), Frame(kind, "", message.content, context))
         assert found.content is not None
         assert found.context is not None
         context.state = found.context.state
         context.state[_STATE] = ConfigRecord({"run": str(context.run_id), "digest": digest})
         return found.content
+
+    def _setup(self, digest: str) -> dict[str, Any]:
+        """What a trainer needs to start."""
+        return {"names": asdict(self.names), "state_dir": self.state_dir, "digest": digest, "path": sys.path}
 
 
 def stays_warm(context: Context) -> bool:
