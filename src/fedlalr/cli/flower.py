@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 import shlex
 from contextlib import nullcontext
@@ -24,7 +23,7 @@ from fedlalr.cli.options import (
     progress_console,
     split_arguments,
 )
-from fedlalr.cli.progress import standard_output
+from fedlalr.cli.progress import print_json, standard_output
 from fedlalr.cli.run import cost, outcome
 from fedlalr.config import Config, ConfigError, RunDirectory, build_algorithm, build_model
 from fedlalr.config.run_dir import summarise
@@ -112,11 +111,13 @@ def local(
 
     fedlalr flower local quickstart algorithm=scaffold rounds=5 --run-dir runs/flower
     """
-    _check_installed()
+    if importlib.util.find_spec("flwr") is None:
+        raise ConfigError("this needs Flower: pip install 'fedlalr[flower]'")
     from fedlalr.flower.local.demonstration import demonstrate
     from fedlalr.flower.local.launch import FederationError
 
-    _check_patience(patience)
+    if not (patience > 0 and math.isfinite(patience)):
+        raise ConfigError(f"--patience must be a finite number of seconds above 0, not {patience:g}")
     source, overrides = split_arguments(arguments)
     config = for_nodes(source, overrides, nodes)
     check_settings(config)
@@ -150,7 +151,7 @@ def _stage(progress: RunProgress, stage: str, info: RunInfo) -> None:
 def _show(config: Config, info: RunInfo, records: list[Record], as_json: bool) -> None:
     summary = summarise(config, info, records)
     if as_json:
-        print(json.dumps(summary, ensure_ascii=False))
+        print_json(summary)
         return
     method = summary["algorithm"]["name"]
     standard_output().print(
@@ -173,13 +174,3 @@ def _info(config: Config, population: Population, history: list[Record]) -> RunI
         parameters=Layout.of(build_model(config.model, population, config.seed)).size,
         history=tuple(history),
     )
-
-
-def _check_patience(patience: float) -> None:
-    if not (patience > 0 and math.isfinite(patience)):
-        raise ConfigError(f"--patience must be a finite number of seconds above 0, not {patience:g}")
-
-
-def _check_installed() -> None:
-    if importlib.util.find_spec("flwr") is None:
-        raise ConfigError("this needs Flower: pip install 'fedlalr[flower]'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,11 @@ def standard_output() -> Console:
     """The console for results; wide enough for a table if it is not a terminal."""
     width = None if sys.stdout.isatty() else _PLAIN_WIDTH
     return Terminal(width=width, soft_wrap=not sys.stdout.isatty())
+
+
+def print_json(result: object) -> None:
+    """Print a result to standard output, alone on its line."""
+    print(json.dumps(result, ensure_ascii=False))
 
 
 def table(heading: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> Table:
