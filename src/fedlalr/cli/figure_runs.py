@@ -24,20 +24,15 @@ from fedlalr.paper.figures import (
     plan_of,
     write_provenance,
 )
-from fedlalr.paper.plans import FigurePlan, Request
+from fedlalr.paper.plans import CIFAR, FigurePlan, Request
 from fedlalr.paper.settings import TITLES
 from fedlalr.paper.speedup import SCALES
 from fedlalr.paper.speedup_results import Speedup
 from fedlalr.paper.verdicts import save_verdicts
 
 NEEDS = {
-    "heterogeneity": ("cifar10", "cifar100"),
-    "cifar": ("cifar10", "cifar100"),
-    "scalability": ("cifar10", "cifar100"),
-    "interval": ("cifar10", "cifar100"),
-    "trajectory": ("cifar10",),
-    "choices": ("cifar10",),
-    "variants": ("cifar10",),
+    **dict.fromkeys(("heterogeneity", "cifar", "scalability", "interval"), CIFAR),
+    **dict.fromkeys(("trajectory", "choices", "variants"), CIFAR[:1]),
     "shakespeare": ("shakespeare",),
 }
 """Data sets used in the paper."""

@@ -231,15 +231,6 @@ def trajectory(request: Request) -> FigurePlan:
     return FigurePlan("trajectory", tuple(panels), (*request.scope, *described(settings, "test"), *notes))
 
 
-PLANS = {
-    "cifar": cifar,
-    "shakespeare": shakespeare,
-    "scalability": scalability,
-    "interval": interval,
-    "trajectory": trajectory,
-}
-
-
 def key_of(override: str) -> str:
     """The setting that a text such as `rounds=3` changes."""
     return override.partition("=")[0].strip()

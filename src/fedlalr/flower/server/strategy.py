@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor, nn
 
 from fedlalr.algorithms.slots import Algorithm
-from fedlalr.common.checks import check_choice, check_count, check_positive
+from fedlalr.common.checks import check_choice, check_count, check_positive, whole_number
 from fedlalr.data.population import Population, Samples
 from fedlalr.federation.combinations import PACKED, SCORES
 from fedlalr.federation.evaluation import Metrics, Score
@@ -94,8 +94,7 @@ class FederatedStrategy(Strategy):
         for name, value in (("deadline", deadline), ("join_deadline", join_deadline), ("poll", poll)):
             check_positive(name, value)
         check_choice("layout", layout, LAYOUTS)
-        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-            raise ValueError(f"retries must be a whole number of at least 0, not {retries!r}")
+        whole_number("retries", retries, least=0)
         given, theirs = (None, test.test) if isinstance(test, Population) else (test, None)
         more = {feature for feature, chosen in ((PACKED, layout == "packed"), (SCORES, client_tests)) if chosen}
         options = read_settings(settings, more, test=given, metrics=metrics, observers=observers)
@@ -178,19 +177,11 @@ class FederatedStrategy(Strategy):
         """Log a description of the run."""
         server, problem = self.server, self.problem
         begins = f"resumes after round {server.state.round}" if server.state.round else "starts"
+        clients = "1 client" if server.population == 1 else f"{server.population} clients"
         log.info(
-            "%s: %d client%s, %d per round (at least %d), %d parameters; run %s %s; "
-            "deadlines: %g s for nodes, %g s for replies",
-            type(problem.training.algorithm).__name__,
-            server.population,
-            "" if server.population == 1 else "s",
-            problem.cohort_size,
-            problem.options.min_clients,
-            problem.training.layout.size,
-            server.run,
-            begins,
-            self.join_deadline,
-            self.deadline,
+            f"{type(problem.training.algorithm).__name__}: {clients}, {problem.cohort_size} per round (at least "
+            f"{problem.options.min_clients}), {problem.training.layout.size} parameters; run {server.run} {begins}; "
+            f"deadlines: {self.join_deadline:g} s for nodes, {self.deadline:g} s for replies"
         )
 
     def _arrays(self) -> ArrayRecord:
