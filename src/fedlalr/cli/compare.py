@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from fedlalr.algorithms.registry import ALGORITHMS, PAPER_METHODS
-from fedlalr.cli.compare_plan import PlannedComparison, in_words, reject_other_runs, replacing
+from fedlalr.cli.compare_plan import PlannedComparison, in_words, parse_variations, reject_other_runs, replacing
 from fedlalr.cli.compare_table import Compared, show, write_files
 from fedlalr.cli.errors import FAILED, hint_to_repeat
 from fedlalr.cli.options import (
@@ -27,7 +27,6 @@ from fedlalr.cli.options import (
 )
 from fedlalr.cli.progress import JobsProgress, print_json, standard_output
 from fedlalr.cli.run import write_page
-from fedlalr.cli.variations import parse_variations
 from fedlalr.common.files import as_file_name
 from fedlalr.common.named import check_known
 from fedlalr.config import Config, ConfigError, load

@@ -54,16 +54,6 @@ def table(heading: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
 @contextmanager
 def fetch_progress(console: Console, quiet: bool) -> Iterator[Callable[[str, int, int | None], None] | None]:
     """A progress bar for downloads; one line per download on plain output."""
-    with data_folder_errors():
-        if quiet:
-            yield None
-            return
-        with _fetch_bars(console) as show:
-            yield show
-
-
-@contextmanager
-def _fetch_bars(console: Console) -> Iterator[Callable[[str, int, int | None], None]]:
     shown: dict[str, Any] = {}
     columns = (
         TextColumn("{task.description}"),
@@ -71,7 +61,8 @@ def _fetch_bars(console: Console) -> Iterator[Callable[[str, int, int | None], N
         DownloadColumn(),
         TimeRemainingColumn(compact=True),
     )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+    live = console.is_terminal and not quiet
+    with data_folder_errors(), Progress(*columns, console=console, disable=not live) as bars:
 
         def show(what: str, done: int, total: int | None) -> None:
             if what not in shown:
@@ -80,7 +71,7 @@ def _fetch_bars(console: Console) -> Iterator[Callable[[str, int, int | None], N
                     console.print(what + (f" ({megabytes(total)})" if total else ""))
             bars.update(shown[what], completed=done, total=total)
 
-        yield show
+        yield None if quiet else show
 
 
 FACTS = TextColumn("{task.fields[facts]}", markup=False)

@@ -28,7 +28,7 @@ from fedlalr.report.sections import (
     shared_table,
     timing_table,
 )
-from fedlalr.report.tables import Table
+from fedlalr.report.tables import Table, counted
 from fedlalr.report.trajectories import trajectories_of
 
 PERCENT = "\N{NO-BREAK SPACE}%"
@@ -122,7 +122,7 @@ def _title(groups: Sequence[Group]) -> str:
 
 def _subtitle(groups: Sequence[Group]) -> str:
     description = description_of(run.config for group in groups for run in group.runs if run.config)
-    words = [description, _named(groups), _counted(sum(len(group.runs) for group in groups), "run")]
+    words = [description, _named(groups), counted(sum(len(group.runs) for group in groups), "run")]
     return "; ".join(filter(None, words))
 
 
@@ -131,12 +131,8 @@ def _named(groups: Sequence[Group]) -> str:
     if len(groups) <= MOST_NAMED:
         return " · ".join(group.label for group in groups)
     methods = list(dict.fromkeys(method_of(group.runs[0]) for group in groups))
-    named = " · ".join(methods) if len(methods) <= MOST_NAMED else _counted(len(methods), "method")
+    named = " · ".join(methods) if len(methods) <= MOST_NAMED else counted(len(methods), "method")
     return named if len(methods) == len(groups) else f"{named} in {len(groups)} variants"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _configuration(groups: Sequence[Group]) -> str:

@@ -22,7 +22,7 @@ from fedlalr.federation.privacy.reducing import PrivateReduction
 from fedlalr.federation.problem import Problem
 from fedlalr.federation.replies.payload import Expected
 from fedlalr.federation.replies.reducing import reduce_buffers, weights
-from fedlalr.federation.round import RoundFailed, RoundOutcome, ServerState, Stopwatch, too_few, update_slots
+from fedlalr.federation.round import RoundOutcome, ServerState, Stopwatch, check_enough, update_slots
 from fedlalr.federation.run import with_included
 from fedlalr.federation.storage.fingerprint import contract
 from fedlalr.federation.storage.journal import KEPT
@@ -183,8 +183,7 @@ class FederatedServer:
         try:
             closed = inbox.close(rules.screening(channel.table)[1])
             replies, count = closed.accepted, len(closed.accepted.clients)
-            if count < rules.least:
-                raise RoundFailed(too_few(work.round, count, rules.least, closed.rejected), closed.rejected)
+            check_enough(work.round, count, rules, closed.rejected)
             clock.lap("screen")
             with torch.no_grad():
                 if rules.mechanism is None:
