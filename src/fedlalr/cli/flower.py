@@ -6,6 +6,7 @@ import importlib.util
 import math
 import shlex
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -25,14 +26,13 @@ from fedlalr.cli.options import (
 )
 from fedlalr.cli.progress import print_json, standard_output
 from fedlalr.cli.run import cost, outcome
-from fedlalr.config import Config, ConfigError, RunDirectory, build_algorithm, build_model
+from fedlalr.config import Config, ConfigError, RunDirectory
 from fedlalr.config.run_dir import summarise
-from fedlalr.data import Population
 from fedlalr.federation import Record, RunInfo
 from fedlalr.federation.progress import RunProgress
+from fedlalr.federation.session import initial_state, run_info
 from fedlalr.flower.export import check_data, check_settings, data_here, for_nodes
 from fedlalr.flower.export import export as write
-from fedlalr.training.layout import Layout
 
 app = typer.Typer(no_args_is_help=True, help="Run on Flower: on other machines, with data that stays there.")
 
@@ -124,7 +124,9 @@ def local(
     console = progress_console(as_json)
     fetch_if_needed(config, console, quiet)
     silent = quiet or (as_json and not console.is_terminal)
-    info = _info(config, check_data(config), RunDirectory(run_dir).records() if run_dir is not None else [])
+    problem, history = check_data(config), RunDirectory(run_dir).records() if run_dir is not None else []
+    info = run_info(problem, initial_state(problem.training), "flower", "real processes")
+    info = replace(info, first_round=len(history) + 1, history=tuple(history))
     keeping = hint_to_repeat() if run_dir is not None else nullcontext()
     try:
         with keeping, RunProgress(console, silent) as progress:
@@ -156,21 +158,4 @@ def _show(config: Config, info: RunInfo, records: list[Record], as_json: bool) -
     method = summary["algorithm"]["name"]
     standard_output().print(
         f"{summary['name']} with {method} on {info.population} supernodes: {outcome(summary)}; {cost(summary)}"
-    )
-
-
-def _info(config: Config, population: Population, history: list[Record]) -> RunInfo:
-    """The description of the run, before it starts."""
-    clients = len(population)
-    return RunInfo(
-        algorithm=type(build_algorithm(config)).__name__,
-        engine="flower",
-        reason="real processes",
-        device="cpu",
-        rounds=config.rounds,
-        first_round=len(history) + 1,
-        population=clients,
-        clients_per_round=config.clients_per_round or clients,
-        parameters=Layout.of(build_model(config.model, population, config.seed)).size,
-        history=tuple(history),
     )

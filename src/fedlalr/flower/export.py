@@ -12,7 +12,6 @@ from fedlalr.config import Config, ConfigError, build_algorithm, build_model, bu
 from fedlalr.config.errors import as_config_errors
 from fedlalr.config.loading import check
 from fedlalr.config.overrides import parse_overrides
-from fedlalr.data import Population
 from fedlalr.data.sources import available
 from fedlalr.federation.problem import Problem
 from fedlalr.federation.validation import check_cohort
@@ -92,8 +91,8 @@ def check_settings(config: Config) -> int:
     return clients
 
 
-def check_data(config: Config) -> Population:
-    """Reject data that cannot be partitioned, or a model that cannot be trained on it; returns the data."""
+def check_data(config: Config) -> Problem:
+    """Reject data that cannot be partitioned, or a model that cannot be trained on it; returns the server's problem."""
     clients = check_settings(config)
     with as_config_errors(ValueError, TypeError):
         population = build_population(config)
@@ -106,10 +105,8 @@ def check_data(config: Config) -> Population:
         if empty:
             raise ConfigError(f"client {empty[0]} has no samples to train on; change the settings of partition")
         model = build_model(config.model, population, config.seed)
-        Problem.of(
-            model, RemoteClients(clients), build_algorithm(config), read_settings(settings_of(config)), remote=True
-        )
-    return population
+        remote, settings = RemoteClients(clients, population.test), read_settings(settings_of(config))
+        return Problem.of(model, remote, build_algorithm(config), settings, remote=True)
 
 
 def data_here(config: Config) -> bool:
