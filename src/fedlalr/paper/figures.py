@@ -107,7 +107,8 @@ def draw_speedup(result: Speedup, folder: Path) -> Drawn:
     judged = tuple(claims_measured.speedup_claims(result))
     if not result.points:
         return Drawn("speedup", (), judged, (), lacks="runs")
-    files = [*result.write(folder), *speedup_figure.draw(result, folder)]
+    pictures = save(lambda: speedup_figure.speedup_figure(result), folder / "speedup")
+    files = [*result.write(folder), *pictures]
     return Drawn("speedup", tuple(files), judged, tuple(speedup_figure.notes(result)))
 
 

@@ -18,11 +18,10 @@ import numpy as np
 
 from fedlalr.common.files import write_whole
 from fedlalr.config.errors import ConfigError
-from fedlalr.federation.storage.journal import METRICS_FILE
 from fedlalr.paper.verdicts import Claim, load_verdicts
 from fedlalr.report.comparison import Curve
 from fedlalr.report.groups import Group, group_runs, method_of
-from fedlalr.report.runs import TUNING, ReportedRun, read_run
+from fedlalr.report.runs import ReportedRun, read_run, runs_below
 from fedlalr.report.tables import counted
 
 PAGES = ("README.md", "details.md")
@@ -220,8 +219,7 @@ def comparisons(folder: Path) -> str:
 
 def lines_of(folder: Path, target: float, buffers: str | None = None) -> list[Line]:
     """The finished runs below a folder, grouped by their settings; empty without any."""
-    places = [file.parent for file in sorted(folder.rglob(METRICS_FILE))]
-    runs = [read_run(place) for place in places if TUNING not in place.relative_to(folder).parts]
+    runs = [read_run(place) for place in runs_below(folder)]
     done = [run for run in runs if run.state == "finished" and run.config is not None]
     kept = [run for run in done if buffers is None or (run.config and run.config.buffers == buffers)]
     return [_line(group, target) for group in group_runs(kept)]

@@ -7,7 +7,7 @@ from a client    arrays, `fedlalr`: run, round, client, contract, `metrics`: num
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ def instruct(
     arrays: Mapping[str, ArrayRecord], instruction: Instruction, config: ConfigRecord | None = None
 ) -> RecordDict:
     """The content of a message to a client. All clients of a round share the array records."""
-    facts = instruction.as_dict()
+    facts = asdict(instruction)
     if taken := sorted(facts.keys() & (config or {}).keys()):
         raise ValueError(f"train_config contains {taken[0]!r}, a name that the instruction uses; rename it")
     return RecordDict({**arrays, FACTS: ConfigRecord({**(config or {}), **facts})})
