@@ -127,7 +127,9 @@ class NodeClient:
         self, instruction: Instruction, context: Context, training: Training, compression: Compression
     ) -> tuple[KeptStore, Slots]:
         """The store of this node's client, and its state for a round."""
-        store = KeptStore(state_folder(context, self.state_dir), instruction.run, instruction.client)
+        configured = str(context.node_config.get(STATE_FOLDER, ""))
+        folder = self.state_dir or configured or platformdirs.user_state_path("fedlalr")
+        store = KeptStore(folder, instruction.run, instruction.client)
         state = initial_state(training)
         first = first_kept(training, state.slots, state.buffers, compression.residuals)
         return store, store.load(instruction.kept, first)
@@ -152,8 +154,3 @@ def client_id(context: Context) -> int:
             f"client's id, from 0"
         )
     return given
-
-
-def state_folder(context: Context, given: str | Path | None = None) -> Path:
-    """The folder for the state of a node's client."""
-    return Path(given or str(context.node_config.get(STATE_FOLDER, "")) or platformdirs.user_state_path("fedlalr"))
