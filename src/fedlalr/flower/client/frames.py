@@ -26,15 +26,14 @@ class Frame(NamedTuple):
 
     kind: str
     text: str = ""
-    content: RecordDict | None = None
+    content: RecordDict = RecordDict()
     context: Context | None = None
 
 
 def send(connection: socket.socket, frame: Frame) -> None:
     """Write a frame."""
-    records = frame.content or RecordDict()
-    arrays = dict(records.array_records)
-    others = RecordDict({name: record for name, record in records.items() if name not in arrays})
+    arrays = dict(frame.content.array_records)
+    others = RecordDict({name: record for name, record in frame.content.items() if name not in arrays})
     plain = recorddict_to_proto(others).SerializeToString()
     context = b"" if frame.context is None else context_to_proto(frame.context).SerializeToString()
     listed = [
