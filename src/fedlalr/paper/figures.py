@@ -75,10 +75,8 @@ def draw_runs(plan: FigurePlan, folder: Path, runs: Path, seeds: int) -> Drawn:
         return Drawn(plan.figure, (), judged, plan.notes, planned=planned, lacks="runs" if results else "data")
     pictures = save(lambda: draw(results, plan.notes), folder / plan.figure)
     table = folder / f"{plan.figure}.csv"
-    if plan.figure == "trajectory":
-        write_trajectories(results, table)
-    else:
-        write_curves(results, table)
+    write = write_trajectories if plan.figure == "trajectory" else write_curves
+    write(results, table)
     facts = tuple(_facts(job, runs) for job in ready)
     numbers = () if judge else tuple(summary(results))
     return Drawn(plan.figure, (*pictures, table), judged, plan.notes, facts, planned, numbers)

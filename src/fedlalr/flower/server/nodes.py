@@ -48,7 +48,7 @@ class NodeRegistry:
         """Client → node, for connected nodes that may take part."""
         found: dict[int, int] = {}
         for node, said in self._announced.items():
-            if self._usable(said):
+            if said.contract == self.contract and 0 <= said.client < self.population:
                 found.setdefault(said.client, node)
         return found
 
@@ -125,9 +125,6 @@ class NodeRegistry:
             )
         else:
             log.info("node %d serves client %d", node, client)
-
-    def _usable(self, said: Announcement) -> bool:
-        return said.contract == self.contract and 0 <= said.client < self.population
 
 
 def _announced(reply: Message) -> Announcement | str:
