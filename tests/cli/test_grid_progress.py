@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from fedlalr import config
-from fedlalr.cli.grid_progress import GridProgress, work
+from fedlalr.cli.progress import GridProgress, work
 from fedlalr.config.jobs import Event, Job, run_jobs
 
 SMALL = ("rounds=2", "partition.clients=12", "clients_per_round=2", "local.steps=1", "engine=reference")

@@ -29,10 +29,10 @@ DEFAULTS = {
 
 def start(folder, *, database):
     """A federation of three nodes. A context manager that has been entered."""
-    federation = LocalFederation(folder, database=database).__enter__()
+    federation = LocalFederation(folder).__enter__()
     federation.processes.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.5"  # seconds; Flower's default is 1
     try:
-        federation.start_superlink()
+        federation.start_superlink(*(["--database", folder / "superlink.db"] if database else []))
         for node in range(task.CLIENTS):
             start_node(federation, node, federation.register(node))
     except BaseException:

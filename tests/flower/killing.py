@@ -8,7 +8,7 @@ from pathlib import Path
 
 def kill(processes, name):
     """Kill a process and its children at once."""
-    process = processes.started(name)
+    process = processes.started[name]
     for pid in family(process.pid):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

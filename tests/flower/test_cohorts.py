@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 import zipfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -35,7 +35,7 @@ def opened(server, rounds=range(1, 4)):
         work.inbox.dispose()
         drawn.append(work.cohort)
         sent.append(
-            [server.server.instruction(client, work.offer.work).as_dict() | {"run": ""} for client in work.cohort]
+            [asdict(server.server.instruction(client, work.offer.work)) | {"run": ""} for client in work.cohort]
         )
     return drawn, sent
 

@@ -58,7 +58,7 @@ def test_a_spooled_reduction_equals_one_in_memory_bit_for_bit(size, count, at_a_
     before, inbox_module.NUMBERS_AT_A_TIME = inbox_module.NUMBERS_AT_A_TIME, at_a_time
     try:
         closed = spooled.close(1000.0)
-        share = weights(closed.samples, "samples", dtype, torch.device("cpu"))
+        share = weights(closed.accepted.samples, "samples", dtype, torch.device("cpu"))
         found = spooled.reduce(closed, share, chosen)
     finally:
         inbox_module.NUMBERS_AT_A_TIME = before
@@ -66,7 +66,7 @@ def test_a_spooled_reduction_equals_one_in_memory_bit_for_bit(size, count, at_a_
     accepted = plain.close(1000.0).accepted
     wanted = reduce_slots(accepted.slots, expected.broadcast, share, TABLE, chosen)
     assert all(torch.equal(found[name], wanted[name]) for name in TABLE.up)
-    assert torch.equal(closed.buffers["b"], accepted.buffers["b"])
+    assert torch.equal(closed.accepted.buffers["b"], accepted.buffers["b"])
 
 
 @settings(deadline=None, max_examples=20)
@@ -77,9 +77,9 @@ def test_the_order_of_arrival_does_not_matter(order):
     for client in order:
         inbox.receive(make_reply(expected, client))
     closed = inbox.close(None)
-    assert closed.clients.tolist() == [0, 1, 2, 3]
-    assert closed.samples.tolist() == [10, 11, 12, 13]
-    assert closed.buffers["b"][:, 0].tolist() == [0, 1, 2, 3]
+    assert closed.accepted.clients.tolist() == [0, 1, 2, 3]
+    assert closed.accepted.samples.tolist() == [10, 11, 12, 13]
+    assert closed.accepted.buffers["b"][:, 0].tolist() == [0, 1, 2, 3]
     reduced = inbox.reduce(closed, torch.full((4,), 0.25), {})
     replies = torch.stack([make_reply(expected, client).slots["x"]["w"] for client in range(4)])
     wanted = reduce_slots(
@@ -106,28 +106,28 @@ def test_long_changes_are_clipped_like_in_memory():
     for name in TABLE.up:
         torch.testing.assert_close(found[name], reduced[name], rtol=1e-6, atol=0)  # norms of one row and of four
         assert (found[name] - expected.broadcast[name]).norm() < 4 * 3000**0.5
-    assert closed.buffers["b"].tolist() == wanted.accepted.buffers["b"].tolist()
-    assert closed.buffers["b"].amax() == 10.0
+    assert closed.accepted.buffers["b"].tolist() == wanted.accepted.buffers["b"].tolist()
+    assert closed.accepted.buffers["b"].amax() == 10.0
     assert spooled.close(None).clipped == ()
 
 
 def test_rejections_are_recorded_with_client_and_reason():
     expected = make_expected(5)
     inbox = SpooledInbox(expected)
-    assert inbox.waiting == {0, 1, 2, 3}
+    assert inbox.expected.clients - inbox.expected.answered == {0, 1, 2, 3}
     inbox.receive(make_reply(expected, 0))
     assert inbox.receive(make_reply(expected, 0)).reason == "the client has already replied"
     assert inbox.receive(replace(make_reply(expected, 1), round=2)).client == 1
     inbox.reject(3, "its node is gone")
     closed = inbox.close(None)
-    assert closed.clients.tolist() == [0]
+    assert closed.accepted.clients.tolist() == [0]
     assert [r.client for r in closed.rejected] == [0, 1, 3]
-    assert inbox.waiting == {1, 2, 3}
+    assert inbox.expected.clients - inbox.expected.answered == {1, 2, 3}
 
 
 def test_a_round_without_replies_closes_empty():
     closed = SpooledInbox(make_expected(5)).close(1000.0)
-    assert closed.clients.tolist() == []
+    assert closed.accepted.clients.tolist() == []
     assert closed.rejected == ()
 
 

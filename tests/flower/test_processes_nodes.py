@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed")
 
 from fedlalr.config import RunDirectory
-from fedlalr.flower.local.certificates import make_node_keys, make_server_files
+from fedlalr.flower.local.certificates import NodeKeys, make_node_keys, make_server_files
 from flower.deployed import (
     PATIENCE,
     assert_same_bits,
@@ -28,7 +28,10 @@ def test_nodes_without_a_registered_key_or_with_another_authority_cannot_connect
     stranger = make_node_keys(tmp_path, "stranger")
     federation.start_node(10, {"partition-id": 0})
     federation.start_node(11, {"partition-id": 0}, keys=stranger)
-    federation.start_node(12, {"partition-id": 0}, keys=stranger, authority=other)
+    ours = federation.certificates
+    federation.certificates = ours._replace(authority=other)
+    federation.start_node(12, {"partition-id": 0}, keys=stranger)
+    federation.certificates = ours
     said = {10: "", 11: "", 12: ""}
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline and not all(said.values()):
@@ -57,7 +60,8 @@ def test_a_killed_node_and_a_hanging_client_take_part_again(federation, tmp_path
     wait_until(lambda: progress() >= 2)
     for marker in markers:
         marker.unlink()
-    start_node(federation, 1, federation.keys[1])
+    key = federation.folder / "keys" / "node-1"
+    start_node(federation, 1, NodeKeys(key, key.with_suffix(".pub")))
     federation.wait_for(run_dir.name, PATIENCE, progress)
     records = RunDirectory(run_dir).records()
     (_, killed), (_, hanging) = records[1].rejected

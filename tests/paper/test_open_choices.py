@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from fedlalr.config import load
+from fedlalr.paper import plans
 from fedlalr.paper.curve_measures import summary
 from fedlalr.paper.curves import PanelCurves
 from fedlalr.paper.open_choices import choices, variants
-from fedlalr.paper.plans import PLANS, Panel, Request
+from fedlalr.paper.plans import Panel, Request
 from fedlalr.paper.plots import choices_figure, variants_figure
 from paper.synthetic_curves import ROUNDS, curves, rising
 from paper.synthetic_curves import panel as panel_of
@@ -44,7 +45,9 @@ def test_each_choice_changes_one_thing_of_the_papers_run():
 @pytest.mark.parametrize(("plan", "new"), [(choices, 5), (variants, 3)])
 def test_runs_of_other_figures_are_used_again(plan, new):
     mine = {job.folder: job for job in plan(PAPER).jobs(RUNS, 1)}
-    others = {job.folder: job for figure in ("cifar", "interval") for job in PLANS[figure](PAPER).jobs(RUNS, 1)}
+    others = {
+        job.folder: job for figure in ("cifar", "interval") for job in getattr(plans, figure)(PAPER).jobs(RUNS, 1)
+    }
     shared = mine.keys() & others.keys()
     assert len(mine) - len(shared) == new
     assert all(mine[folder].config.problem() == others[folder].config.problem() for folder in shared)

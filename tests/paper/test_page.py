@@ -32,8 +32,7 @@ def test_the_words_of_verdicts_are_explained_as_they_are_used():
 def test_sizes_of_both_scales_are_those_of_the_runs(data, title):
     sizes = []
     for scale in ("paper", "smoke"):
-        setting = Request(scale, EVERYTHING).setting(data)
-        assert setting is not None
+        (setting,), _ = Request(scale, EVERYTHING).settings([data])
         config = setting.config
         sizes.append(f"{config.partition.clients}, {config.clients_per_round}, {config.rounds}")
     assert row(f"{title}, cohort, rounds") == sizes

@@ -5,19 +5,21 @@ import pytest
 
 from fedlalr.algorithms.registry import PAPER_METHODS
 from fedlalr.config import ConfigError, load
+from fedlalr.paper import plans
 from fedlalr.paper.figure_options import check_beside
-from fedlalr.paper.plans import PLANS, Beside, Request, described
+from fedlalr.paper.plans import Beside, Request, described
 from fedlalr.paper.settings import find_setting
 
 EVERYTHING = frozenset({"digits", "cifar10", "cifar100", "shakespeare"})
 PAPER = Request("paper", EVERYTHING)
 SMOKE = Request("smoke", EVERYTHING)
 BARE = Request("smoke", frozenset({"digits"}))
+TRAINED = ("cifar", "shakespeare", "scalability", "interval", "trajectory")
 
 
 @cache
 def plan_of(figure, request):
-    return PLANS[figure](request)
+    return getattr(plans, figure)(request)
 
 
 def jobs(figure, request=PAPER, seeds=1, **options):
@@ -75,8 +77,8 @@ def test_intervals_are_the_papers():
     steps = [{"steps": 10}, {"start": 3, "base": 4.0}, {"start": 4, "base": 2.0}]
     epochs = [{"epochs": 10}, *({**one, "unit": "epochs"} for one in steps[1:])]
     assert local == [*epochs, *steps]
-    assert [panel.short for panel in PLANS["interval"](PAPER).panels[:2]] == ["in epochs", "in steps"]
-    assert {panel.short for panel in PLANS["interval"](SMOKE).panels} == {"in steps"}
+    assert [panel.short for panel in plans.interval(PAPER).panels[:2]] == ["in epochs", "in steps"]
+    assert {panel.short for panel in plans.interval(SMOKE).panels} == {"in steps"}
 
 
 def test_two_clients_are_followed_in_the_papers_rounds():
@@ -88,7 +90,7 @@ def test_two_clients_are_followed_in_the_papers_rounds():
 
 
 def test_shakespeare_is_run_by_roles_and_pooled():
-    panels = PLANS["shakespeare"](PAPER).panels
+    panels = plans.shakespeare(PAPER).panels
     schemes = [{line.config.partition.scheme for line in panel.lines} for panel in panels]
     assert schemes == [{"natural"}, {"iid"}]
     assert {job.config.clients_per_round for job in jobs("shakespeare")} == {10}
@@ -103,7 +105,7 @@ def test_smoke_keeps_the_papers_rates_and_shrinks_the_rest():
 
 
 def test_digits_stand_in_for_what_is_not_here_and_the_figure_says_so():
-    plan = PLANS["cifar"](Request("smoke", frozenset({"digits", "cifar10"})))
+    plan = plans.cifar(Request("smoke", frozenset({"digits", "cifar10"})))
     assert [panel.title for panel in plan.panels] == [
         "CIFAR-10, Dirichlet 0.6",
         "CIFAR-10, Dirichlet 0.3",
@@ -115,15 +117,19 @@ def test_digits_stand_in_for_what_is_not_here_and_the_figure_says_so():
 
 def test_without_any_data_set_the_panels_are_not_doubled():
     assert len(jobs("cifar", BARE)) == 12
-    assert [panel.short for panel in PLANS["shakespeare"](BARE).panels] == ["non-IID", "IID"]
-    assert {job.config.data.name for figure in PLANS for job in jobs(figure, BARE)} == {"digits"}
+    assert [panel.short for panel in plans.shakespeare(BARE).panels] == ["non-IID", "IID"]
+    assert {
+        job.config.data.name
+        for figure in ("cifar", "shakespeare", "scalability", "interval", "trajectory")
+        for job in jobs(figure, BARE)
+    } == {"digits"}
 
 
 def test_the_papers_scale_goes_without_data_that_is_not_here():
-    plan = PLANS["cifar"](Request("paper", frozenset({"cifar10"})))
+    plan = plans.cifar(Request("paper", frozenset({"cifar10"})))
     assert [panel.title for panel in plan.panels] == ["CIFAR-10, Dirichlet 0.6", "CIFAR-10, Dirichlet 0.3"]
     assert "CIFAR-100 is not on this machine and was left out." in plan.notes
-    assert PLANS["shakespeare"](Request("paper", frozenset())).panels == ()
+    assert plans.shakespeare(Request("paper", frozenset())).panels == ()
 
 
 def test_changed_settings_reach_every_run_but_not_what_the_figure_varies():
@@ -132,14 +138,14 @@ def test_changed_settings_reach_every_run_but_not_what_the_figure_varies():
     assert {config.buffers for config in configs} == {"recalibrate"}
     assert {c.algorithm.options["lr"] for c in configs if c.algorithm.name == "fedavg"} == {0.5}
     assert {config.partition.alpha for config in configs} == {0.6, 0.3}
-    notes = " ".join(PLANS["cifar"](request).notes)
+    notes = " ".join(plans.cifar(request).notes)
     assert "recalibrated" in notes
     assert notes.startswith("The paper's setting with buffers=recalibrate, methods.fedavg.lr=0.5, ")
 
 
 def test_a_setting_that_does_not_exist_is_named():
     with pytest.raises(ConfigError, match="There is no setting 'bufers'"):
-        PLANS["cifar"](Request("paper", EVERYTHING, ("bufers=average",)))
+        plans.cifar(Request("paper", EVERYTHING, ("bufers=average",)))
 
 
 def test_seeds_are_run_one_after_the_other_so_that_a_broken_grid_has_whole_ones():
@@ -154,48 +160,47 @@ def test_some_methods_alone_can_be_run():
 
 
 def test_notes_tell_the_size_of_the_problem_and_what_becomes_of_statistics():
-    notes = " ".join(PLANS["cifar"](PAPER).notes)
+    notes = " ".join(plans.cifar(PAPER).notes)
     assert notes.startswith("The paper's setting.")
     assert "say little about the paper's setting" in " ".join(SMOKE.verdict_scope)
     assert PAPER.verdict_scope == ["The paper's setting."]
     assert "stand in" not in " ".join(SMOKE.verdict_scope)
     assert "Digits stand in for CIFAR-100, not" in " ".join(Request("smoke", EVERYTHING - {"cifar100"}).verdict_scope)
-    assert PLANS["cifar"](SMOKE).notes[0] == "Small runs, not the paper's setting."
+    assert plans.cifar(SMOKE).notes[0] == "Small runs, not the paper's setting."
     assert (
-        PLANS["cifar"](Request("paper", EVERYTHING, ("device=cuda", "engine=stacked"))).notes[0]
-        == "The paper's setting."
+        plans.cifar(Request("paper", EVERYTHING, ("device=cuda", "engine=stacked"))).notes[0] == "The paper's setting."
     )
     assert "CIFAR-10: 50 of 100 clients per round, 100 rounds, 5 local epochs, batches of 50" in notes
     assert "BatchNorm statistics averaged" in notes
     assert "held out" not in notes
-    assert "tested on 2 % of the training images, held out" in " ".join(PLANS["cifar"](SMOKE).notes)
-    assert "local" not in " ".join(PLANS["interval"](PAPER).notes)
-    assert "tested" not in " ".join(PLANS["trajectory"](SMOKE).notes)
+    assert "tested on 2 % of the training images, held out" in " ".join(plans.cifar(SMOKE).notes)
+    assert "local" not in " ".join(plans.interval(PAPER).notes)
+    assert "tested" not in " ".join(plans.trajectory(SMOKE).notes)
 
 
 def test_statistics_of_batchnorm_are_told_where_there_is_batchnorm_and_one_round_is_no_rounds():
-    notes = " ".join(PLANS["cifar"](Request("paper", EVERYTHING, ("model.norm=group", "rounds=1"))).notes)
+    notes = " ".join(plans.cifar(Request("paper", EVERYTHING, ("model.norm=group", "rounds=1"))).notes)
     assert "BatchNorm" not in notes
     assert "per round, 1 round, 5 local epochs" in notes
 
 
 @pytest.mark.parametrize("text", ["lr=0.03,betas=[0.8,0.98]", "lr=0.03,betas=[0.8, 0.98],", "betas=[0.8,0.98],lr=0.03"])
 def test_a_list_may_be_among_the_settings_beside(text):
-    plan = PLANS["cifar"](Request("paper", EVERYTHING, beside=check_beside([f"fedadam:{text}"], ["cifar"])))
+    plan = plans.cifar(Request("paper", EVERYTHING, beside=check_beside([f"fedadam:{text}"], ["cifar"])))
     options = plan.panels[0].lines[6].config.algorithm.options
     assert (options["lr"], list(options["betas"])) == (0.03, [0.8, 0.98])
 
 
 def test_a_method_with_other_settings_is_run_beside_the_one_as_printed():
     tuned = Beside("fedadam", (("server_lr", 0.1), ("lr", 0.03)))
-    panel = PLANS["cifar"](Request("paper", EVERYTHING, beside=(tuned,))).panels[0]
+    panel = plans.cifar(Request("paper", EVERYTHING, beside=(tuned,))).panels[0]
     assert panel.compares
     assert [line.key for line in panel.lines] == [*PAPER_METHODS, "fedadam+server_lr=0.1,lr=0.03"]
     printed, beside = panel.lines[2].config.algorithm.options, panel.lines[6].config.algorithm.options
     assert (printed["server_lr"], printed["lr"]) == (1.0, 0.1)
     assert beside == {**printed, "server_lr": 0.1, "lr": 0.03}
     assert panel.lines[6].label == "FedAdam, server_lr 0.1, lr 0.03"
-    assert PLANS["interval"](Request("paper", EVERYTHING, beside=(tuned,))) == PLANS["interval"](PAPER)
+    assert plans.interval(Request("paper", EVERYTHING, beside=(tuned,))) == plans.interval(PAPER)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 
 from fedlalr.paper.speedup import SCALES, VARIANTS, measure
-from fedlalr.paper.speedup_figure import draw, speedup_figure
+from fedlalr.paper.speedup_figure import speedup_figure
+from fedlalr.paper.style import save
 
 
 @pytest.fixture(scope="module")
@@ -12,7 +13,7 @@ def result():
 
 
 def test_figure_is_written_as_image_and_as_vectors(result, tmp_path):
-    paths = draw(result, tmp_path / "figures")
+    paths = save(lambda: speedup_figure(result), tmp_path / "figures" / "speedup")
     assert [path.name for path in paths] == ["speedup.png", "speedup.svg", "speedup.pdf"]
     starts = [path.read_bytes()[:5] for path in paths]
     assert starts == [b"\x89PNG\r", b"<?xml", b"%PDF-"]

@@ -81,7 +81,7 @@ def race(
 ) -> list[RaceResult]:
     """Time `rounds` rounds of each contestant, in turn, after some warm-up rounds; `on_round` gets every time."""
     with ExitStack() as stack:
-        runners = [stack.enter_context(_Runner(contestant)) for contestant in contestants]
+        runners = [_Runner(contestant, stack) for contestant in contestants]
         for runner in runners:
             for _ in range(warm_up):
                 runner.turn()
@@ -94,13 +94,13 @@ def race(
 
 
 class _Runner:
-    """A running contestant. Use it as a context manager."""
+    """A running contestant. It ends with the stack, which closes its standard input."""
 
-    def __init__(self, contestant: Contestant) -> None:
+    def __init__(self, contestant: Contestant, stack: ExitStack) -> None:
         self.contestant = contestant
         environment = dict(os.environ) | dict.fromkeys(_PINNED, str(contestant.threads)) | dict(contestant.environment)
         began = time.perf_counter()
-        self.process = subprocess.Popen(
+        process = subprocess.Popen(
             contestant.command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -108,6 +108,7 @@ class _Runner:
             text=True,
             env=environment,
         )
+        self.process = stack.enter_context(process)
         self.seconds: list[float] = []
         self.processor: list[float] = []
         if (answer := self._answer()) != "ready":
@@ -138,14 +139,6 @@ class _Runner:
             assert self.process.stderr is not None
             raise RuntimeError(f"{self.contestant.name} failed:\n{self.process.stderr.read()[-2000:]}")
         return line.strip()
-
-    def __enter__(self) -> _Runner:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
 
 
 def _peak_memory(pid: int) -> int:

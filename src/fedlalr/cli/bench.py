@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +12,7 @@ from fedlalr.benchmark import GPU_JOBS, JOBS, ours, plain_loop, race
 from fedlalr.benchmark.results import as_dict, plot_races, report
 from fedlalr.cli.files import check_figure, writing
 from fedlalr.cli.options import Json, Quiet, check_device, progress_console
-from fedlalr.cli.progress import standard_output
+from fedlalr.cli.progress import print_json, standard_output
 from fedlalr.common.checks import check_choice
 from fedlalr.config.errors import as_config_errors
 from fedlalr.training.engines.registry import check_engine
@@ -77,6 +76,6 @@ def bench(
         with writing(plot, "--plot"):
             plot_races(races, plot)
     if as_json:
-        print(json.dumps(as_dict(races, device), ensure_ascii=False))
+        print_json(as_dict(races, device))
     else:
         standard_output().print(report(races, threads, device))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +11,8 @@ import typer
 from rich.console import Console
 
 from fedlalr.algorithms.registry import ALGORITHMS, PAPER_METHODS
-from fedlalr.cli.compare_plan import PlannedComparison, in_words, reject_other_runs, replacing
-from fedlalr.cli.compare_table import show
+from fedlalr.cli.compare_plan import PlannedComparison, in_words, parse_variations, reject_other_runs, replacing
+from fedlalr.cli.compare_table import Compared, show, write_files
 from fedlalr.cli.errors import FAILED, hint_to_repeat
 from fedlalr.cli.options import (
     MOST_SEEDS,
@@ -27,10 +25,9 @@ from fedlalr.cli.options import (
     progress_console,
     split_arguments,
 )
-from fedlalr.cli.progress import JobsProgress, standard_output
+from fedlalr.cli.progress import JobsProgress, print_json, standard_output
 from fedlalr.cli.run import write_page
-from fedlalr.cli.variations import parse_variations
-from fedlalr.common.files import as_file_name, write_whole
+from fedlalr.common.files import as_file_name
 from fedlalr.common.named import check_known
 from fedlalr.config import Config, ConfigError, load
 from fedlalr.config.errors import as_config_errors
@@ -38,14 +35,13 @@ from fedlalr.config.grid import Choice, choose, qualities, score, without_accura
 from fedlalr.config.jobs import Job, default_workers, run_jobs
 from fedlalr.config.loading import check
 from fedlalr.federation.compression.compression import SHORT_FORMS
-from fedlalr.report import Comparison
 from fedlalr.report import compare as compare_runs
 from fedlalr.report.comparison import Curve
 from fedlalr.report.figures import accuracy_figure
 from fedlalr.report.groups import group_runs
 from fedlalr.report.losses import losses_table
 from fedlalr.report.runs import read_run
-from fedlalr.report.tables import Table, comparison_table
+from fedlalr.report.tables import comparison_table
 
 
 def compare(
@@ -138,11 +134,10 @@ def compare(
             shown.tell(f"variation {i + 1} of {len(parts)}: {part.variation.label}")
         fetch_if_needed(part.config, console, shown.silent)
         config, choices = tune(part, grid_seeds, shown) if grid else (part.config, [])
-        comparison, table, pictures = run_all(part, config, seeds, target or config.target, shown)
-        results.append(Compared(part, comparison, table, choices, pictures))
-        results[-1].write()
+        results.append(run_all(part, config, choices, seeds, target or config.target, shown))
+        write_files(part.folder, results[-1].table.markdown(), results[-1].content())
         if not as_json:
-            show(part, table, choices, pictures)
+            show(results[-1])
     show_all(results, root, several=bool(vary), as_json=as_json)
     if any(failure for result in results for outcome in result.comparison.outcomes for failure in outcome.failures):
         raise typer.Exit(FAILED)
@@ -154,11 +149,10 @@ def show_all(results: Sequence[Compared], root: Path, *, several: bool, as_json:
     if several:
         plain = {"variations": [result.as_plain() for result in results], "run_dir": str(root)}
         tables = "\n".join(f"## {result.part.variation.label}\n\n{result.table.markdown()}" for result in results)
-        write_whole(root / "table.md", tables)
-        _write_json(plain, root)
+        write_files(root, tables, plain)
     report = write_page(root)
     if as_json:
-        print(json.dumps({**plain, "report": None if report is None else str(report)}, ensure_ascii=False))
+        print_json({**plain, "report": None if report is None else str(report)})
     elif report is not None:
         standard_output().print(f"Report: {report}")
 
@@ -236,8 +230,8 @@ def tune(part: PlannedComparison, seeds: int, shown: Shown) -> tuple[Config, lis
 
 
 def run_all(
-    part: PlannedComparison, config: Config, seeds: int, target: float | None, shown: Shown
-) -> tuple[Comparison, Table, list[Path]]:
+    part: PlannedComparison, config: Config, choices: Sequence[Choice], seeds: int, target: float | None, shown: Shown
+) -> Compared:
     """Every method with every seed, compared and drawn; without an accuracy, compared by their losses."""
     planned = part.runs(seeds, config)
     jobs = [job for each in planned.values() for job in each]
@@ -250,48 +244,9 @@ def run_all(
     }
     settings = {name: jobs[0].config.algorithm.options for name, jobs in planned.items()}
     comparison = compare_runs(runs, settings, target)
-    title = f"{part.title}: {seeds} seed{'s' if seeds > 1 else ''}" + (", mean and range" if seeds > 1 else "")
     if without_accuracy(curve.records for curves in runs.values() for curve in curves):
-        return comparison, losses_table(group_runs(read_run(job.folder) for job in jobs)), []
+        losses = losses_table(group_runs(read_run(job.folder) for job in jobs))
+        return Compared(part, comparison, losses, choices)
+    title = f"{part.title}: {f'{seeds} seeds, mean and range' if seeds > 1 else '1 seed'}"
     pictures = accuracy_figure(runs, part.folder / "accuracy", title, comparison.target)
-    return comparison, comparison_table(comparison), pictures
-
-
-@dataclass(frozen=True)
-class Compared:
-    """One comparison and its files."""
-
-    part: PlannedComparison
-    comparison: Comparison
-    table: Table
-    choices: Sequence[Choice]
-    pictures: Sequence[Path]
-
-    def as_plain(self) -> dict[str, Any]:
-        """The content for `--json`: with the paths of its files."""
-        return self._content() | {"run_dir": str(self.part.folder), "figures": [str(path) for path in self.pictures]}
-
-    def write(self) -> None:
-        write_whole(self.part.folder / "table.md", self.table.markdown())
-        _write_json(self._content(), self.part.folder)
-
-    def _content(self) -> dict[str, Any]:
-        tuned = {
-            choice.method: {
-                "chosen": choice.settings,
-                "score": choice.score,
-                "at_edge": choice.at_edge,
-                # a setting whose runs failed has no score
-                "tried": [
-                    {**settings, "score": score if score > -math.inf else None} for settings, score in choice.tried
-                ],
-            }
-            for choice in self.choices
-        }
-        settings = self.part.variation.settings
-        varied = {"settings": settings} if settings else {}
-        return varied | self.comparison.as_dict() | ({"grid": tuned} if tuned else {})
-
-
-def _write_json(content: dict[str, Any], folder: Path) -> None:
-    write_whole(folder / "compare.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    return Compared(part, comparison, comparison_table(comparison), choices, pictures)

@@ -1,18 +1,81 @@
-"""The runs planned by `fedlalr compare`, and the check that its directory has no other runs."""
+"""The runs planned by `fedlalr compare`, one comparison for every combination of the values of `--vary`, and the check
+that its directory has no other runs."""
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from fedlalr.cli.variations import Variation
+import yaml
+
 from fedlalr.config import Config, ConfigError, with_method
+from fedlalr.config.errors import shortened
 from fedlalr.config.grid import GridPoint, trials
 from fedlalr.config.jobs import Job, changes
+from fedlalr.config.yaml_file import parse
+from fedlalr.report.tables import counted
 
 MOST_NAMED = 5
 """Differences listed in an error."""
+
+
+@dataclass(frozen=True)
+class Variation:
+    """One combination of settings."""
+
+    settings: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        """Its name in titles; empty without variation."""
+        return ",".join(
+            f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in self.settings.items()
+        ).replace("/", "_")
+
+    @property
+    def overrides(self) -> list[str]:
+        return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in self.settings.items()]
+
+
+def parse_variations(texts: Sequence[str]) -> list[Variation]:
+    """All combinations of the values; a single variation without changes if none are given.
+
+    >>> [variation.label for variation in parse_variations(["rounds=5,9", "partition=iid,shards"])]
+    ['rounds=5,partition=iid', 'rounds=5,partition=shards', 'rounds=9,partition=iid', 'rounds=9,partition=shards']
+    """
+    axes: dict[str, list[Any]] = {}
+    for text in texts:
+        key, values = _axis(text)
+        if key in axes:
+            raise _unusable(text, f"{key} is varied twice; give all its values in one --vary")
+        axes[key] = values
+    return [Variation(dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
+
+
+def _axis(text: str) -> tuple[str, list[Any]]:
+    key, equals, written = text.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise _unusable(text, "write KEY=A,B, such as partition.alpha=0.1,0.6")
+    if key == "seed":
+        raise _unusable(text, "vary the seed with --seeds")
+    try:
+        values = parse(written if written.lstrip().startswith("[") else f"[{written}]")
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter two: huge numbers, deep nesting
+        raise _unusable(text, f"its values cannot be read: {error}") from error
+    if not isinstance(values, list) or not values or None in values:
+        raise _unusable(text, "separate the values with commas, such as partition.alpha=0.1,0.6")
+    if any(values.count(value) > 1 for value in values):
+        raise _unusable(text, "a value is given twice")
+    return key, values
+
+
+def _unusable(text: str, why: str) -> Exception:
+    return ConfigError(f"--vary {shortened(text)!r} cannot be used: {why}")
 
 
 @dataclass(frozen=True)
@@ -51,14 +114,14 @@ class PlannedComparison:
 def in_words(parts: Sequence[PlannedComparison], seeds: int, grid_seeds: int | None) -> str:
     """The number of runs, and the factors it is made of."""
     methods, total = len(parts[0].names), sum(len(part.names) * seeds for part in parts)
-    factors = f"{_counted(methods, 'method')} × {_counted(seeds, 'seed')}"
+    factors = f"{counted(methods, 'method')} × {counted(seeds, 'seed')}"
     if grid_seeds is not None:
         tuning = [len(part.tuning(grid_seeds)) for part in parts]
         total += sum(tuning) * grid_seeds
-        settings = _counted(tuning[0] // methods, "setting")
-        factors = f"{_counted(methods, 'method')} × {settings} × {_counted(grid_seeds, 'seed')} to tune, then {factors}"
+        settings = counted(tuning[0] // methods, "setting")
+        factors = f"{counted(methods, 'method')} × {settings} × {counted(grid_seeds, 'seed')} to tune, then {factors}"
     each = f"{len(parts)} variations × (" if len(parts) > 1 else ""
-    return f"{_counted(total, 'run')}: {each}{factors}{')' if each else ''}"
+    return f"{counted(total, 'run')}: {each}{factors}{')' if each else ''}"
 
 
 def reject_other_runs(parts: Sequence[PlannedComparison], seeds: int, grid_seeds: int | None) -> None:
@@ -81,7 +144,7 @@ def reject_other_runs(parts: Sequence[PlannedComparison], seeds: int, grid_seeds
 def replacing(jobs: Sequence[Job], folder: Path) -> str | None:
     """A message if runs with the learning rates of an earlier tuning are replaced."""
     count = sum(bool(changes(job)) for job in jobs)
-    return f"replacing {_counted(count, 'run')} with learning rates of an earlier tuning in {folder}" if count else None
+    return f"replacing {counted(count, 'run')} with learning rates of an earlier tuning in {folder}" if count else None
 
 
 def _reject(jobs: Sequence[Job], folder: Path, ignored: Collection[str] = ()) -> None:
@@ -90,12 +153,8 @@ def _reject(jobs: Sequence[Job], folder: Path, ignored: Collection[str] = ()) ->
         return
     job, found = different[0]
     named = "; ".join(found[:MOST_NAMED]) + (f"; and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else "")
-    others = f" ({_counted(len(different), 'run')} in all)" if len(different) > 1 else ""
+    others = f" ({counted(len(different), 'run')} in all)" if len(different) > 1 else ""
     raise ConfigError(
         f"{folder} contains runs with other settings, which this comparison would replace: in {job.folder} "
         f"{named}{others}. Choose another --run-dir, or delete {folder} if its runs are no longer needed"
     )
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ from rich.table import Table
 from fedlalr.cli.command import Command
 from fedlalr.cli.files import check_figure, writing
 from fedlalr.cli.options import Json, Quiet, progress_console
-from fedlalr.cli.progress import fetch_progress, standard_output
+from fedlalr.cli.progress import fetch_progress, print_json, standard_output
 from fedlalr.common.named import check_known
 from fedlalr.config.errors import as_config_errors
 from fedlalr.data import load, sources
@@ -29,7 +28,7 @@ def list_(as_json: Json = False) -> None:
     """List all data sets, and where they are on this machine."""
     found = sources.available()
     if as_json:
-        print(json.dumps([asdict(data) for data in found], ensure_ascii=False))
+        print_json([asdict(data) for data in found])
         return
     table = Table(box=None, pad_edge=False)
     for column in ("name", "train", "test", "classes", "what", "where"):
@@ -102,7 +101,7 @@ def show(
         draw(counts, picture, f"{name}, {partition}{skew}")
     if as_json:
         facts = {"name": name, "source": described.source, "partition": partition, "picture": str(picture)}
-        print(json.dumps(facts | asdict(summary), ensure_ascii=False))
+        print_json(facts | asdict(summary))
         return
     console = standard_output()
     console.print(f"{described.name}: {described.description}\nfrom {described.source}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ import typer
 
 from fedlalr.cli.errors import FAILED
 from fedlalr.cli.options import Json
-from fedlalr.cli.progress import standard_output
+from fedlalr.cli.progress import print_json, standard_output
 from fedlalr.federation.doctor import GIB, Health, examine
 
 
@@ -25,7 +24,7 @@ def doctor(
     """
     health = examine(run_dir)
     if as_json:
-        print(json.dumps(asdict(health), ensure_ascii=False))
+        print_json(asdict(health))
     else:
         standard_output().print("\n".join(in_words(health)), highlight=False)
     if any(finding.grade == "fails" for finding in health.findings):

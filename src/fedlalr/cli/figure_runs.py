@@ -10,34 +10,20 @@ from rich.console import Console
 from rich.progress import Progress
 
 from fedlalr.cli.errors import hint_to_repeat
-from fedlalr.cli.grid_progress import GridProgress
-from fedlalr.cli.progress import fetch_progress
+from fedlalr.cli.progress import GridProgress, fetch_progress
 from fedlalr.config.jobs import Job, run_jobs
 from fedlalr.data import sources
+from fedlalr.paper import figures
 from fedlalr.paper.curves import over
-from fedlalr.paper.figures import (
-    Drawn,
-    draw_heterogeneity,
-    draw_runs,
-    draw_speedup,
-    measure_speedup,
-    plan_of,
-    write_provenance,
-)
-from fedlalr.paper.plans import FigurePlan, Request
+from fedlalr.paper.plans import CIFAR, FigurePlan, Request
 from fedlalr.paper.settings import TITLES
 from fedlalr.paper.speedup import SCALES
 from fedlalr.paper.speedup_results import Speedup
 from fedlalr.paper.verdicts import save_verdicts
 
 NEEDS = {
-    "heterogeneity": ("cifar10", "cifar100"),
-    "cifar": ("cifar10", "cifar100"),
-    "scalability": ("cifar10", "cifar100"),
-    "interval": ("cifar10", "cifar100"),
-    "trajectory": ("cifar10",),
-    "choices": ("cifar10",),
-    "variants": ("cifar10",),
+    **dict.fromkeys(("heterogeneity", "cifar", "scalability", "interval"), CIFAR),
+    **dict.fromkeys(("trajectory", "choices", "variants"), CIFAR[:1]),
     "shakespeare": ("shakespeare",),
 }
 """Data sets used in the paper."""
@@ -64,19 +50,19 @@ class Making:
     def runs(self) -> Path:
         return self.folder / "runs"
 
-    def draw(self, names: Sequence[str], command: str) -> list[Drawn]:
+    def draw(self, names: Sequence[str], command: str) -> list[figures.Drawn]:
         """Run and draw figures, and write the provenance and the verdicts of each as soon as it is drawn."""
         drawn = []
         for one in self._figures(names):
             drawn.append(one)
             if one.files:
-                write_provenance(one, self.folder, self.request.scale, command, self.draw_only)
+                figures.write_provenance(one, self.folder, self.request.scale, command, self.draw_only)
                 save_verdicts(one.claims, self.request.verdict_scope, self.folder)
         return drawn
 
-    def _figures(self, names: Sequence[str]) -> Iterable[Drawn]:
+    def _figures(self, names: Sequence[str]) -> Iterable[figures.Drawn]:
         """Yield each figure as soon as its runs are complete, with one progress display."""
-        plans = {name: plan_of(name, self.request) for name in names}
+        plans = {name: figures.plan_of(name, self.request) for name in names}
         jobs = {job.folder: job for plan in plans.values() for job in self._jobs(plan)}
         missing = [job for job in jobs.values() if not over(job)]
         if not self.quiet and jobs:
@@ -86,9 +72,9 @@ class Making:
             for name, plan in plans.items():
                 if plan is not None:
                     self._run([job for job in self._jobs(plan) if job in missing], progress)
-                    yield draw_runs(plan, self.folder, self.runs, self.seeds)
+                    yield figures.draw_runs(plan, self.folder, self.runs, self.seeds)
                 elif name == "heterogeneity":
-                    yield draw_heterogeneity(self.request, self.folder, self.seeds)
+                    yield figures.draw_heterogeneity(self.request, self.folder, self.seeds)
         if "speedup" in names:
             yield self._speedup()
 
@@ -101,15 +87,15 @@ class Making:
             run_jobs(waiting, self.workers, progress.show, keep_going=True)
         self.broken |= {str(folder.relative_to(self.runs)): reason for folder, reason in progress.failed.items()}
 
-    def _speedup(self) -> Drawn:
+    def _speedup(self) -> figures.Drawn:
         if self.draw_only:
-            return draw_speedup(Speedup.read(self.folder), self.folder)
+            return figures.draw_speedup(Speedup.read(self.folder), self.folder)
         shown = self.console.is_terminal and not self.quiet
         if not shown and not self.quiet:
             self.console.print("speed-up: measuring on a synthetic problem")
         with Progress(console=self.console, transient=True, disable=not shown) as bar:
             task = bar.add_task("speed-up", total=SCALES[self.request.scale].work)
-            return measure_speedup(
+            return figures.measure_speedup(
                 self.request.scale, self.folder, max(REPEATS, self.seeds), lambda steps: bar.advance(task, steps)
             )
 

@@ -28,12 +28,6 @@ def check_figure(path: Path | None, option: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
 
 
-def check_page(path: Path, option: str) -> None:
-    """Reject an HTML page whose path is a folder."""
-    if path.is_dir():
-        raise ConfigError(f"{option} {path} is a folder; name the page in it, such as {path / 'report.html'}")
-
-
 @contextmanager
 def writing(path: Path, option: str) -> Iterator[None]:
     """Explain why a file cannot be written, and which option changes its path."""

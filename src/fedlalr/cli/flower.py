@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 import shlex
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -24,16 +24,15 @@ from fedlalr.cli.options import (
     progress_console,
     split_arguments,
 )
-from fedlalr.cli.progress import standard_output
+from fedlalr.cli.progress import print_json, standard_output
 from fedlalr.cli.run import cost, outcome
-from fedlalr.config import Config, ConfigError, RunDirectory, build_algorithm, build_model
+from fedlalr.config import Config, ConfigError, RunDirectory
 from fedlalr.config.run_dir import summarise
-from fedlalr.data import Population
 from fedlalr.federation import Record, RunInfo
 from fedlalr.federation.progress import RunProgress
+from fedlalr.federation.session import initial_state, run_info
 from fedlalr.flower.export import check_data, check_settings, data_here, for_nodes
 from fedlalr.flower.export import export as write
-from fedlalr.training.layout import Layout
 
 app = typer.Typer(no_args_is_help=True, help="Run on Flower: on other machines, with data that stays there.")
 
@@ -112,18 +111,22 @@ def local(
 
     fedlalr flower local quickstart algorithm=scaffold rounds=5 --run-dir runs/flower
     """
-    _check_installed()
+    if importlib.util.find_spec("flwr") is None:
+        raise ConfigError("this needs Flower: pip install 'fedlalr[flower]'")
     from fedlalr.flower.local.demonstration import demonstrate
     from fedlalr.flower.local.launch import FederationError
 
-    _check_patience(patience)
+    if not (patience > 0 and math.isfinite(patience)):
+        raise ConfigError(f"--patience must be a finite number of seconds above 0, not {patience:g}")
     source, overrides = split_arguments(arguments)
     config = for_nodes(source, overrides, nodes)
     check_settings(config)
     console = progress_console(as_json)
     fetch_if_needed(config, console, quiet)
     silent = quiet or (as_json and not console.is_terminal)
-    info = _info(config, check_data(config), RunDirectory(run_dir).records() if run_dir is not None else [])
+    problem, history = check_data(config), RunDirectory(run_dir).records() if run_dir is not None else []
+    info = run_info(problem, initial_state(problem.training), "flower", "real processes")
+    info = replace(info, first_round=len(history) + 1, history=tuple(history))
     keeping = hint_to_repeat() if run_dir is not None else nullcontext()
     try:
         with keeping, RunProgress(console, silent) as progress:
@@ -150,36 +153,9 @@ def _stage(progress: RunProgress, stage: str, info: RunInfo) -> None:
 def _show(config: Config, info: RunInfo, records: list[Record], as_json: bool) -> None:
     summary = summarise(config, info, records)
     if as_json:
-        print(json.dumps(summary, ensure_ascii=False))
+        print_json(summary)
         return
     method = summary["algorithm"]["name"]
     standard_output().print(
         f"{summary['name']} with {method} on {info.population} supernodes: {outcome(summary)}; {cost(summary)}"
     )
-
-
-def _info(config: Config, population: Population, history: list[Record]) -> RunInfo:
-    """The description of the run, before it starts."""
-    clients = len(population)
-    return RunInfo(
-        algorithm=type(build_algorithm(config)).__name__,
-        engine="flower",
-        reason="real processes",
-        device="cpu",
-        rounds=config.rounds,
-        first_round=len(history) + 1,
-        population=clients,
-        clients_per_round=config.clients_per_round or clients,
-        parameters=Layout.of(build_model(config.model, population, config.seed)).size,
-        history=tuple(history),
-    )
-
-
-def _check_patience(patience: float) -> None:
-    if not (patience > 0 and math.isfinite(patience)):
-        raise ConfigError(f"--patience must be a finite number of seconds above 0, not {patience:g}")
-
-
-def _check_installed() -> None:
-    if importlib.util.find_spec("flwr") is None:
-        raise ConfigError("this needs Flower: pip install 'fedlalr[flower]'")

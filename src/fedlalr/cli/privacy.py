@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 
 from fedlalr.cli.options import Json, Places
-from fedlalr.cli.progress import standard_output, table
+from fedlalr.cli.progress import print_json, standard_output, table
 from fedlalr.config.errors import ConfigError, as_config_errors
 from fedlalr.federation.privacy.accounting import Spent, composed_epsilon, solve_noise_multiplier
 from fedlalr.federation.storage.journal import CHECKPOINTS
@@ -43,15 +42,12 @@ def privacy(
         spent = [_spent(run) for run in runs]
         each = [composed_epsilon([one], delta) for one in spent]
         together = composed_epsilon(spent, delta)
-    names = [str(run.path) for run in runs]
+    rows = [(str(run.path), one, found) for run, one, found in zip(runs, spent, each, strict=True)]
     if as_json:
-        rows = [
-            {"run": name, **one._asdict(), "epsilon": found}
-            for name, one, found in zip(names, spent, each, strict=True)
-        ]
-        print(json.dumps({"delta": delta, "epsilon": together, "runs": rows}, ensure_ascii=False))
+        plain = [{"run": name, **one._asdict(), "epsilon": found} for name, one, found in rows]
+        print_json({"delta": delta, "epsilon": together, "runs": plain})
         return
-    _show(list(zip(names, spent, each, strict=True)), together, delta, same_clients=_same_clients(runs))
+    _show(rows, together, delta, same_clients=_same_clients(runs))
 
 
 def _stored(run: ReportedRun) -> dict[str, Any]:

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from fedlalr.cli.files import check_figure, check_page, writing
+from fedlalr.cli.files import check_figure, writing
 from fedlalr.cli.options import Places
 from fedlalr.cli.progress import standard_output
+from fedlalr.config import ConfigError
 from fedlalr.config.run_dir import REPORT_FILE
 from fedlalr.report.figures import bytes_figure
 from fedlalr.report.html import write_report
@@ -52,7 +53,8 @@ def report(
             standard_output().print(f"written to {' and '.join(map(str, bytes_figure(places, figure, title)))}")
         return
     page = output or places[0] / REPORT_FILE
-    check_page(page, "--output")
+    if page.is_dir():
+        raise ConfigError(f"--output {page} is a folder; name the page in it, such as {page / 'report.html'}")
     with writing(page, "--output"):
         written = write_report(places, page)
     standard_output().print(f"written to {written}")

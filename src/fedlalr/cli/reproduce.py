@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ import typer
 from fedlalr.cli.compare import reject_algorithm
 from fedlalr.cli.errors import FAILED, NO_DATA
 from fedlalr.cli.options import MOST_SEEDS, Jobs, Json, Quiet, at_home, check_device, progress_console
+from fedlalr.cli.progress import print_json
 from fedlalr.common.files import as_file_name
 from fedlalr.config.jobs import default_workers
 from fedlalr.paper.figure_options import check_beside, check_methods, figures_for, split_device
@@ -112,7 +112,7 @@ def reproduce(
     drawn = made.draw(names, command)
     failures = made.broken | {run["run"]: run["failure"] for one in drawn for run in one.runs if run["failure"]}
     if as_json:
-        print(json.dumps(as_plain(made, drawn, failures), ensure_ascii=False))
+        print_json(as_plain(made, drawn, failures))
     else:
         show(made, drawn, failures, command)
     if failures:

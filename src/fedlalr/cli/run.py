@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 import warnings
@@ -30,7 +29,7 @@ from fedlalr.cli.options import (
     split_arguments,
     tracked,
 )
-from fedlalr.cli.progress import standard_output
+from fedlalr.cli.progress import print_json, standard_output
 from fedlalr.common.files import as_file_name
 from fedlalr.config import Config, ConfigError, RunDirectory
 from fedlalr.config.run_dir import REPORT_FILE
@@ -163,7 +162,7 @@ def show(folder: Path, as_json: bool) -> bool:
     if summary is None:  # interrupted before it started
         return False
     if as_json:
-        print(json.dumps({**summary, "run_dir": str(folder)}, ensure_ascii=False))
+        print_json({**summary, "run_dir": str(folder)})
         return False
     standard_output().print("\n".join(in_words(summary, folder)))
     return bool(summary["status"] == "interrupted")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedlalr.cli.files import check_figure, writing
 from fedlalr.cli.options import Json
-from fedlalr.cli.progress import standard_output, table
+from fedlalr.cli.progress import print_json, standard_output, table
 from fedlalr.config.errors import ConfigError, as_config_errors
 from fedlalr.theory import (
     Bound,
@@ -89,7 +88,7 @@ def theory(
             with writing(plot, "--plot"):
                 draw(problem, clients, steps, rounds, plot)
     if as_json:
-        print(json.dumps(as_plain(problem, bounds, costs, clients, steps), ensure_ascii=False))
+        print_json(as_plain(problem, bounds, costs, clients, steps))
     else:
         show(problem, bounds, costs, clients, steps, plot)
 

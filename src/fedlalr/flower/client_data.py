@@ -72,15 +72,7 @@ def _placed(data: Population | DatasetClients, client: int, population: int) -> 
         nobody: Dataset[Any] = TensorDataset(torch.empty(0))
         datasets = [data.datasets[0] if place == client else nobody for place in range(population)]
         return DatasetClients(datasets, target=data.target, collate_fn=data.collate_fn)
-    return Population(
-        data.inputs,
-        data.targets,
-        _alone(np.asarray(data.partition[0]), client, population),
-        transform=data.transform,
-        test=data.test,
-        classes=data.classes,
-        name=data.name,
-    )
+    return data.replaced(partition=_alone(np.asarray(data.partition[0]), client, population))
 
 
 def _alone(rows: np.ndarray[Any, Any], client: int, population: int) -> Partition:

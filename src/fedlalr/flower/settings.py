@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -19,17 +19,13 @@ def settings_names() -> list[str]:
     return [each.name for each in fields(Options) if each.name not in (*OWN_ARGUMENTS, *SIMULATOR_ONLY)]
 
 
-def read_settings(given: Mapping[str, Any] | None, **own: Any) -> Options:
+def read_settings(given: Mapping[str, Any] | None, features: Collection[str] = (), **own: Any) -> Options:
     """The options in a table of settings; names and values that Flower does not support are rejected.
 
     A node uses the training options, the server uses the others. Both need the same table: the server rejects replies
-    of a node that trained with other settings.
+    of a node that trained with other settings. `features` are chosen outside the table, and exclude others.
     """
     options = replace(Options.named(given or {}, settings_names(), "Flower"), **own)
-    check_combinations(flower_features(options))
+    private = {PRIVATE_FLOWER} if options.privacy is not None else set()
+    check_combinations(features_of(options) | {FLOWER, *private, *features})
     return options
-
-
-def flower_features(options: Options) -> set[str]:
-    """The chosen features that exclude others, on Flower."""
-    return features_of(options) | {FLOWER} | ({PRIVATE_FLOWER} if options.privacy is not None else set())

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from fedlalr.config import Config
 from fedlalr.config.jobs import Job, ended
 from fedlalr.data.sources import SOURCES
-from fedlalr.federation import Record
 from fedlalr.federation.trajectory import TRAJECTORY_FILE, TrajectoryPoint, read_trajectory
 from fedlalr.paper.plans import HOW_RUN, FigureLine, FigurePlan, Panel
 from fedlalr.paper.style import write_table
+from fedlalr.report.comparison import Curve
 
 Array = NDArray[np.float64]
 
@@ -136,7 +136,7 @@ def _curves(line: FigureLine, jobs: Sequence[Job]) -> Curves:
     return Curves(
         label=line.label,
         seeds=tuple(job.config.seed for job in jobs),
-        accuracy=stack([[_accuracy(record) for record in run] for run in records], rounds),
+        accuracy=stack([Curve(run).accuracies for run in records], rounds),
         loss=stack([[record.loss for record in run] for run in records], rounds),
         train_loss=stack([[record.train_loss for record in run] for run in records], rounds),
         uploaded=stack([list(accumulate(record.bytes_up for record in run)) for run in records], rounds),
@@ -153,10 +153,6 @@ def _what(config: Config) -> dict[str, object]:
     is in the folder's name.
     """
     return {name: value for name, value in config.problem().items() if name not in (*HOW_RUN, "max_norm_ratio")}
-
-
-def _accuracy(record: Record) -> float:
-    return math.nan if record.accuracy is None else record.accuracy
 
 
 def _plain(value: float) -> str:

@@ -16,14 +16,10 @@ from fedlalr.paper.plans import HOW_RUN, Beside, key_of
 
 _DEALT = ("data.name", "partition.scheme", "partition.alpha")
 SETS: Mapping[str, tuple[str, ...]] = {
-    "heterogeneity": _DEALT,
-    "cifar": _DEALT,
-    "shakespeare": _DEALT,
+    **dict.fromkeys(("heterogeneity", "cifar", "shakespeare", "choices", "variants"), _DEALT),
     "scalability": (*_DEALT, "clients_per_round", "rounds"),
     "interval": (*_DEALT, "local"),
     "trajectory": (*_DEALT, "trajectory"),
-    "choices": _DEALT,
-    "variants": _DEALT,
 }
 """Settings that a figure sets for all of its runs, so that another value would be ignored."""
 COMPARES: Mapping[str, tuple[str, ...]] = {

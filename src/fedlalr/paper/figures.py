@@ -15,33 +15,28 @@ from fedlalr.common.files import write_whole
 from fedlalr.config.errors import ConfigError
 from fedlalr.config.jobs import Job
 from fedlalr.federation.storage.journal import versions
-from fedlalr.paper import claims, claims_measured, heterogeneity, plots, speedup, speedup_figure
+from fedlalr.paper import claims, claims_measured, heterogeneity, open_choices, plans, plots, speedup, speedup_figure
 from fedlalr.paper.curve_measures import Numbers, summary
 from fedlalr.paper.curves import PanelCurves, collect, over, write_curves, write_trajectories
-from fedlalr.paper.open_choices import choices, variants
-from fedlalr.paper.plans import PLANS, FigurePlan, Request
+from fedlalr.paper.plans import FigurePlan, Request
 from fedlalr.paper.speedup_results import Speedup
 from fedlalr.paper.style import save
 from fedlalr.paper.verdicts import Claim
 from fedlalr.training.machine import hardware
 
-_PLAN: dict[str, Callable[[Request], FigurePlan]] = {**PLANS, "choices": choices, "variants": variants}
-_DRAW: dict[str, Callable[[Sequence[PanelCurves], Sequence[str]], Figure]] = {
-    "cifar": plots.accuracy_figure,
-    "shakespeare": plots.shakespeare_figure,
-    "scalability": plots.scalability_figure,
-    "interval": plots.interval_figure,
-    "trajectory": plots.trajectory_figure,
-    "choices": plots.choices_figure,
-    "variants": plots.variants_figure,
+Plan = Callable[[Request], FigurePlan]
+Draw = Callable[[Sequence[PanelCurves], Sequence[str]], Figure]
+Judge = Callable[[Sequence[PanelCurves]], list[Claim]]
+_FIGURES: dict[str, tuple[Plan, Draw, Judge | None]] = {
+    "cifar": (plans.cifar, plots.accuracy_figure, claims.cifar_claims),
+    "shakespeare": (plans.shakespeare, plots.shakespeare_figure, claims.shakespeare_claims),
+    "scalability": (plans.scalability, plots.scalability_figure, claims.scalability_claims),
+    "interval": (plans.interval, plots.interval_figure, claims.interval_claims),
+    "trajectory": (plans.trajectory, plots.trajectory_figure, claims_measured.trajectory_claims),
+    "choices": (open_choices.choices, plots.choices_figure, None),
+    "variants": (open_choices.variants, plots.variants_figure, None),
 }
-_JUDGE: dict[str, Callable[[Sequence[PanelCurves]], list[Claim]]] = {
-    "cifar": claims.cifar_claims,
-    "shakespeare": claims.shakespeare_claims,
-    "scalability": claims.scalability_claims,
-    "interval": claims.interval_claims,
-    "trajectory": claims_measured.trajectory_claims,
-}
+"""The figures drawn from runs: how each is planned, drawn and, if the paper makes a claim about it, judged."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +60,7 @@ class Drawn:
 
 def plan_of(figure: str, request: Request) -> FigurePlan | None:
     """The runs of a figure; None for those that train nothing."""
-    return _PLAN[figure](request) if figure in _PLAN else None
+    return _FIGURES[figure][0](request) if figure in _FIGURES else None
 
 
 def draw_runs(plan: FigurePlan, folder: Path, runs: Path, seeds: int) -> Drawn:
@@ -74,18 +69,16 @@ def draw_runs(plan: FigurePlan, folder: Path, runs: Path, seeds: int) -> Drawn:
     ready = [job for job in every if over(job)]
     planned = tuple(str(job.folder.relative_to(runs)) for job in every if job not in ready)
     results = collect(plan, ready, runs, seeds)
-    claimed = plan.figure in _JUDGE
-    judged = tuple(_JUDGE[plan.figure](results)) if claimed else ()
+    _, draw, judge = _FIGURES[plan.figure]
+    judged = tuple(judge(results)) if judge else ()
     if not any(result.lines for result in results):
         return Drawn(plan.figure, (), judged, plan.notes, planned=planned, lacks="runs" if results else "data")
-    pictures = save(lambda: _DRAW[plan.figure](results, plan.notes), folder / plan.figure)
+    pictures = save(lambda: draw(results, plan.notes), folder / plan.figure)
     table = folder / f"{plan.figure}.csv"
-    if plan.figure == "trajectory":
-        write_trajectories(results, table)
-    else:
-        write_curves(results, table)
+    write = write_trajectories if plan.figure == "trajectory" else write_curves
+    write(results, table)
     facts = tuple(_facts(job, runs) for job in ready)
-    numbers = () if claimed else tuple(summary(results))
+    numbers = () if judge else tuple(summary(results))
     return Drawn(plan.figure, (*pictures, table), judged, plan.notes, facts, planned, numbers)
 
 
@@ -112,7 +105,8 @@ def draw_speedup(result: Speedup, folder: Path) -> Drawn:
     judged = tuple(claims_measured.speedup_claims(result))
     if not result.points:
         return Drawn("speedup", (), judged, (), lacks="runs")
-    files = [*result.write(folder), *speedup_figure.draw(result, folder)]
+    pictures = save(lambda: speedup_figure.speedup_figure(result), folder / "speedup")
+    files = [*result.write(folder), *pictures]
     return Drawn("speedup", tuple(files), judged, tuple(speedup_figure.notes(result)))
 
 

@@ -29,10 +29,6 @@ class Dealt:
     seed: int
     counts: Counts
 
-    @property
-    def labels_per_client(self) -> float:
-        return summarise(self.counts).classes_per_client
-
 
 def deal(request: Request, seeds: int) -> tuple[list[Dealt], list[str]]:
     """The partitions of 100 clients at both Dirichlet parameters, and notes on missing data."""
@@ -43,7 +39,7 @@ def deal(request: Request, seeds: int) -> tuple[list[Dealt], list[str]]:
     for setting in settings:
         for alpha in ALPHAS:
             for seed in range(seeds):
-                config = setting.changed(partition={"alpha": alpha}, seed=setting.config.seed + seed)
+                config = setting.changed(partition={"alpha": alpha}, seed=setting.config.seed + seed).config
                 population = build_population(config)
                 counts = count_labels(population.targets.numpy(), population.partition, population.classes)
                 dealt.append(Dealt(setting.title, alpha, config.seed, counts))
@@ -54,7 +50,8 @@ def labels_by_alpha(dealt: Sequence[Dealt]) -> dict[str, dict[float, list[float]
     """For each data set and Dirichlet parameter, the mean number of labels per client, per seed."""
     table: dict[str, dict[float, list[float]]] = {}
     for one in dealt:
-        table.setdefault(one.data, {}).setdefault(one.alpha, []).append(one.labels_per_client)
+        mean = summarise(one.counts).classes_per_client
+        table.setdefault(one.data, {}).setdefault(one.alpha, []).append(mean)
     return table
 
 

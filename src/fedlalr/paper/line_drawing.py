@@ -114,6 +114,12 @@ def draw_lines(axes: Axes, result: PanelCurves, looks: Mapping[str, Look], pick:
     axes.set_xlim(left=0)
 
 
+def draw_accuracies(axes: Axes, result: PanelCurves, looks: Mapping[str, Look], title: str) -> None:
+    axes.set_title(title)
+    draw_lines(axes, result, looks, lambda curves: curves.accuracy)
+    axes.yaxis.set_major_formatter(percent)
+
+
 ZOOM = 0.6
 """The part of the rounds, or passes, before the enlarged ones."""
 CLOSE = 0.12

@@ -16,7 +16,6 @@ from fedlalr.paper.plans import (
     described,
     method_line,
     panel_of,
-    with_alpha,
 )
 from fedlalr.paper.settings import Setting
 
@@ -55,16 +54,17 @@ VARIANTS = {
 def choices(request: Request) -> FigurePlan:
     """One panel for each choice: statistics and kind of normalisation, clipping, the unit of K_t, and weights."""
     # epochs of clients with many images would dominate the time
-    settings, notes = request.settings(("cifar10",), small=("partition.clients=200", "rounds=12"))
-    panels = [panel for setting in settings for panel in _panels(with_alpha(setting, 0.6))]
+    small = ("partition.clients=200", "rounds=12")
+    settings, notes = request.settings(("cifar10",), small, partition={"alpha": 0.6})
+    panels = [panel for setting in settings for panel in _panels(setting)]
     return FigurePlan("choices", tuple(panels), (*request.scope, *described(settings, "local", "norm"), *notes))
 
 
 def variants(request: Request) -> FigurePlan:
     """Momentum averaged or restarted, second moments by their mean or by their maximum."""
-    settings, notes = request.settings(("cifar10",))
+    settings, notes = request.settings(("cifar10",), partition={"alpha": 0.6})
     panels = []
-    for setting in (with_alpha(setting, 0.6) for setting in settings):
+    for setting in settings:
         others = [
             replace(Beside("fedlalr", changed).line(setting.config), label=label) for label, changed in VARIANTS.items()
         ]
@@ -75,7 +75,7 @@ def variants(request: Request) -> FigurePlan:
 
 
 def _panels(setting: Setting) -> list[Panel]:
-    uneven = Setting(setting.data, setting.changed(partition={"scheme": "dirichlet-classes"}), setting.stands_for)
+    uneven = setting.changed(partition={"scheme": "dirichlet-classes"})
     panels = []
     for title, lines in CHOICES.items():
         if title in NORMS and setting.config.model.name != "convmixer":
@@ -86,4 +86,4 @@ def _panels(setting: Setting) -> list[Panel]:
 
 
 def _line(setting: Setting, key: str, label: str, **changes: Any) -> FigureLine:
-    return FigureLine(key, label, method_line(setting.changed(**changes), "fedlalr").config)
+    return FigureLine(key, label, method_line(setting.changed(**changes).config, "fedlalr").config)

@@ -147,20 +147,20 @@ class Request:
         """Settings that differ from the scale's own, except those of how a run is computed."""
         return [text for text in self.overrides if key_of(text) not in HOW_RUN]
 
-    def setting(self, data: str, small: Sequence[str] = ()) -> Setting | None:
-        return find_setting(data, self.scale, self.here, self.overrides, small)
-
-    def settings(self, names: Iterable[str], small: Sequence[str] = ()) -> tuple[list[Setting], list[str]]:
-        """The problems on several data sets, each once, and notes on those that are not on this machine."""
+    def settings(
+        self, names: Iterable[str], small: Sequence[str] = (), **changes: Any
+    ) -> tuple[list[Setting], list[str]]:
+        """The problems on several data sets, each once, with the figure's changes, and notes on those that are not on
+        this machine."""
         found: dict[str, Setting] = {}
         notes = []
         for name in names:
-            setting = self.setting(name, small)
+            setting = find_setting(name, self.scale, self.here, self.overrides, small)
             if setting is None:
                 notes.append(f"{TITLES[name]} is not on this machine and was left out.")
                 continue
-            found.setdefault(setting.data, setting)
-            if setting.stands_for is not None:
+            found.setdefault(setting.data, setting.changed(**changes))
+            if setting.data != name:
                 notes.append(f"{setting.title} stand in for {TITLES[name]}, which is not on this machine.")
         return list(found.values()), notes
 
@@ -169,7 +169,7 @@ def cifar(request: Request) -> FigurePlan:
     """Six methods at two degrees of heterogeneity."""
     settings, notes = request.settings(CIFAR)
     panels = [
-        _six(request, with_alpha(setting, alpha), f"Dirichlet {alpha:g}")
+        _six(request, setting.changed(partition={"alpha": alpha}), f"Dirichlet {alpha:g}")
         for setting in settings
         for alpha in (0.6, 0.3)
     ]
@@ -181,23 +181,21 @@ def shakespeare(request: Request) -> FigurePlan:
     settings, notes = request.settings(["shakespeare"])
     panels = []
     for setting in settings:
-        panels.append(_six(request, setting, "non-IID"))
-        pooled = Setting(setting.data, setting.changed(partition={"scheme": "iid"}))
-        panels.append(_six(request, pooled, "IID"))
+        pooled = setting.changed(partition={"scheme": "iid"})
+        panels += [_six(request, setting, "non-IID"), _six(request, pooled, "IID")]
     return FigurePlan("shakespeare", tuple(panels), (*request.scope, *described(settings), *notes))
 
 
 def scalability(request: Request) -> FigurePlan:
     """Six methods with half and with one and a half times the usual cohort; FedLALR also with the usual one."""
-    settings, notes = request.settings(CIFAR)
+    settings, notes = request.settings(CIFAR, partition={"alpha": 0.6})
     panels = []
-    for setting in (with_alpha(setting, 0.6) for setting in settings):
+    for setting in settings:
         usual = setting.config.clients_per_round or _population(setting.config)
         for share, longer in ((0.5, 2.0), (1.5, 0.8)):
-            config = setting.changed(
-                clients_per_round=max(1, round(usual * share)), rounds=max(1, round(setting.config.rounds * longer))
-            )
-            panels.append(_six(request, Setting(setting.data, config), f"{config.clients_per_round} clients"))
+            cohort, rounds = max(1, round(usual * share)), max(1, round(setting.config.rounds * longer))
+            changed = setting.changed(clients_per_round=cohort, rounds=rounds)
+            panels.append(_six(request, changed, f"{cohort} clients"))
         panels.append(panel_of(setting, f"{usual} clients", [method_line(setting.config, "fedlalr")]))
     passes = "The paper's rounds: the largest cohort passes 1.2 times as often over the data as the others."
     sizes = described(settings, "cohort", "rounds")
@@ -209,12 +207,12 @@ def interval(request: Request) -> FigurePlan:
 
     Ten epochs take too long for the small scale, which counts steps alone.
     """
-    settings, notes = request.settings(CIFAR)
+    settings, notes = request.settings(CIFAR, partition={"alpha": 0.6})
     panels = []
-    for setting in (with_alpha(setting, 0.6) for setting in settings):
+    for setting in settings:
         for unit in LOCAL if request.scale == "paper" else ("steps",):
             lines = [
-                FigureLine(key, label, setting.changed(local=local))
+                FigureLine(key, label, setting.changed(local=local).config)
                 for label, (key, local) in zip(INTERVALS, LOCAL[unit].items(), strict=True)
             ]
             panels.append(panel_of(setting, f"in {unit}", lines))
@@ -223,22 +221,14 @@ def interval(request: Request) -> FigurePlan:
 
 def trajectory(request: Request) -> FigurePlan:
     """FedLALR with two clients recorded in four rounds."""
-    settings, notes = request.settings(CIFAR[:1], small=("clients_per_round=4", "local.steps=20"))
+    small = ("clients_per_round=4", "local.steps=20")
+    settings, notes = request.settings(CIFAR[:1], small, partition={"alpha": 0.6})
     panels = []
-    for setting in (with_alpha(setting, 0.6) for setting in settings):
+    for setting in settings:
         rounds = sorted({1 + 3 * part * setting.config.rounds // 10 for part in range(4)})
-        config = setting.changed(trajectory={"clients": [0, 1], "rounds": rounds})
+        config = setting.changed(trajectory={"clients": [0, 1], "rounds": rounds}).config
         panels.append(panel_of(setting, "Dirichlet 0.6", [FigureLine("fedlalr-trajectory", "FedLALR", config)]))
     return FigurePlan("trajectory", tuple(panels), (*request.scope, *described(settings, "test"), *notes))
-
-
-PLANS = {
-    "cifar": cifar,
-    "shakespeare": shakespeare,
-    "scalability": scalability,
-    "interval": interval,
-    "trajectory": trajectory,
-}
 
 
 def key_of(override: str) -> str:
@@ -262,10 +252,6 @@ def panel_of(setting: Setting, short: str, lines: Sequence[FigureLine]) -> Panel
     population = _population(setting.config)
     key = f"{setting.data}-{partition.scheme}{alpha}-{cohort or population}of{population}"
     return Panel(key, f"{setting.title}, {short}", tuple(lines), setting.title, short)
-
-
-def with_alpha(setting: Setting, alpha: float) -> Setting:
-    return Setting(setting.data, setting.changed(partition={"alpha": alpha}), setting.stands_for)
 
 
 def _population(config: Config) -> int:

@@ -16,6 +16,7 @@ from fedlalr.paper.curves import PanelCurves
 from fedlalr.paper.line_drawing import (
     Look,
     by_rounds,
+    draw_accuracies,
     draw_curve,
     draw_lines,
     draw_zoom,
@@ -93,9 +94,7 @@ def interval_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Fig
     panels = figure.subplots(3, max(1, len(results)), squeeze=False, sharex="col", sharey="row")
     for column, result in enumerate(results):
         looks = _looks_in_order(result)
-        panels[0, column].set_title(result.panel.title)
-        draw_lines(panels[0, column], result, looks, lambda curves: curves.accuracy)
-        panels[0, column].yaxis.set_major_formatter(percent)
+        draw_accuracies(panels[0, column], result, looks, result.panel.title)
         draw_lines(panels[1, column], result, looks, lambda curves: curves.loss)
         draw_lines(panels[2, column], result, looks, lambda curves: curves.train_loss)
     for row, name in enumerate((judged(results, "accuracy"), judged(results, "loss"), "training loss")):
@@ -119,14 +118,12 @@ def variants_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Fig
         looks = _looks_in_order(result)
         most = max((float(np.nanmax(curves.uploaded)) for curves in result.lines.values()), default=0.0)
         name, unit = ("GB", 1e9) if most > 1e9 else ("MB", 1e6)
-        draw_lines(row[0], result, looks, lambda curves: curves.accuracy)
+        draw_accuracies(row[0], result, looks, f"{result.panel.title.partition(',')[0]}, by rounds")
         draw_zoom(row[0], by_rounds(result, looks), (0.45, 0.12, 0.53, 0.5))
         if not result.lines:
             say_not_run(row[1])
         for key, curves in result.lines.items():
             draw_curve(row[1], curves, curves.accuracy, looks[key], curves.uploaded.mean(axis=0) / unit)
-        row[0].yaxis.set_major_formatter(percent)
-        row[0].set_title(f"{result.panel.title.partition(',')[0]}, by rounds")
         row[1].set_title("by traffic")
         row[0].set_xlabel("round")
         row[1].set_xlabel(f"{name} sent by the clients")
@@ -193,18 +190,15 @@ def _in_pairs(
 def _choice_panel(axes: Axes, result: PanelCurves) -> None:
     """The values of one choice, with a legend clear of the lines."""
     looks = _looks_in_order(result)
-    axes.set_title(result.panel.short)
-    draw_lines(axes, result, looks, lambda curves: curves.accuracy)
-    axes.yaxis.set_major_formatter(percent)
+    draw_accuracies(axes, result, looks, result.panel.short)
     handles = [Line2D([], [], label=line.label, **looks[line.key]) for line in result.panel.lines]
     axes.legend(handles=handles, loc="best", frameon=False, fontsize=6.5, handlelength=1.8)
 
 
 def _accuracy_panel(axes: Axes, result: PanelCurves) -> None:
-    axes.set_title(result.panel.title)
-    draw_lines(axes, result, method_looks(result), lambda curves: curves.accuracy)
-    axes.yaxis.set_major_formatter(percent)
-    draw_zoom(axes, by_rounds(result, method_looks(result)), (0.5, 0.24, 0.5, 0.34))
+    looks = method_looks(result)
+    draw_accuracies(axes, result, looks, result.panel.title)
+    draw_zoom(axes, by_rounds(result, looks), (0.5, 0.24, 0.5, 0.34))
 
 
 def _cohorts_panel(axes: Axes, group: str, results: Sequence[PanelCurves]) -> None:

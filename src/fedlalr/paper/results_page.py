@@ -18,10 +18,11 @@ import numpy as np
 
 from fedlalr.common.files import write_whole
 from fedlalr.config.errors import ConfigError
-from fedlalr.federation.storage.journal import METRICS_FILE
 from fedlalr.paper.verdicts import Claim, load_verdicts
+from fedlalr.report.comparison import Curve
 from fedlalr.report.groups import Group, group_runs, method_of
-from fedlalr.report.runs import TUNING, ReportedRun, read_run
+from fedlalr.report.runs import ReportedRun, read_run, runs_below
+from fedlalr.report.tables import counted
 
 PAGES = ("README.md", "details.md")
 NO_RUN = "no run yet"
@@ -169,7 +170,7 @@ def planned_list(folder: Path) -> str:
         planned = content.get("planned") if isinstance(content, dict) else None
         if planned and planned["runs"]:
             count = len(planned["runs"])
-            lines.append(f"# {content['figure']}: {count} {'run' if count == 1 else 'runs'}\n{planned['command']}")
+            lines.append(f"# {content['figure']}: {counted(count, 'run')}\n{planned['command']}")
     return "```sh\n" + "\n".join(lines) + "\n```" if lines else "Nothing: all planned runs are finished."
 
 
@@ -218,22 +219,18 @@ def comparisons(folder: Path) -> str:
 
 def lines_of(folder: Path, target: float, buffers: str | None = None) -> list[Line]:
     """The finished runs below a folder, grouped by their settings; empty without any."""
-    places = [file.parent for file in sorted(folder.rglob(METRICS_FILE))]
-    runs = [read_run(place) for place in places if TUNING not in place.relative_to(folder).parts]
+    runs = [read_run(place) for place in runs_below(folder)]
     done = [run for run in runs if run.state == "finished" and run.config is not None]
     kept = [run for run in done if buffers is None or (run.config and run.config.buffers == buffers)]
     return [_line(group, target) for group in group_runs(kept)]
 
 
 def _line(group: Group, target: float) -> Line:
-    finals, rounds, sent = [], [], []
-    for run in group.runs:
-        accuracy = np.array([record.accuracy or 0.0 for record in run.records])
-        finals.append(accuracy[-max(1, len(accuracy) // 10) :].mean())
-        reached = np.flatnonzero(accuracy >= target)
-        rounds.append(float(reached[0] + 1) if len(reached) else math.inf)
-        up = np.cumsum([record.bytes_up for record in run.records]) / 1e9
-        sent.append(float(up[reached[0]]) if len(reached) else math.inf)
+    curves = [Curve(run.records) for run in group.runs]
+    firsts = [(curve, curve.first_at(target)) for curve in curves]
+    finals = [np.nan_to_num(curve.accuracies)[-max(1, len(curve.records) // 10) :].mean() for curve in curves]
+    rounds = [math.inf if at is None else at + 1 for _, at in firsts]
+    sent = [math.inf if at is None else curve.megabytes(down=False)[at] / 1000 for curve, at in firsts]
     return Line(label_of(group.runs[0]), len(group.runs), *(float(np.mean(each)) for each in (finals, rounds, sent)))
 
 

@@ -60,16 +60,14 @@ class Setting:
 
     data: str
     config: Config
-    stands_for: str | None = None
-    """The data set that this one stands in for."""
 
     @property
     def title(self) -> str:
         return TITLES[self.data]
 
-    def changed(self, **changes: Any) -> Config:
-        """The configuration with some settings changed; tables are merged."""
-        return check(merge(self.config.model_dump(), changes))
+    def changed(self, **changes: Any) -> Setting:
+        """The problem with some settings changed; tables are merged."""
+        return Setting(self.data, check(merge(self.config.model_dump(), changes)))
 
 
 def find_setting(
@@ -79,13 +77,11 @@ def find_setting(
 
     `small` are a figure's own changes to the smoke scale; the user's `overrides` come last.
     """
-    stands_for = None if data in here else data
-    if stands_for is not None and scale == "paper":
+    if data not in here and scale == "paper":
         return None
-    name = STAND_IN if stands_for is not None else data
+    name = data if data in here else STAND_IN
     tree = load(_PRESETS.get(name, name)).model_dump()
     if scale == "smoke":
         for changes in (_SMOKE[name], small):
             tree = merge(tree, parse_overrides(changes))
-    config = check(merge(tree, parse_overrides(overrides)))
-    return Setting(name, config, stands_for)
+    return Setting(name, check(merge(tree, parse_overrides(overrides))))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,17 +13,12 @@ from matplotlib.lines import Line2D
 from fedlalr.common.colours import shades
 from fedlalr.paper.line_drawing import METHOD_LOOKS, empty_figure, pairs, two_parts
 from fedlalr.paper.speedup_results import CONTROLS, REGIME, Speedup, SpeedupPoint
-from fedlalr.paper.style import add_notes, save
+from fedlalr.paper.style import add_notes
 
 FEDLALR, FEDAVG = (METHOD_LOOKS[method]["color"] for method in ("fedlalr", "fedavg"))
 """Local SGD is FedAvg with all clients."""
 MARKERS = ("o", "s", "^", "D", "v")
 CLAIM: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 0.9}
-
-
-def draw(result: Speedup, folder: Path) -> list[Path]:
-    """Write `speedup.png`, `speedup.svg` and `speedup.pdf`."""
-    return save(lambda: speedup_figure(result), folder / "speedup")
 
 
 def speedup_figure(result: Speedup) -> Figure:

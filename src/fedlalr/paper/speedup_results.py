@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,17 +60,9 @@ class Fit(NamedTuple):
     """Standard deviation of the slope over the repeats: the random part of the interval."""
 
 
-_COLUMNS: Mapping[str, Callable[[str], Any]] = {
-    "variant": str,
-    "N": int,
-    "rounds": int,
-    "last_interval": int,
-    "steps": int,
-    "alpha": float,
-    "cap_binds": "True".__eq__,
-    "seed": int,
-}
-"""The fields of a point in `speedup.csv`, and how each is read from text."""
+_COLUMNS = [field for field in fields(SpeedupPoint) if field.name != "values"]
+_READ: Mapping[str, Callable[[str], Any]] = {"str": str, "int": int, "float": float, "bool": "True".__eq__}
+"""How a value in `speedup.csv` is read, by the type of its field."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +103,15 @@ class Speedup:
     def write(self, folder: Path) -> list[Path]:
         """Write `speedup.csv`, a line per point and repeat, and `speedup-fits.csv`, a line per slope."""
         folder.mkdir(parents=True, exist_ok=True)
-        columns = (*_COLUMNS, "N_steps", "in_regime", "repeat", "mean_squared_gradient")
+        columns = (*(column.name for column in _COLUMNS), "N_steps", "in_regime", "repeat", "mean_squared_gradient")
         lines = [
-            (*(getattr(point, name) for name in _COLUMNS), point.N * point.steps, point.in_regime, repeat, value)
+            (
+                *(getattr(point, column.name) for column in _COLUMNS),
+                point.N * point.steps,
+                point.in_regime,
+                repeat,
+                value,
+            )
             for point in self.points
             for repeat, value in enumerate(point.values)
         ]
@@ -152,4 +150,5 @@ def fit(points: Sequence[SpeedupPoint], against: str) -> Fit:
 
 def _point(lines: Sequence[Mapping[str, str]]) -> SpeedupPoint:
     values = tuple(float(line["mean_squared_gradient"]) for line in lines)
-    return SpeedupPoint(**{name: parse(lines[0][name]) for name, parse in _COLUMNS.items()}, values=values)
+    read = {column.name: _READ[str(column.type)](lines[0][column.name]) for column in _COLUMNS}
+    return SpeedupPoint(**read, values=values)

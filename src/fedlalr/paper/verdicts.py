@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from fedlalr.common.files import write_whole
 from fedlalr.config.errors import ConfigError
@@ -172,7 +172,8 @@ def save_verdicts(claims: Iterable[Claim], scope: Sequence[str], folder: Path) -
     plain, page = folder / "verdicts.json", folder / "verdicts.md"
     known = {claim.key: claim for claim in [*load_verdicts(folder), *claims]}
     every = [known.get(key, Claim(key)) for key in CLAIMS]
-    write_whole(plain, json.dumps([_as_dict(claim) for claim in every], indent=1, ensure_ascii=False) + "\n")
+    entries = [{"key": one.key, "text": one.text, "verdict": one.summary, **asdict(one)} for one in every]
+    write_whole(plain, json.dumps(entries, indent=1, ensure_ascii=False) + "\n")
     write_whole(page, markdown(every, scope))
     return [plain, page]
 
@@ -224,7 +225,3 @@ def seeds_in_words(seeds: Sequence[int]) -> str:
     if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
         return f"seeds {seeds[0]}–{seeds[-1]}"
     return f"seeds {', '.join(map(str, seeds))}"
-
-
-def _as_dict(claim: Claim) -> dict[str, Any]:
-    return {"key": claim.key, "text": claim.text, "verdict": claim.summary, **asdict(claim)}

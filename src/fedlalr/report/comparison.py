@@ -122,13 +122,17 @@ def compare(
         raise ValueError("every method needs one run per seed")
     if target is None:
         target = default_target(runs)
-    finals = {method: tuple(curve.final for curve in curves) for method, curves in runs.items()}
-    order = sorted(runs, key=lambda method: -_mean_or_least(finals[method]))
-    outcomes = tuple(
-        _outcome(method, settings[method], runs[method], target, _difference(finals, method, order[0]))
-        for method in order
-    )
-    return Comparison(outcomes, target, len(finals[order[0]]))
+    complete = {method: _complete(curves) for method, curves in runs.items()}
+    # methods with a failed run come last
+    order = sorted(runs, key=lambda method: -spread(complete[method]).mean if complete[method] else 1.0)
+    best, *others = order
+    to_best = {
+        method: paired_difference(complete[method], complete[best])
+        for method in others
+        if complete[method] and complete[best]
+    }
+    outcomes = tuple(_outcome(method, settings[method], runs[method], target, to_best.get(method)) for method in order)
+    return Comparison(outcomes, target, len(runs[best]))
 
 
 def default_target(runs: Mapping[str, Sequence[Curve]]) -> float:
@@ -171,15 +175,7 @@ def totals(curves: Sequence[Curve]) -> tuple[MeanAndDeviation, MeanAndDeviation]
     return megabytes, seconds
 
 
-def _difference(finals: Mapping[str, Sequence[float | None]], method: str, best: str) -> ConfidenceInterval | None:
-    mine = [final for final in finals[method] if final is not None]
-    theirs = [final for final in finals[best] if final is not None]
-    if method == best or len(mine) != len(finals[method]) or len(theirs) != len(finals[best]):
-        return None
-    return paired_difference(mine, theirs)
-
-
-def _mean_or_least(finals: Sequence[float | None]) -> float:
-    """Methods with a failed run come last."""
-    through = [final for final in finals if final is not None]
-    return spread(through).mean if len(through) == len(finals) else -1.0
+def _complete(curves: Sequence[Curve]) -> list[float]:
+    """The final accuracies; empty if a run failed."""
+    through = [curve.final for curve in curves if curve.final is not None]
+    return through if len(through) == len(curves) else []

@@ -14,21 +14,14 @@ from typing import Any
 
 from fedlalr.common.files import write_whole
 from fedlalr.config import dump
+from fedlalr.report import sections
 from fedlalr.report.client_quality import clients_of, clients_table
 from fedlalr.report.groups import Group, curves_of, group_runs, method_of
 from fedlalr.report.line_styles import dash_arrays, looks_of
 from fedlalr.report.partitions import PartitionView, view_partitions
 from fedlalr.report.rerun_command import command_for, description_of, stored_command
 from fedlalr.report.runs import ReportedRun, find_runs, read_run
-from fedlalr.report.sections import (
-    comparison_section,
-    rejections_table,
-    runs_table,
-    settings_table,
-    shared_table,
-    timing_table,
-)
-from fedlalr.report.tables import Table
+from fedlalr.report.tables import Table, counted
 from fedlalr.report.trajectories import trajectories_of
 
 PERCENT = "\N{NO-BREAK SPACE}%"
@@ -76,14 +69,14 @@ def page(
         notes=("<p class='note' id='live'></p>" if live else "")
         + "".join(f"<p class='note'>{escape(note)}</p>" for note in notes),
         data=_json(_drawn(groups, partitions)),
-        runs=_table(runs_table(groups)),
-        comparison=_table(comparison_section(groups), title="<h3>Methods compared</h3>"),
+        runs=_table(sections.runs_table(groups)),
+        comparison=_table(sections.comparison_section(groups), title="<h3>Methods compared</h3>"),
         clients=_table(clients_table(groups), "<p>The clients were not evaluated; to do so, set holdout=0.2.</p>"),
         configuration=_configuration(groups),
         partitions="".join(map(_partition, partitions))
         or "<p>The runs have no configuration to recompute it from.</p>",
-        rejections=_table(rejections_table(groups), "<p>No reply was rejected.</p>"),
-        timing=_table(timing_table(groups)),
+        rejections=_table(sections.rejections_table(groups), "<p>No reply was rejected.</p>"),
+        timing=_table(sections.timing_table(groups)),
         reproduction=_reproduction(groups),
     )
 
@@ -122,7 +115,7 @@ def _title(groups: Sequence[Group]) -> str:
 
 def _subtitle(groups: Sequence[Group]) -> str:
     description = description_of(run.config for group in groups for run in group.runs if run.config)
-    words = [description, _named(groups), _counted(sum(len(group.runs) for group in groups), "run")]
+    words = [description, _named(groups), counted(sum(len(group.runs) for group in groups), "run")]
     return "; ".join(filter(None, words))
 
 
@@ -131,19 +124,15 @@ def _named(groups: Sequence[Group]) -> str:
     if len(groups) <= MOST_NAMED:
         return " · ".join(group.label for group in groups)
     methods = list(dict.fromkeys(method_of(group.runs[0]) for group in groups))
-    named = " · ".join(methods) if len(methods) <= MOST_NAMED else _counted(len(methods), "method")
+    named = " · ".join(methods) if len(methods) <= MOST_NAMED else counted(len(methods), "method")
     return named if len(methods) == len(groups) else f"{named} in {len(groups)} variants"
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
 def _configuration(groups: Sequence[Group]) -> str:
-    parts = [_table(settings_table(groups))]
+    parts = [_table(sections.settings_table(groups))]
     if len(groups) > 1:
         parts.insert(0, "<p>Settings that differ:</p>")
-        parts.append(_folded("Settings that are the same for all", _table(shared_table(groups))))
+        parts.append(_folded("Settings that are the same for all", _table(sections.shared_table(groups))))
     for group in groups:
         if (config := group.runs[0].config) is not None:
             seed = f"{group.label}, seed {config.seed}" if len(groups) > 1 or len(group.runs) > 1 else "this run"

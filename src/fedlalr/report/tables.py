@@ -120,6 +120,14 @@ def _reached(values: Sequence[float | None], digits: int) -> str:
     return _plus_minus(spread(reached), 1, digits) + share
 
 
+def counted(count: int, what: str) -> str:
+    """
+    >>> counted(1, "run"), counted(2, "run")
+    ('1 run', '2 runs')
+    """
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 

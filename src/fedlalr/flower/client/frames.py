@@ -26,13 +26,15 @@ class Frame(NamedTuple):
 
     kind: str
     text: str = ""
-    content: RecordDict | None = None
+    content: RecordDict = RecordDict()
     context: Context | None = None
 
 
 def send(connection: socket.socket, frame: Frame) -> None:
     """Write a frame."""
-    plain, arrays = _split(frame.content or RecordDict())
+    arrays = dict(frame.content.array_records)
+    others = RecordDict({name: record for name, record in frame.content.items() if name not in arrays})
+    plain = recorddict_to_proto(others).SerializeToString()
     context = b"" if frame.context is None else context_to_proto(frame.context).SerializeToString()
     listed = [
         [
@@ -64,13 +66,6 @@ def receive(stream: BinaryIO) -> Frame:
         )
     context = context_from_proto(ProtoContext.FromString(given)) if given else None
     return Frame(head["kind"], head["text"], content, context)
-
-
-def _split(content: RecordDict) -> tuple[bytes, dict[str, ArrayRecord]]:
-    """The records without arrays as bytes, and the array records."""
-    arrays = dict(content.array_records)
-    others = RecordDict({name: record for name, record in content.items() if name not in arrays})
-    return recorddict_to_proto(others).SerializeToString(), arrays
 
 
 def _read(stream: BinaryIO, size: int) -> bytes:

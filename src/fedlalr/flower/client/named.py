@@ -7,9 +7,9 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from flwr.app import Context
@@ -39,7 +39,7 @@ class Names:
 
     def load(self) -> dict[str, Any]:
         """Import the named objects; by argument of `client_app`."""
-        return {argument: _load(name) for argument, name in self._given()}
+        return {argument: resolve_name(name) for argument, name in self._given()}
 
     def digest(self, context: Context) -> str:
         """Another one for other names, another configuration of run or node, or other files of the named packages."""
@@ -61,8 +61,3 @@ class Names:
             for place in sorted(spec.submodule_search_locations or [str(spec.origin)]):
                 found = [Path(place)] if Path(place).is_file() else sorted(Path(place).rglob("*"))
                 yield from (file for file in found if file.is_file() and file.parent.name != "__pycache__")
-
-
-def _load(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    return getattr(import_module(module), attribute)

@@ -24,8 +24,9 @@ from fedlalr.flower.client.state import KeptStore
 from fedlalr.flower.client.training import train_locally
 from fedlalr.flower.client_data import RemoteClients, own_data
 from fedlalr.flower.settings import read_settings
+from fedlalr.flower.wire.arrays import broadcast_from
 from fedlalr.flower.wire.instruction import Instruction
-from fedlalr.flower.wire.records import FACTS, answer_content, broadcast_in, instruction_in, score_content
+from fedlalr.flower.wire.records import FACTS, answer_content, contents_in, instruction_in, score_content
 from fedlalr.training.calling import target_of
 from fedlalr.training.interfaces import Buffers, Training
 from fedlalr.training.personal import first_kept, shared_buffers
@@ -126,7 +127,9 @@ class NodeClient:
         self, instruction: Instruction, context: Context, training: Training, compression: Compression
     ) -> tuple[KeptStore, Slots]:
         """The store of this node's client, and its state for a round."""
-        store = KeptStore(state_folder(context, self.state_dir), instruction.run, instruction.client)
+        configured = str(context.node_config.get(STATE_FOLDER, ""))
+        folder = self.state_dir or configured or platformdirs.user_state_path("fedlalr")
+        store = KeptStore(folder, instruction.run, instruction.client)
         state = initial_state(training)
         first = first_kept(training, state.slots, state.buffers, compression.residuals)
         return store, store.load(instruction.kept, first)
@@ -137,7 +140,7 @@ def _sent(
 ) -> tuple[Slots, Buffers]:
     """The slots and buffers in the server's message."""
     expected, layout = shared_buffers(training, get_buffers(training.model)), training.division.shared
-    slots, buffers = broadcast_in(content, names, channel, layout, expected, instruction.layout)
+    slots, buffers = broadcast_from(contents_in(content), names, channel, layout, expected, instruction.layout)
     where = training.device
     return slots.map(lambda slot: slot.to(where)), {name: buffer.to(where) for name, buffer in buffers.items()}
 
@@ -151,8 +154,3 @@ def client_id(context: Context) -> int:
             f"client's id, from 0"
         )
     return given
-
-
-def state_folder(context: Context, given: str | Path | None = None) -> Path:
-    """The folder for the state of a node's client."""
-    return Path(given or str(context.node_config.get(STATE_FOLDER, "")) or platformdirs.user_state_path("fedlalr"))

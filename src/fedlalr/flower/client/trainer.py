@@ -67,7 +67,6 @@ class Trainer:
     def _answer(self, connection: socket.socket) -> None:
         with connection.makefile("rb") as stream:
             request = receive(stream)
-        assert request.content is not None
         assert request.context is not None
         with signs_of_life(connection):
             try:

@@ -34,20 +34,19 @@ class NodeKeys(NamedTuple):
     public: Path
 
 
-def make_server_files(folder: Path, hosts: Sequence[str], days: int = VALID_DAYS) -> ServerFiles:
+def make_server_files(folder: Path, hosts: Sequence[str]) -> ServerFiles:
     """Create an authority, and a certificate for a superlink with these names or addresses."""
     folder.mkdir(parents=True, exist_ok=True)
     authority_key, server_key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
-    authority_name, server_name = _name("fedlalr authority"), _name(hosts[0])
     authority = (
-        _begin(authority_name, authority_name, authority_key, days)
+        _begin(_name("fedlalr authority"), authority_key)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)
         .add_extension(_usage(signs=True), critical=True)
         .sign(authority_key, hashes.SHA384())
     )
     certificate = (
-        _begin(server_name, authority_name, server_key, days)
+        _begin(_name(hosts[0]), server_key)
         .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
@@ -75,18 +74,17 @@ def make_node_keys(folder: Path, name: str) -> NodeKeys:
     return keys
 
 
-def _begin(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
-) -> x509.CertificateBuilder:
+def _begin(subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    """A certificate that the authority will sign."""
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .issuer_name(issuer)
+        .issuer_name(_name("fedlalr authority"))
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))  # clocks differ
-        .not_valid_after(now + timedelta(days=days))
+        .not_valid_after(now + timedelta(days=VALID_DAYS))
     )
 
 

@@ -10,26 +10,22 @@ from pathlib import Path
 from fedlalr.config import Config, RunDirectory
 from fedlalr.federation import Record
 from fedlalr.flower.export import check_settings, export
-from fedlalr.flower.local.certificates import NodeKeys
 from fedlalr.flower.local.launch import FederationError, LocalFederation
-
-PATIENCE = 600.0
-"""Default timeout: seconds without a finished round."""
 
 
 def demonstrate(
     config: Config,
-    run_dir: Path | None = None,
+    run_dir: Path | None,
     *,
-    secure: bool = True,
-    patience: float = PATIENCE,
-    on_stage: Callable[[str], None] = lambda stage: None,
-    on_record: Callable[[Record], None] = lambda record: None,
+    secure: bool,
+    patience: float,
+    on_stage: Callable[[str], None],
+    on_record: Callable[[Record], None],
 ) -> list[Record]:
     """Start a superlink, supernodes and the run; returns the records of its rounds. Leaves only the run directory.
 
-    `on_stage` is called with the name of each part before it starts, `on_record` after every round. No process and no
-    temporary file is left, even after an exception or Ctrl-C.
+    `patience` is the most seconds without a finished round. `on_stage` is called with the name of each part before it
+    starts, `on_record` after every round. No process and no temporary file is left, even after an exception or Ctrl-C.
     """
     with tempfile.TemporaryDirectory(prefix="fedlalr-flower-") as name:
         folder = Path(name)
@@ -41,7 +37,7 @@ def demonstrate(
             federation.start_superlink()
             for node in range(nodes):
                 on_stage(f"supernode {node + 1} of {nodes}")
-                keys: NodeKeys | None = federation.register(node) if secure else None
+                keys = federation.register(node) if secure else None
                 federation.start_node(node, {"partition-id": node, "state-dir": str(folder / "kept")}, keys=keys)
             on_stage("the run")
             waits = {"deadline": patience, "join-deadline": patience}

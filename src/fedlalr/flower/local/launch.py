@@ -18,7 +18,6 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from fedlalr.flower.local.certificates import NodeKeys, ServerFiles, make_node_keys, make_server_files
@@ -37,21 +36,21 @@ class FederationError(RuntimeError):
 class LocalFederation:
     """A context manager: all processes that it started are stopped at the end."""
 
-    def __init__(self, folder: Path, *, secure: bool = True, database: bool = False) -> None:
-        self.folder, self.secure, self.database = folder, secure, database
+    def __init__(self, folder: Path, *, secure: bool = True) -> None:
+        self.folder, self.secure = folder, secure
         self.port = free_port()
         self.home = folder / "flwr"
         self.scripts = Path(sysconfig.get_path("scripts"))
         self.processes = Processes(environment(self.home, self.scripts))
-        self._server_files: ServerFiles | None = None
-        self.keys: dict[int, NodeKeys] = {}
-        """Keys of the registered nodes."""
+        self.certificates: ServerFiles | None = None
+        """None in an insecure federation."""
 
     def __enter__(self) -> LocalFederation:
         self.home.mkdir(parents=True, exist_ok=True)
         if self.secure:
-            self._server_files = make_server_files(self.folder / "certificates", [HOST, "localhost"])
-        connection = f'root-certificates = "{self.server_files.authority}"' if self.secure else "insecure = true"
+            self.certificates = make_server_files(self.folder / "certificates", [HOST, "localhost"])
+        files = self.certificates
+        connection = f'root-certificates = "{files.authority}"' if files else "insecure = true"
         (self.home / "config.toml").write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{HOST}:{self.port}"\n'
             f"{connection}\n",
@@ -59,53 +58,38 @@ class LocalFederation:
         )
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         with uninterrupted():
             self.processes.stop()
 
-    @property
-    def server_files(self) -> ServerFiles:
-        """The certificates of a secure federation."""
-        if self._server_files is None:
-            raise FederationError("an insecure federation has no certificates")
-        return self._server_files
-
-    def start_superlink(self) -> None:
-        """Start the superlink and wait until it answers."""
+    def start_superlink(self, *options: str | Path) -> None:
+        """Start the superlink, with further options of its own, and wait until it answers."""
         command: list[str | Path] = [self.scripts / "flower-superlink", "--host", HOST, "--port", str(self.port)]
-        command += ["--disable-runtime-dependency-installation"]
-        if self.secure:
-            files = self.server_files
+        command += ["--disable-runtime-dependency-installation", *options]
+        if files := self.certificates:
             command += ["--ssl-ca-certfile", files.authority, "--ssl-certfile", files.certificate]
             command += ["--ssl-keyfile", files.key, "--enable-supernode-auth"]
         else:
             command += ["--insecure"]
-        if self.database:
-            command += ["--database", self.folder / "superlink.db"]
         self.processes.start("superlink", command, self.log("superlink"))
-        self._wait(self._answers, "superlink")
+        deadline = time.monotonic() + START_TIMEOUT
+        while not self._answers():
+            if not self.processes.alive("superlink") or time.monotonic() > deadline:
+                raise FederationError(f"superlink did not start:\n{self.tail('superlink')}")
+            time.sleep(0.2)
 
     def register(self, node: int) -> NodeKeys:
-        """Create a key pair for a node, once, and register it with the superlink."""
-        keys = self.keys.get(node)
-        if keys is None:
-            keys = self.keys[node] = make_node_keys(self.folder / "keys", f"node-{node}")
+        """Create a key pair for a node, and register it with the superlink."""
+        keys = make_node_keys(self.folder / "keys", f"node-{node}")
         self.flwr("supernode", "register", str(keys.public), CONNECTION)
         return keys
 
-    def start_node(
-        self,
-        node: int,
-        config: Mapping[str, int | float | str],
-        *,
-        keys: NodeKeys | None = None,
-        authority: Path | None = None,
-    ) -> None:
-        """Start a supernode. A secure federation rejects nodes without registered keys, or with another authority."""
+    def start_node(self, node: int, config: Mapping[str, int | float | str], *, keys: NodeKeys | None = None) -> None:
+        """Start a supernode. A secure federation rejects nodes without registered keys."""
         command: list[str | Path] = [self.scripts / "flower-supernode", "--superlink", f"{HOST}:{self.port}"]
         command += ["--host", HOST, "--port", str(free_port()), "--node-config", as_toml(config)]
-        if self.secure:
-            command += ["--root-certificates", authority or self.server_files.authority]
+        if self.certificates:
+            command += ["--root-certificates", self.certificates.authority]
             command += ["--auth-supernode-private-key", keys.private] if keys is not None else []
         else:
             command += ["--insecure"]
@@ -130,13 +114,12 @@ class LocalFederation:
         """Whether the newest run completed. Its records do not show it: they may be from an earlier run."""
         return bool(self.status()[0]["status"] == "finished:completed")
 
-    def wait_for(self, name: str, patience: float, progress: Callable[[], object] | None = None) -> int:
+    def wait_for(self, name: str, patience: float, progress: Callable[[], object]) -> int:
         """Wait for a process to end, and return its exit code; fails after `patience` seconds without progress."""
-        process = self.processes.started(name)
-        since, seen = time.monotonic(), progress() if progress is not None else None
+        process = self.processes.started[name]
+        since, seen = time.monotonic(), progress()
         while process.poll() is None:
-            now = progress() if progress is not None else None
-            if now != seen:
+            if (now := progress()) != seen:
                 since, seen = time.monotonic(), now
             if time.monotonic() - since > patience:
                 raise FederationError(f"{name} made no progress for {patience:g} s.\n{self.tail(name)}")
@@ -168,23 +151,15 @@ class LocalFederation:
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
 
     def _answers(self) -> bool:
-        scheme = "https" if self.secure else "http"
-        context = ssl.create_default_context(cafile=str(self.server_files.authority)) if self.secure else None
-        opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), *([urllib.request.HTTPSHandler(context=context)] if context else [])
-        )
+        scheme, files = "https" if self.secure else "http", self.certificates
+        trusted = ssl.create_default_context(cafile=files.authority) if files else None
+        direct = urllib.request.ProxyHandler({})
+        opener = urllib.request.build_opener(direct, urllib.request.HTTPSHandler(context=trusted))
         try:
             with opener.open(f"{scheme}://{HOST}:{self.port}/health", timeout=5) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
-
-    def _wait(self, ready: Callable[[], bool], name: str) -> None:
-        deadline = time.monotonic() + START_TIMEOUT
-        while not ready():
-            if not self.processes.alive(name) or time.monotonic() > deadline:
-                raise FederationError(f"{name} did not start:\n{self.tail(name)}")
-            time.sleep(0.2)
 
 
 def environment(home: Path, scripts: Path) -> dict[str, str]:

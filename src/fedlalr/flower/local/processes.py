@@ -24,12 +24,12 @@ class Processes:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.mark = secrets.token_hex(16)
         self.environment = {**environment, MARK: self.mark}
-        self._started: dict[str, subprocess.Popen[bytes]] = {}
+        self.started: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, name: str, command: Sequence[str | Path], log: Path) -> subprocess.Popen[bytes]:
+    def start(self, name: str, command: Sequence[str | Path], log: Path) -> None:
         """Start a process in a new session, so that Ctrl-C in a terminal does not reach it before us."""
         with log.open("ab") as output:
-            process = subprocess.Popen(
+            self.started[name] = subprocess.Popen(
                 [str(part) for part in command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -37,20 +37,14 @@ class Processes:
                 env=self.environment,
                 start_new_session=True,
             )
-        self._started[name] = process
-        return process
-
-    def started(self, name: str) -> subprocess.Popen[bytes]:
-        """A process by its name."""
-        return self._started[name]
 
     def alive(self, name: str) -> bool:
         """Whether a process is still running."""
-        return name in self._started and self._started[name].poll() is None
+        return self.started[name].poll() is None
 
     def stop(self, patience: float = 5.0) -> None:
         """Terminate all processes, the last started first, and kill those left after some seconds."""
-        for process in reversed(self._started.values()):
+        for process in reversed(self.started.values()):
             with suppress(ProcessLookupError):
                 process.terminate()
         deadline = time.monotonic() + patience
@@ -64,28 +58,24 @@ class Processes:
             if not left:
                 break
             time.sleep(0.1)
-        for process in self._started.values():
+        for process in self.started.values():
             process.wait()
-        self._started.clear()
+        self.started.clear()
 
     def members(self) -> list[int]:
         """The ids of all other running processes with the mark."""
         wanted = f"{MARK}={self.mark}".encode()
         found = []
-        for pid in _pids():
+        for entry in PROC.glob("[0-9]*"):
             with suppress(OSError):
-                if wanted in (PROC / str(pid) / "environ").read_bytes().split(b"\0") and _state(pid) != "Z":
-                    found.append(pid)
+                if wanted in (entry / "environ").read_bytes().split(b"\0") and _state(entry) != "Z":
+                    found.append(int(entry.name))
         return found
 
     def _running(self) -> list[subprocess.Popen[bytes]]:
-        return [process for process in self._started.values() if process.poll() is None]
+        return [process for process in self.started.values() if process.poll() is None]
 
 
-def _pids() -> list[int]:
-    return [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()] if PROC.is_dir() else []
-
-
-def _state(pid: int) -> str:
+def _state(entry: Path) -> str:
     """The first field after the command's name, which may contain anything."""
-    return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    return (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]

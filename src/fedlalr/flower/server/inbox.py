@@ -15,7 +15,7 @@ from fedlalr.federation.replies.reducing import reduce_slots
 from fedlalr.federation.replies.reductions import Max, Mean, Median, SlotReduction, Trimmed, clip, pieces
 from fedlalr.federation.replies.screening import Rejection, clip_buffers, clip_factors, clipped_clients, measure_reply
 from fedlalr.flower.server.spool import Spool
-from fedlalr.training.interfaces import Buffers, Replies
+from fedlalr.training.interfaces import Replies
 
 NUMBERS_AT_A_TIME = 1 << 24
 """Maximum number of values of a slot, over all replies, in memory during reduction."""
@@ -25,15 +25,10 @@ _BY_COORDINATE = (Mean, Max, Median, Trimmed)
 
 @dataclass(frozen=True)
 class Closed:
-    """A round's replies when it closes: the accepted ones, ascending by client, and the rejections."""
+    """A round's replies when it closes, and the rejections."""
 
-    clients: Tensor
-    """Ids of the accepted clients, int64 `[R]`."""
-    samples: Tensor
-    steps: Tensor
-    losses: Tensor
-    buffers: Buffers
-    """`[R, …]`."""
+    accepted: Replies
+    """Ascending by client; their uploads are in the spool."""
     rows: tuple[int, ...]
     """The rows of their uploads in the spool."""
     factors: Mapping[str, Sequence[float]]
@@ -41,8 +36,6 @@ class Closed:
     clipped: tuple[int, ...]
     """The clients with a clipped change."""
     rejected: tuple[Rejection, ...]
-    replied: int
-    """Number of replies with a well-formed upload."""
 
 
 class SpooledInbox:
@@ -55,11 +48,6 @@ class SpooledInbox:
         self._parts: list[Replies] = []
         self._norms: list[dict[str, list[float]]] = []
         self._rejected: list[Rejection] = []
-
-    @property
-    def waiting(self) -> frozenset[int]:
-        """The clients of the cohort without an accepted reply."""
-        return self.expected.clients - self.expected.answered
 
     def receive(self, reply: Reply) -> Rejection | None:
         """Accept one reply, or return the reason for rejecting it."""
@@ -75,33 +63,22 @@ class SpooledInbox:
         self.expected = replace(expected, answered=expected.answered | {int(replies.clients)})
         return None
 
-    def reject(self, client: int, reason: str | Rejected) -> Rejection:
+    def reject(self, client: int, reason: str | Rejected) -> None:
         """Record that a client raised an error, disconnected, was too late or sent an unreadable reply."""
         self._rejected.append(Rejection.because(client, reason))
-        return self._rejected[-1]
 
     def close(self, max_norm_ratio: float | None) -> Closed:
         """Sort the accepted replies by client id, and find the changes that are too long for this cohort."""
         ids = [int(part.clients[0]) for part in self._parts]
         rows = sorted(range(len(ids)), key=lambda row: ids[row])
-        parts = [self._parts[row] for row in rows]
         norms = {name: [self._norms[row][name][0] for row in rows] for name in (self._norms or [{}])[0]}
         factors = clip_factors(norms, max_norm_ratio, self.expected.broadcast)
         none = torch.empty(0, dtype=torch.int64)
-        clients = torch.cat([none, *(part.clients for part in parts)])
-        buffers = {name: torch.cat([part.buffers[name] for part in parts]) for name in self.expected.buffers if parts}
-        return Closed(
-            clients=clients,
-            samples=torch.cat([none, *(part.samples for part in parts)]),
-            steps=torch.cat([none, *(part.steps for part in parts)]),
-            losses=torch.cat([none.double(), *(part.losses for part in parts)]),
-            buffers=clip_buffers(buffers, self.expected.buffers, factors),
-            rows=tuple(rows),
-            factors=factors,
-            clipped=clipped_clients(clients, factors),
-            rejected=tuple(sorted(self._rejected)),
-            replied=len(ids),
-        )
+        empty = Replies(none, none, none, none.double(), Slots(), {}, Slots())
+        accepted = Replies.cat([empty, *self._parts])
+        buffers = clip_buffers(accepted.buffers, self.expected.buffers, factors)
+        clipped = clipped_clients(accepted.clients, factors)
+        return Closed(replace(accepted, buffers=buffers), tuple(rows), factors, clipped, tuple(sorted(self._rejected)))
 
     def reduce(self, closed: Closed, share: Tensor, how: Mapping[str, SlotReduction]) -> Slots:
         """Every uploaded slot reduced over the accepted replies, like `reduce_slots` with all replies in memory."""

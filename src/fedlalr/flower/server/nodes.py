@@ -48,7 +48,7 @@ class NodeRegistry:
         """Client → node, for connected nodes that may take part."""
         found: dict[int, int] = {}
         for node, said in self._announced.items():
-            if self._usable(said):
+            if said.contract == self.contract and 0 <= said.client < self.population:
                 found.setdefault(said.client, node)
         return found
 
@@ -89,59 +89,56 @@ class NodeRegistry:
             log.info("node %d of client %d disconnected", node, self._announced.pop(node).client)
         for node in [node for node in self._silent if node not in connected]:
             del self._silent[node]
-        asked = set(self._post.waiting.values())
+        waiting = set(self._post.waiting.values())
         now = time.monotonic()
         due = [
             node
             for node in connected
-            if node not in self._announced and node not in asked and self._silent.get(node, (now, ""))[0] <= now
+            if node not in self._announced and node not in waiting and self._silent.get(node, (now, ""))[0] <= now
         ]
-        for node in self._post.send([(node, self._question(node)) for node in due]):
+        asked = RecordDict({FACTS: ConfigRecord({"contract": self.contract})})
+        for node in self._post.send(
+            [(node, Message(asked, node, MessageType.QUERY, ttl=QUESTION_LIFETIME)) for node in due]
+        ):
             self._silent[node] = (now + ASK_AGAIN, "Flower did not accept the message")
         for node, reply in self._post.arrivals():
             self._take(node, reply)
 
-    def _question(self, node: int) -> Message:
-        content = RecordDict({FACTS: ConfigRecord({"contract": self.contract})})
-        return Message(content, node, MessageType.QUERY, ttl=QUESTION_LIFETIME)
-
     def _take(self, node: int, reply: Message) -> None:
-        if reply.has_error():
-            self._silent[node] = (time.monotonic() + ASK_AGAIN, failure(reply))
-            log.warning("node %d did not announce its client: %s", node, failure(reply))
+        said = _announced(reply)
+        if isinstance(said, str):
+            self._silent[node] = (time.monotonic() + ASK_AGAIN, said)
+            log.warning("node %d did not announce its client: %s", node, said)
             return
-        client, contract = _announced(reply)
-        if isinstance(client, bool) or not isinstance(client, int) or not isinstance(contract, str):
-            self._silent[node] = (time.monotonic() + ASK_AGAIN, "its answer cannot be read")
-            log.warning("node %d did not announce its client: its answer cannot be read", node)
-            return
-        before = self.nodes().get(client)
+        client, before = said.client, self.nodes().get(said.client)
         self._silent.pop(node, None)
-        self._announced[node] = said = Announcement(client, contract)
+        self._announced[node] = said
         if not 0 <= client < self.population:
             log.warning(
                 "node %d serves client %d, but clients are numbered from 0 to %d", node, client, self.population - 1
             )
-        elif contract != self.contract:
+        elif said.contract != self.contract:
             log.warning("node %d of client %d is ignored: %s", node, client, self.reason(client))
         elif before is not None:
             log.warning(
                 "node %d serves client %d, like node %d: it is used once that node disconnects", node, client, before
             )
         else:
-            log.info("node %d serves client %d", node, said.client)
-
-    def _usable(self, said: Announcement) -> bool:
-        return said.contract == self.contract and 0 <= said.client < self.population
+            log.info("node %d serves client %d", node, client)
 
 
-def _announced(reply: Message) -> tuple[object, object]:
-    """The client and the contract in a node's answer; None for both if it is unreadable."""
+def _announced(reply: Message) -> Announcement | str:
+    """A node's answer, or why there is none."""
+    if reply.has_error():
+        return failure(reply)
     try:
-        facts = reply.content.config_records.get(FACTS) or ConfigRecord()
-        return facts.get("client"), facts.get("contract")
+        facts = reply.content.config_records[FACTS]
+        client, contract = facts["client"], facts["contract"]
     except Exception:  # arbitrary content may raise any error
-        return None, None
+        return "its answer cannot be read"
+    if isinstance(client, bool) or not isinstance(client, int) or not isinstance(contract, str):
+        return "its answer cannot be read"
+    return Announcement(client, contract)
 
 
 def _listed(clients: list[int]) -> str:

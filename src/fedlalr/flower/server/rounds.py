@@ -14,9 +14,9 @@ from fedlalr.federation.evaluation import Score
 from fedlalr.federation.observers import Observer
 from fedlalr.federation.replies.payload import Expected, Rejected, Reply
 from fedlalr.federation.round import RoundOutcome
-from fedlalr.federation.run import with_included
 from fedlalr.flower.server.nodes import NodeRegistry
 from fedlalr.flower.server.state import FederatedServer, OpenRound
+from fedlalr.flower.wire.arrays import encode
 from fedlalr.flower.wire.instruction import Instruction
 from fedlalr.flower.wire.messages import Post, failure
 from fedlalr.flower.wire.records import array_records, instruct, reply_in, score_in
@@ -43,21 +43,13 @@ def check_no_probes(observers: Sequence[Observer], rounds: Iterable[int]) -> Non
 class Rounds:
     """Runs the rounds of one server, one after another."""
 
-    def __init__(
-        self,
-        server: FederatedServer,
-        observers: Sequence[Observer] = (),
-        *,
-        deadline: float,
-        join_deadline: float,
-        poll: float,
-    ) -> None:
+    def __init__(self, server: FederatedServer, *, deadline: float, join_deadline: float, poll: float) -> None:
         if server.train_deadline >= deadline:
             raise ValueError(
                 f"clients may train for {server.train_deadline:g} s, the deadline of stragglers, but a round waits for "
                 f"replies only for {deadline:g} s, the deadline of the strategy; make that one longer"
             )
-        self.server, self.observers = server, observers
+        self.server, self.observers = server, server.problem.options.observers
         self.deadline, self.join_deadline, self.poll = deadline, join_deadline, poll
         self._registry: NodeRegistry | None = None
         self._opened: OpenRound | None = None
@@ -67,7 +59,7 @@ class Rounds:
         """Start the next round: sample the cohort, wait for its nodes, and create a message for each."""
         server, registry = self.server, self._known(grid)
         check_no_probes(self.observers, [server.state.round + 1])  # an observer may change its mind
-        opened = server.open(self._included)
+        opened = server.open()
         nodes = registry.wait_for(opened.cohort, server.rules.least, time.monotonic() + self.join_deadline)
         for client in opened.cohort:
             if client not in nodes:
@@ -83,7 +75,7 @@ class Rounds:
         """A message for the node of each client, ascending."""
         server, training = self.server, self.server.training
         shared, blocks = training.division.shared, training.algorithm.slots.blocks
-        arrays = array_records(work.broadcast, work.buffers, shared, server.layout, blocks, content)
+        arrays = array_records(encode(work.broadcast, work.buffers, shared, server.layout, blocks, content))
         made = []
         for client, node in sorted(nodes.items()):
             told = instruct(arrays, server.instruction(client, work), config)
@@ -103,7 +95,7 @@ class Rounds:
         opened, sent = self._opened, self._sent
         if opened is None:
             raise RuntimeError("there is no round to close; start one first")
-        heard, problem = set[int](), self.server.problem
+        heard, inbox, problem = set[int](), opened.inbox, self.server.problem
         enough = len(sent) if problem.options.stragglers is None else problem.cohort_size
         for reply in replies:
             # A message gets its id when it is sent, which may have just happened.
@@ -113,12 +105,15 @@ class Rounds:
                 log.warning("ignoring a reply that answers no message of round %d", opened.offer.work.round)
                 continue
             heard.add(client)
-            self._take(opened, client, reply)
-            if len(sent) > enough and len(opened.inbox.expected.answered) == enough:
+            try:
+                inbox.receive(self.read(client, reply, inbox.expected))
+            except Rejected as reason:
+                inbox.reject(client, reason)
+            if len(sent) > enough and len(inbox.expected.answered) == enough:
                 break  # more clients were sampled than are needed
         else:
             for client in [client for client, _ in sent if client not in heard]:
-                opened.inbox.reject(client, f"no reply within the deadline of {self.deadline:g} s")
+                inbox.reject(client, f"no reply within the deadline of {self.deadline:g} s")
         self._opened, self._sent = None, []
         return self.server.close(opened)
 
@@ -128,7 +123,8 @@ class Rounds:
         training, state = server.training, server.state
         registry.refresh()
         x = shared_slots(training, state.slots.only("x"))
-        arrays = array_records(x, shared_buffers(training, state.buffers), training.division.shared, server.layout)
+        buffers = shared_buffers(training, state.buffers)
+        arrays = array_records(encode(x, buffers, training.division.shared, server.layout))
         asked = [(server.instruction(client), node) for client, node in sorted(registry.nodes().items())]
         messages = [
             (one, Message(instruct(arrays, one, config), node, MessageType.EVALUATE, ttl=self.deadline + GRACE))
@@ -144,14 +140,6 @@ class Rounds:
             except Rejected as reason:
                 log.warning("client %d was not evaluated: %s", instruction.client, reason)
         return dict(sorted(scores.items()))
-
-    def _take(self, opened: OpenRound, client: int, reply: Message) -> None:
-        """Screen one reply of one client."""
-        inbox = opened.inbox
-        try:
-            inbox.receive(self.read(client, reply, inbox.expected))
-        except Rejected as reason:
-            inbox.reject(client, reason)
 
     def read(self, client: int, reply: Message, expected: Expected) -> Reply:
         """The reply in a message from the node of a client; raises `Rejected`."""
@@ -171,6 +159,3 @@ class Rounds:
         if self._registry is None or self._registry.grid is not grid:
             self._registry = NodeRegistry(grid, self.server.contract, self.server.population, self.poll)
         return self._registry
-
-    def _included(self, cohort: Tensor, round: int) -> Tensor:
-        return with_included(cohort, self.observers, round, self.server.problem)

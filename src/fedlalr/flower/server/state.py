@@ -6,7 +6,7 @@ Sampling, screening, reduction and the update are the simulator's functions.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +22,8 @@ from fedlalr.federation.privacy.reducing import PrivateReduction
 from fedlalr.federation.problem import Problem
 from fedlalr.federation.replies.payload import Expected
 from fedlalr.federation.replies.reducing import reduce_buffers, weights
-from fedlalr.federation.round import RoundFailed, RoundOutcome, ServerState, Stopwatch, too_few, update_slots
+from fedlalr.federation.round import RoundOutcome, ServerState, Stopwatch, check_enough, update_slots
+from fedlalr.federation.run import with_included
 from fedlalr.federation.storage.fingerprint import contract
 from fedlalr.federation.storage.journal import KEPT
 from fedlalr.federation.stragglers import Stragglers
@@ -116,15 +117,13 @@ class FederatedServer:
         stragglers = self.problem.options.stragglers
         return float(stragglers.deadline or 0.0) if isinstance(stragglers, Stragglers) else 0.0
 
-    def open(self, include: Callable[[Tensor, int], Tensor] | None = None) -> OpenRound:
-        """Start the next round: sample its cohort. `include` may replace sampled clients by others."""
+    def open(self) -> OpenRound:
+        """Start the next round: sample its cohort, in which observers may replace clients by others."""
         t, mechanism = self.state.round + 1, self.rules.mechanism
         if mechanism is not None:
             mechanism.spend(t)
-        cohort = self.problem.cohort(t, self.secret)
-        if include is not None:
-            cohort = include(cohort, t)
-        offer = self.offer(cohort)
+        sampled = self.problem.cohort(t, self.secret)
+        offer = self.offer(with_included(sampled, self.problem.options.observers, t, self.problem))
         return OpenRound(offer, SpooledInbox(offer.expected, self.spool_folder), Stopwatch())
 
     def offer(self, cohort: Tensor) -> Offer:
@@ -183,16 +182,16 @@ class FederatedServer:
         clock.lap("train")
         try:
             closed = inbox.close(rules.screening(channel.table)[1])
-            count = len(closed.clients)
-            if count < rules.least:
-                raise RoundFailed(too_few(work.round, count, rules.least, closed.rejected), closed.rejected)
+            replies, count = closed.accepted, len(closed.accepted.clients)
+            check_enough(work.round, count, rules, closed.rejected)
             clock.lap("screen")
             with torch.no_grad():
                 if rules.mechanism is None:
-                    steps, share = closed.steps, weights(closed.samples, rules.weighting, training.layout.dtype, device)
+                    share = weights(replies.samples, rules.weighting, training.layout.dtype, device)
+                    steps = replies.steps
                     reduced = inbox.reduce(closed, share, rules.reduce)
                     reduced = channel.rebased(reduced, work.broadcast, shared_slots(training, self.state.slots))
-                    buffers = reduce_buffers(closed.buffers, share, how=rules.reduce, broadcast=work.buffers)
+                    buffers = reduce_buffers(replies.buffers, share, how=rules.reduce, broadcast=work.buffers)
                 else:
                     reduced, buffers, steps, share = self._release(opened, closed, rules.mechanism)
             slots = update_slots(self.state, work, reduced, steps, share, training)
@@ -200,15 +199,15 @@ class FederatedServer:
         finally:
             inbox.dispose()
         self.state = ServerState(round=work.round, slots=slots, buffers=buffers or self.state.buffers)
-        self.accepted_rounds.note(work.round, closed.clients.tolist())
+        self.accepted_rounds.note(work.round, replies.clients.tolist())
         return RoundOutcome(
             state=self.state,
-            replied=closed.replied,
+            replied=count,
             accepted=count,
             rejected=closed.rejected,
             clipped=closed.clipped,
             cohort=opened.cohort,
-            train_loss=float(closed.losses.nanmean()),
+            train_loss=float(replies.losses.nanmean()),
             traces=(),
             timing=clock.laps,
             epsilon=None if rules.mechanism is None else rules.mechanism.spend(work.round),
@@ -221,7 +220,7 @@ class FederatedServer:
         offer, server = opened.offer, shared_slots(self.training, self.state.slots)
         private = PrivateReduction(mechanism, self.training, offer.channel, offer.work, server, secure_noise)
         for place, row in enumerate(closed.rows):
-            buffers = {name: values[place : place + 1] for name, values in closed.buffers.items()}
+            buffers = {name: values[place : place + 1] for name, values in closed.accepted.buffers.items()}
             private.add(opened.inbox.upload(row), buffers)
         return (*private.release(), private.steps, private.share)
 

@@ -19,9 +19,9 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor, nn
 
 from fedlalr.algorithms.slots import Algorithm
-from fedlalr.common.checks import check_choice, check_count, check_positive
+from fedlalr.common.checks import check_choice, check_count, check_positive, whole_number
 from fedlalr.data.population import Population, Samples
-from fedlalr.federation.combinations import PACKED, SCORES, check_combinations
+from fedlalr.federation.combinations import PACKED, SCORES
 from fedlalr.federation.evaluation import Metrics, Score
 from fedlalr.federation.observers import Observer, RunInfo
 from fedlalr.federation.problem import Problem
@@ -36,9 +36,9 @@ from fedlalr.flower.server.buffered import BufferedRounds
 from fedlalr.flower.server.cohort_secret import load_secret, new_secret, save_secret, seal
 from fedlalr.flower.server.rounds import Rounds, check_no_probes
 from fedlalr.flower.server.state import AcceptedRounds, FederatedServer
-from fedlalr.flower.settings import flower_features, read_settings
+from fedlalr.flower.settings import read_settings
 from fedlalr.flower.wire.arrays import LAYOUTS
-from fedlalr.flower.wire.model_arrays import as_arrays, with_arrays
+from fedlalr.flower.wire.records import as_arrays, with_arrays
 from fedlalr.training.ranks import ALONE
 
 ENGINE = "flower"
@@ -94,12 +94,10 @@ class FederatedStrategy(Strategy):
         for name, value in (("deadline", deadline), ("join_deadline", join_deadline), ("poll", poll)):
             check_positive(name, value)
         check_choice("layout", layout, LAYOUTS)
-        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-            raise ValueError(f"retries must be a whole number of at least 0, not {retries!r}")
+        whole_number("retries", retries, least=0)
         given, theirs = (None, test.test) if isinstance(test, Population) else (test, None)
-        options = read_settings(settings, test=given, metrics=metrics, observers=observers)
         more = {feature for feature, chosen in ((PACKED, layout == "packed"), (SCORES, client_tests)) if chosen}
-        check_combinations(flower_features(options) | more)
+        options = read_settings(settings, more, test=given, metrics=metrics, observers=observers)
         problem = Problem.of(model, RemoteClients(population, theirs), algorithm, options, remote=True)
         self.problem = replace(problem, transform=test.transform) if isinstance(test, Population) else problem
         self.deadline, self.join_deadline, self.retries, self.poll = deadline, join_deadline, retries, poll
@@ -179,19 +177,11 @@ class FederatedStrategy(Strategy):
         """Log a description of the run."""
         server, problem = self.server, self.problem
         begins = f"resumes after round {server.state.round}" if server.state.round else "starts"
+        clients = "1 client" if server.population == 1 else f"{server.population} clients"
         log.info(
-            "%s: %d client%s, %d per round (at least %d), %d parameters; run %s %s; "
-            "deadlines: %g s for nodes, %g s for replies",
-            type(problem.training.algorithm).__name__,
-            server.population,
-            "" if server.population == 1 else "s",
-            problem.cohort_size,
-            problem.options.min_clients,
-            problem.training.layout.size,
-            server.run,
-            begins,
-            self.join_deadline,
-            self.deadline,
+            f"{type(problem.training.algorithm).__name__}: {clients}, {problem.cohort_size} per round (at least "
+            f"{problem.options.min_clients}), {problem.training.layout.size} parameters; run {server.run} {begins}; "
+            f"deadlines: {self.join_deadline:g} s for nodes, {self.deadline:g} s for replies"
         )
 
     def _arrays(self) -> ArrayRecord:
@@ -217,8 +207,7 @@ class FederatedStrategy(Strategy):
             spool_folder=self.spool_dir,
         )
         kind = Rounds if self.problem.options.asynchronous is None else BufferedRounds
-        observers = self.problem.options.observers
-        return kind(server, observers, deadline=self.deadline, join_deadline=self.join_deadline, poll=self.poll)
+        return kind(server, deadline=self.deadline, join_deadline=self.join_deadline, poll=self.poll)
 
     @property
     def server(self) -> FederatedServer:

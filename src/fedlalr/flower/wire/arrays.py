@@ -9,7 +9,7 @@ A slot with one number for each parameter (`SlotTable.blocks`) has arrays withou
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -76,19 +76,16 @@ def decode(
     found: dict[str, Any] = {}
     for record, arrays in _unpacked(records, how).items():
         for name, content in arrays.items():
-            if record == BUFFERS:
-                like = buffers.get(name)
-                known = None if like is None else (like.shape, like.dtype)
-                found[name] = content if known is None else array_from_npy(f"buffer {name}", content, *known)
+            known: tuple[Sequence[int], torch.dtype] | None = None
+            if record == BUFFERS and name in buffers:
+                known = buffers[name].shape, buffers[name].dtype
             elif record in encoded and name == ENCODED:
-                array = array_from_npy(f"{record}/{name}", content, (encoded[record],), torch.uint8)
-                slots.setdefault(record, {})[name] = array
+                known = (encoded[record],), torch.uint8
             elif record in names and name in shapes:
-                shape = () if record in blocks else shapes[name]
-                array = array_from_npy(f"{record}/{name}", content, shape, layout.dtype)
-                slots.setdefault(record, {})[name] = array
-            else:
-                slots.setdefault(record, {})[name] = content
+                known = () if record in blocks else shapes[name], layout.dtype
+            label = f"buffer {name}" if record == BUFFERS else f"{record}/{name}"
+            array = content if known is None else array_from_npy(label, content, *known)
+            (found if record == BUFFERS else slots.setdefault(record, {}))[name] = array
     return slots, found
 
 

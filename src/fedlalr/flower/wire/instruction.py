@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 
@@ -32,13 +32,9 @@ class Instruction:
     deadline: float = 0.0
     """Seconds of local training after which the client sends what it has; 0: it finishes its local steps."""
 
-    def as_dict(self) -> dict[str, int | float | str]:
-        """Plain values for a Flower record."""
-        return asdict(self)
-
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Instruction:
-        """The inverse of `as_dict`."""
+        """An instruction from the plain values of a Flower record."""
         kinds: dict[str, type] = {"int": int, "float": float, "str": str}
         found: dict[str, Any] = {}
         for field in fields(cls):

@@ -6,20 +6,20 @@ from a client    arrays, `fedlalr`: run, round, client, contract, `metrics`: num
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
-from fedlalr.algorithms.slots import Slots
-from fedlalr.federation.compression.channel import Channel
 from fedlalr.federation.evaluation import Score
-from fedlalr.federation.replies.payload import Expected, Rejected, Reply, clean_metrics
+from fedlalr.federation.replies.payload import Expected, Rejected, Reply, array_from_npy, as_tensor, clean_metrics
+from fedlalr.federation.round import ServerState
 from fedlalr.flower.client.training import Answer
-from fedlalr.flower.wire.arrays import broadcast_from, decode, encode
+from fedlalr.flower.wire.arrays import Arrays, decode, encode
 from fedlalr.flower.wire.instruction import Instruction
-from fedlalr.training.interfaces import Buffers
 from fedlalr.training.layout import Layout
 
 FACTS, METRICS = "fedlalr", "metrics"
@@ -27,18 +27,11 @@ NPY = "numpy.ndarray"
 """Flower's name for arrays serialised as npy."""
 
 
-def array_records(
-    slots: Slots,
-    buffers: Buffers,
-    layout: Layout,
-    how: str,
-    blocks: Collection[str] = (),
-    content: Mapping[str, Tensor] | None = None,
-) -> dict[str, ArrayRecord]:
-    """Slots and buffers as Flower's records; `content` has the bytes of slots that have a codec."""
+def array_records(encoded: Mapping[str, Arrays]) -> dict[str, ArrayRecord]:
+    """Arrays in Flower's records."""
     return {
         record: ArrayRecord({name: Array(array) for name, array in arrays.items()})
-        for record, arrays in encode(slots, buffers, layout, how, blocks, content).items()
+        for record, arrays in encoded.items()
     }
 
 
@@ -46,7 +39,7 @@ def instruct(
     arrays: Mapping[str, ArrayRecord], instruction: Instruction, config: ConfigRecord | None = None
 ) -> RecordDict:
     """The content of a message to a client. All clients of a round share the array records."""
-    facts = instruction.as_dict()
+    facts = asdict(instruction)
     if taken := sorted(facts.keys() & (config or {}).keys()):
         raise ValueError(f"train_config contains {taken[0]!r}, a name that the instruction uses; rename it")
     return RecordDict({**arrays, FACTS: ConfigRecord({**(config or {}), **facts})})
@@ -57,22 +50,15 @@ def instruction_in(content: RecordDict) -> Instruction:
     return Instruction.of(_facts(content))
 
 
-def broadcast_in(
-    content: RecordDict, names: Iterable[str], channel: Channel, layout: Layout, buffers: Buffers, how: str
-) -> Any:
-    """The slots and buffers in a message from the server."""
-    return broadcast_from(_contents(content), names, channel, layout, buffers, how)
-
-
 def answer_content(
     answer: Answer, instruction: Instruction, layout: Layout, blocks: Collection[str] = (), *, private: bool = False
 ) -> RecordDict:
     """The content of a client's reply. A private one has no counts and no loss, to which no noise would be added."""
-    arrays = array_records(answer.upload, answer.buffers, layout, instruction.layout, blocks, answer.content)
+    arrays = encode(answer.upload, answer.buffers, layout, instruction.layout, blocks, answer.content)
     metrics: dict[str, Any] = (
         {} if private else {"num-examples": answer.samples, "steps": answer.steps, "loss": answer.loss}
     )
-    return RecordDict({**arrays, FACTS: _origin(instruction), METRICS: MetricRecord(metrics)})
+    return RecordDict({**array_records(arrays), FACTS: _origin(instruction), METRICS: MetricRecord(metrics)})
 
 
 def score_content(score: Score, instruction: Instruction) -> RecordDict:
@@ -108,7 +94,9 @@ def reply_in(content: RecordDict, expected: Expected, how: str) -> Reply:
     if metrics is None:
         raise Rejected(f"the reply has no record {METRICS!r}")
     table, encoded = expected.table, expected.encoded
-    slots, buffers = decode(_contents(content), table.up, expected.layout, expected.buffers, how, table.blocks, encoded)
+    slots, buffers = decode(
+        contents_in(content), table.up, expected.layout, expected.buffers, how, table.blocks, encoded
+    )
     return Reply(
         client=_fact(facts, "client", int),
         run=_fact(facts, "run", str),
@@ -136,7 +124,7 @@ def _facts(content: RecordDict) -> dict[str, Any]:
     return dict(facts)
 
 
-def _contents(content: RecordDict) -> dict[str, dict[str, bytes]]:
+def contents_in(content: RecordDict) -> dict[str, dict[str, bytes]]:
     """The npy bytes of every array, not parsed."""
     found: dict[str, dict[str, bytes]] = {}
     for record, arrays in content.array_records.items():
@@ -145,3 +133,26 @@ def _contents(content: RecordDict) -> dict[str, dict[str, bytes]]:
                 raise Rejected(f"{record}/{name} must be serialised as {NPY!r}, not {array.stype[:40]!r}")
             found.setdefault(record, {})[name] = array.data
     return found
+
+
+def as_arrays(state: ServerState, layout: Layout) -> ArrayRecord:
+    """The trained parameters and the buffers; load them with `module.load_state_dict(…, strict=False)`."""
+    named = {**layout.views(state.slots.x), **state.buffers}
+    return ArrayRecord({name: Array(tensor.detach().cpu().contiguous().numpy()) for name, tensor in named.items()})
+
+
+def with_arrays(state: ServerState, arrays: ArrayRecord, layout: Layout) -> ServerState:
+    """An initial state with the parameters, and the buffers if given, of a module's state dict."""
+    shapes = dict(zip(layout.names, layout.shapes, strict=True))
+    if missing := [name for name in layout.names if name not in arrays]:
+        raise ValueError(f"the initial arrays have no {missing[0]!r}; give the state dict of the same module")
+
+    def tensor(name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return as_tensor(name, array_from_npy(name, arrays[name].data, shape, dtype), shape, dtype)
+
+    parts = [tensor(name, shapes[name], layout.dtype).reshape(-1) for name in layout.names]
+    x = torch.cat(parts).to(state.slots.x.device)
+    buffers = {
+        name: tensor(name, like.shape, like.dtype) if name in arrays else like for name, like in state.buffers.items()
+    }
+    return replace(state, slots=state.slots.replace(x=x), buffers=buffers)
