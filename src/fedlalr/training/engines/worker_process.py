@@ -19,8 +19,7 @@ from fedlalr.common.interrupts import end_with_parent
 from fedlalr.data.random import MODULES, key
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.engines.shared_memory import Arena, Place, unship
-from fedlalr.training.interfaces import Buffers, Trace, Training, Work
-from fedlalr.training.personal import named
+from fedlalr.training.interfaces import Trace, Training, Work, named, write_reply
 from fedlalr.training.torch_state import copied
 
 
@@ -85,20 +84,13 @@ class Worker:
         np.random.seed(draw % 2**32)
         try:
             if self.orders.recalibrate:
-                self._write(row, "out_buffer", self.engine.statistics(self.work.buffers, client, self.work.round))
+                buffers = self.engine.statistics(self.work.buffers, client, self.work.round)
+                write_reply(self.memory, row, {}, buffers, {}, 0.0)
             else:
-                upload, buffers, kept, loss = self.engine.train_client(self.work, row, client, traces)
-                self._write(row, "up", upload)
-                self._write(row, "out_buffer", buffers)
-                self._write(row, "out_kept", kept)
-                self.memory["loss"][row] = loss
+                write_reply(self.memory, row, *self.engine.train_client(self.work, row, client, traces))
         except Exception as error:  # fails only this client; the run records it
             return row, f"{type(error).__name__}: {error}", traces
         return row, None, traces
-
-    def _write(self, row: int, kind: str, values: Slots | Buffers) -> None:
-        for name, value in values.items():
-            self.memory[f"{kind}:{name}"][row] = value
 
 
 def receive(connection: Connection[Any, Any]) -> Any:

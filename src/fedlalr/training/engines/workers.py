@@ -30,9 +30,8 @@ from fedlalr.algorithms.slots import Slots
 from fedlalr.common.interrupts import blocked
 from fedlalr.training.engines.shared_memory import Arena, TooLarge, arranged, pickled_by_value, ship
 from fedlalr.training.engines.worker_process import Orders, Setup, receive
-from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work
+from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work, named
 from fedlalr.training.machine import usable_cores
-from fedlalr.training.personal import named
 
 ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
@@ -105,21 +104,8 @@ class WorkersEngine:
 
     def train(self, work: Work) -> Replies:
         memory, orders = self._prepare(work)
-        steps = self.training.steps(work.round, work.clients)
-        errors, traces = self._run(orders, (-steps).argsort(stable=True).tolist())
-        good = [row for row in range(len(work.clients)) if row not in errors]
-        replies = Replies(
-            clients=work.clients,
-            samples=self.training.clients.sizes[work.clients],
-            steps=steps,
-            losses=memory["loss"].clone(),
-            slots=Slots(**named(memory, "up:")),
-            buffers={name: buffer.clone() for name, buffer in named(memory, "out_buffer:").items()},
-            kept=Slots(**named(memory, "out_kept:")),
-            failures={int(work.clients[row]): error for row, error in sorted(errors.items())},
-            traces=tuple(sorted(traces, key=lambda trace: (trace.client, trace.step))),
-        )
-        return replies.rows(torch.tensor(good, dtype=torch.int64, device="cpu")) if errors else replies
+        longest_first = self.training.steps(work.round, work.clients).argsort(descending=True, stable=True)
+        return Replies.of(memory, work, self.training, *self._run(orders, longest_first.tolist()))
 
     def recalibrate(self, x: Tensor, buffers: Buffers, clients: Tensor, round: int) -> Buffers:
         work = Work(round, 0.0, clients, Slots(x=x), buffers, Slots(), len(clients), len(self.training.clients))
@@ -182,7 +168,7 @@ class WorkersEngine:
             for kind, values in (("down", work.broadcast), ("buffer", work.buffers), ("kept", work.kept))
             for name, value in values.items()
         }
-        places, size = arranged(sent | _answers(work, self.training))
+        places, size = arranged(sent | Replies.memory(work, self.training, torch.device("meta")))
         fresh = self._arena is None or self._arena.size < size
         if fresh:
             self._drop_arena()
@@ -278,15 +264,3 @@ def _launch() -> Process:
             [sys.executable, "-c", code], pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL
         )
     return Process(popen, ours)
-
-
-def _answers(work: Work, training: Training) -> dict[str, Tensor]:
-    """What the workers write, as tensors without memory."""
-    table, count = training.algorithm.slots, len(work.clients)
-    row = torch.empty(count, training.layout.size, dtype=training.layout.dtype, device="meta")
-    buffers = {
-        f"out_buffer:{name}": value.new_empty(count, *value.shape[work.per_client :], device="meta")
-        for name, value in work.buffers.items()
-    }
-    up, kept = {f"up:{name}": row for name in table.up}, {f"out_kept:{name}": row for name in table.kept}
-    return {**up, **buffers, **kept, "loss": row[:, 0]}
