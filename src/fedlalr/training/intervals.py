@@ -25,26 +25,24 @@ class Interval(Protocol):
 
 
 @dataclass(frozen=True)
-class Steps:
-    """K local steps in every round, regardless of a client's size."""
+class Counted:
+    """An interval of some steps or epochs."""
 
     count: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "count", whole_number("Steps's count", self.count, most=MOST_STEPS))
+        object.__setattr__(self, "count", whole_number(f"{type(self).__name__}'s count", self.count, most=MOST_STEPS))
+
+
+class Steps(Counted):
+    """K local steps in every round, regardless of a client's size."""
 
     def steps(self, round: int, batches_per_pass: Tensor) -> Tensor:
         return batches_per_pass.new_full(batches_per_pass.shape, self.count)
 
 
-@dataclass(frozen=True)
-class Epochs:
+class Epochs(Counted):
     """E passes over the client's data in every round."""
-
-    count: int
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "count", whole_number("Epochs's count", self.count, most=MOST_STEPS))
 
     def steps(self, round: int, batches_per_pass: Tensor) -> Tensor:
         return batches_per_pass * self.count

@@ -73,6 +73,18 @@ class Cifar:
         layout, place = next((layout, place) for layout, place in places if place is not None)
         return decode(layout, _contents(layout, place))
 
+    def check_checksums(self, arrays: Arrays, where: str) -> None:
+        """Reject arrays that, cut into the binary files of CIFAR-10, differ from them. Those of CIFAR-100 also have
+        coarse labels, which arrays lack."""
+        if self.images.name != "cifar10":
+            return
+        layout = self.layouts[1]
+        images, labels = (
+            [*np.array_split(arrays[name], len(layout.train)), arrays[f"test_{name}"]] for name in ("inputs", "targets")
+        )
+        for name, part in zip(layout.files, map(LabelledImages, images, labels), strict=True):
+            layout.facts[name].check(part.records(), f"{name.removesuffix('.bin')} of {where}, as binary records,")
+
 
 def decode(layout: RecordLayout, contents: Mapping[str, tuple[str, bytes]]) -> Arrays:
     """Arrays from (where, bytes) of every file. Checksums are verified before any byte is interpreted."""

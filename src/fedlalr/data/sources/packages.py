@@ -74,7 +74,7 @@ def run(command: Sequence[str], folder: Path, title: str, total: int | None, pro
             _watch(process, folder, title, total, progress)
         finally:
             if process.poll() is None:
-                _end(process)
+                os.killpg(process.pid, signal.SIGKILL)  # with the processes that it started
                 process.wait()
     if process.returncode:
         raise RouteFailed(f"{title} failed: {_last_words(log)}")
@@ -94,14 +94,6 @@ def _watch(
         if quiet > (STALL_SECONDS if arrived > 100_000 else QUIET_SECONDS):
             raise RouteFailed(f"{title} was ended: nothing arrived for {quiet:.0f} seconds")
         time.sleep(_POLL_SECONDS)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a tool and the processes that it started."""
-    if os.name == "posix":
-        os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
 
 
 def _tool(name: str) -> str:

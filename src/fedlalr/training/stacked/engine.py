@@ -30,7 +30,7 @@ from fedlalr.training.stacked.gradient import AccumulatedGradient, Batch, Forwar
 from fedlalr.training.stacked.linear import LinearGradient
 from fedlalr.training.stacked.linear_rounds import LinearRounds
 from fedlalr.training.stacked.stack import Stack, stacked
-from fedlalr.training.stacked.statistics import TakesStatistics, stacked_statistics
+from fedlalr.training.stacked.statistics import stacked_statistics
 from fedlalr.training.stacked.trial import choose_gradient
 from fedlalr.training.stacked.vmap import VmapForward
 
@@ -246,7 +246,7 @@ class StackedEngine:
         return alone
 
     @cached_property
-    def _statistics(self) -> TakesStatistics | None:
+    def _statistics(self) -> VmapForward | ConvMixerForm | None:
         """The network for statistics, or None if it has a custom BatchNorm subclass."""
         form = self._network.forward if isinstance(self._network, ForwardGradient) else None
         if isinstance(form, ConvMixerForm):

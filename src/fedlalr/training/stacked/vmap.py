@@ -57,6 +57,7 @@ class VmapForward:
     def statistics(
         self, parameters: Tensors, buffers: Buffers, inputs: Tree, mask: Tensor | None, seen: int
     ) -> Buffers:
+        """The buffers `[C, …]` of one network after a batch of each client: means over it and `seen` earlier ones."""
         where = (None, 0, 0, None if mask is None else 0)
         with self._averaging(restart=not seen):
             after: Buffers = vmap(self._run, where, randomness="different")(parameters, buffers, inputs, mask)[1]
