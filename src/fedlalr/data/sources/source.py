@@ -64,7 +64,7 @@ def obtain(
     tried: list[str] = []
     for place in _places(source):
         if source.holds(place):
-            return _read(source, place)
+            return _checked(source, source.read(place), str(place))
         tried.append(f"folder {place}: {source.name} not found")
     if cached := _from_cache(source, tried):
         return cached
@@ -108,12 +108,8 @@ def _from_given(source: Source, folder: Path) -> Found:
         raise DataNotFound(f"{folder} does not exist; {holder if source.embedded is None else embedded}")
     for place in (folder, *(folder / sub for sub in source.subfolders if sub)):
         if source.holds(place):
-            return _read(source, place)
+            return _checked(source, source.read(place), str(place))
     raise DataNotFound(f"{folder} does not contain {source.name}; it must contain {source.formats}")
-
-
-def _read(source: Source, place: Path) -> Found:
-    return _checked(source, source.read(place), str(place))
 
 
 def _checked(source: Source, arrays: Arrays, where: str) -> Found:

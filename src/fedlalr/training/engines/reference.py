@@ -115,15 +115,16 @@ class ReferenceEngine:
         """Loss and gradient of a local step's batch, by micro-batches if it has several."""
         size, count = self.training.batch_size, length(targets)
         if size is None or count <= size:
-            return self._gradient_at_once(inputs, targets)
+            return self.gradient_at_once(inputs, targets)
         parts = [rows((inputs, targets), slice(first, first + size)) for first in range(0, count, size)]
         terms = partial(terms_of, self.training.loss)
         return weighted_mean(
-            (*self._gradient_at_once(some, labels), terms(map_tree(lambda leaf: leaf[None], labels))[0])
+            (*self.gradient_at_once(some, labels), terms(map_tree(lambda leaf: leaf[None], labels))[0])
             for some, labels in parts
         )
 
-    def _gradient_at_once(self, inputs: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
+    def gradient_at_once(self, inputs: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
+        """Loss and gradient of a batch by plain autograd, at the module's parameters."""
         training = self.training
         if training.compute is None:
             loss = batch_loss(training.model, training.loss, inputs, targets)

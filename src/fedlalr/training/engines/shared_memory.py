@@ -33,7 +33,6 @@ class Place(NamedTuple):
     """The location of a tensor in an arena."""
 
     offset: int
-    size: int
     dtype: torch.dtype
     shape: torch.Size
 
@@ -42,7 +41,7 @@ def arranged(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Place], int]:
     """Places for tensors like these, one after the other, and the bytes of all."""
     places, size = dict[str, Place](), 0
     for name, like in tensors.items():
-        places[name] = Place(size, like.nbytes, like.dtype, like.shape)
+        places[name] = Place(size, like.dtype, like.shape)
         size = _aligned(size + like.nbytes)
     return places, size
 
@@ -78,7 +77,9 @@ class Arena:
         """Views of the arena: all processes see what one of them writes."""
         memory = torch.frombuffer(self.memory, dtype=torch.uint8)
         return {
-            name: memory[place.offset :][: place.size].view(place.dtype).view(place.shape)
+            name: memory[place.offset :][: place.dtype.itemsize * place.shape.numel()]
+            .view(place.dtype)
+            .view(place.shape)
             for name, place in places.items()
         }
 

@@ -22,17 +22,9 @@ from fedlalr.training.engines.shared_memory import Arena, Place, unship
 from fedlalr.training.interfaces import Trace, Training, Work, named, write_reply
 from fedlalr.training.torch_state import copied
 
-
-@dataclass(frozen=True)
-class Setup:
-    """Sent to a worker at the start of a run, with the descriptor of an arena."""
-
-    bounds: list[int]
-    """Where the pieces of the shipped `Training` are in the arena."""
-    path: list[str]
-    """Where to find modules."""
-    dtype: torch.dtype
-    """The default dtype, for modules that create tensors."""
+Setup = tuple[list[int], list[str], torch.dtype]
+"""Sent to a worker at the start of a run, with the descriptor of an arena: where the pieces of the shipped `Training`
+are in it, where to find modules, and the default dtype, for modules that create tensors."""
 
 
 @dataclass(frozen=True)
@@ -113,11 +105,11 @@ def main(descriptor: int) -> None:
 def serve_run(connection: Connection[Any, Any]) -> None:
     """Serve a run: after its setup, orders and the rows to train, until None."""
     setup: Setup = receive(connection)
+    bounds, sys.path[:], dtype = setup
     arena = Arena.open(recv_handle(connection))
-    sys.path[:] = setup.path
-    torch.set_default_dtype(setup.dtype)
+    torch.set_default_dtype(dtype)
     try:
-        worker, trouble = Worker(unship(arena, setup.bounds)), None
+        worker, trouble = Worker(unship(arena, bounds)), None
     except Exception as error:  # such as a class that cannot be imported here
         trouble = f"{type(error).__name__}: {error}"
     connection.send_bytes(pickle.dumps(trouble))

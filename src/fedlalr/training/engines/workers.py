@@ -142,13 +142,12 @@ class WorkersEngine:
             ) from None
         except Exception as error:
             raise _unsendable(f"{type(error).__name__}: {error}") from error
-        path = [path or os.getcwd() for path in sys.path]
-        setup = pickle.dumps(Setup(bounds, path, torch.get_default_dtype()))
+        setup: Setup = (bounds, [path or os.getcwd() for path in sys.path], torch.get_default_dtype())
         try:
             for _ in range(self.count):
                 self._processes.append(_launch())
             for process in self._processes:
-                self._send(process, setup, arena.descriptor)
+                self._send(process, pickle.dumps(setup), arena.descriptor)
             troubles = []
             for process in self._processes:
                 troubles.append(self._receive(process))

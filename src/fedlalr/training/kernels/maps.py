@@ -169,30 +169,24 @@ class _DepthwiseGeluGroupNorm(torch.autograd.Function):
         return dx, dtaps, dbias, dweight, dshift, None, None
 
 
-def gelu_norm(y: Tensor, bias: Tensor, norm: Norm, mask: Tensor | None = None, pooled: bool = False) -> Normed:
-    """BN(gelu(y + bias)), or its mean over the pixels in float32, `[C, D, B]`."""
+def gelu_norm(y: Tensor, bias: Tensor, norm: Norm | GroupNorm, mask: Tensor | None, pooled: bool) -> Normed:
+    """norm(gelu(y + bias)), or its mean over the pixels in float32, `[C, D, B]`."""
+    if isinstance(norm, GroupNorm):
+        return Normed(_GeluGroupNorm.apply(y, bias, *norm, pooled))  # type: ignore[no-untyped-call]
     if norm.frozen:
         return Normed(_frozen_gelu_norm(y, bias, _contiguous(norm), pooled), norm.running_mean, norm.running_var)
     parts = _GeluNorm.apply(y, bias, norm.weight, norm.bias, _contiguous(norm), _kept(mask), pooled)  # type: ignore[no-untyped-call]
     return Normed(*parts)
 
 
-def depthwise_gelu_norm(x: Tensor, taps: Tensor, bias: Tensor, norm: Norm, mask: Tensor | None = None) -> Normed:
-    """x + BN(gelu(depthwise(x) + bias))."""
+def depthwise_gelu_norm(x: Tensor, taps: Tensor, bias: Tensor, norm: Norm | GroupNorm, mask: Tensor | None) -> Normed:
+    """x + norm(gelu(depthwise(x) + bias))."""
+    if isinstance(norm, GroupNorm):
+        return Normed(_DepthwiseGeluGroupNorm.apply(x, taps, bias, *norm))  # type: ignore[no-untyped-call]
     if norm.frozen:
         return Normed(_frozen_depthwise(x, taps, bias, _contiguous(norm)), norm.running_mean, norm.running_var)
     parts = _DepthwiseGeluNorm.apply(x, taps, bias, norm.weight, norm.bias, _contiguous(norm), _kept(mask))  # type: ignore[no-untyped-call]
     return Normed(*parts)
-
-
-def gelu_group_norm(y: Tensor, bias: Tensor, norm: GroupNorm, pooled: bool = False) -> Tensor:
-    """GN(gelu(y + bias)), or its mean over the pixels in float32, `[C, D, B]`."""
-    return _GeluGroupNorm.apply(y, bias, *norm, pooled)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def depthwise_gelu_group_norm(x: Tensor, taps: Tensor, bias: Tensor, norm: GroupNorm) -> Tensor:
-    """x + GN(gelu(depthwise(x) + bias))."""
-    return _DepthwiseGeluGroupNorm.apply(x, taps, bias, *norm)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _group_norm(

@@ -72,16 +72,14 @@ class LinearGradient:
         self, parameters: dict[str, Tensor], inputs: Tensor, loss_slope: LossSlope, gradient: dict[str, Tensor]
     ) -> None:
         """Write every layer's gradient `[C, …]` to its place."""
-        last, results = self._forward(parameters, inputs, loss_slope)
-        for layer, slope, input in self._backward(parameters, results, last):
+        for layer, slope, input in self._slopes(parameters, inputs, loss_slope):
             torch.bmm(slope, input, out=gradient[layer.weight])
             if layer.bias is not None:
                 torch.sum(slope, 2, out=gradient[layer.bias])
 
     def descend(self, parameters: dict[str, Tensor], inputs: Tensor, loss_slope: LossSlope, lr: float) -> None:
         """A plain gradient step x ← x − α g in place, without materialising the gradient."""
-        last, results = self._forward(parameters, inputs, loss_slope)
-        for layer, slope, input in self._backward(parameters, results, last):
+        for layer, slope, input in self._slopes(parameters, inputs, loss_slope):
             parameters[layer.weight].baddbmm_(slope, input, alpha=-lr)
             if layer.bias is not None:
                 parameters[layer.bias].sub_(slope.sum(2), alpha=lr)
@@ -94,10 +92,14 @@ class LinearGradient:
         classes = dict(zip(self.training.layout.names, self.training.layout.shapes, strict=True))[last][0]
         return Labels.of(targets, real, classes, self.training.layout.dtype)
 
-    def _forward(
+    def _slopes(
         self, parameters: dict[str, Tensor], inputs: Tensor, loss_slope: LossSlope
-    ) -> tuple[Tensor, list[Tensor]]:
-        """The gradient of the last result `[C, features, B]`, and every layer's input `[C, B, features]`."""
+    ) -> Iterator[tuple[Layer, Tensor, Tensor]]:
+        """From the last layer to the first: the layer, the gradient of its result `[C, features, B]`, and its input
+        `[C, B, features]`.
+
+        What a layer passes down is computed before it is yielded, so the caller may change its parameters.
+        """
         results = [inputs.flatten(2)]
         for layer in self.layers[:-1]:
             result = torch.bmm(results[-1], parameters[layer.weight].mT)
@@ -114,24 +116,15 @@ class LinearGradient:
         slope = loss_slope(last)
         if layer.activation is not None:
             slope = layer.activation.back(slope, last)
-        return slope, results
-
-    def _backward(
-        self, parameters: dict[str, Tensor], inputs: list[Tensor], slope: Tensor
-    ) -> Iterator[tuple[Layer, Tensor, Tensor]]:
-        """From the last layer to the first: the layer, the gradient of its result `[C, features, B]`, its input.
-
-        What a layer passes down is computed before it is yielded, so the caller may change its parameters.
-        """
         for depth in range(len(self.layers) - 1, -1, -1):
             layer, mine = self.layers[depth], slope
             if depth:
                 before = self.layers[depth - 1].activation
                 slope = torch.bmm(mine.mT, parameters[layer.weight])
                 if before is not None:
-                    slope = before.back(slope, inputs[depth])
+                    slope = before.back(slope, results[depth])
                 slope = slope.mT
-            yield layer, mine, inputs[depth]
+            yield layer, mine, results[depth]
 
     def bytes_each(self) -> int:
         """The memory that one client takes: its slots before and after a step, its gradient, and its activations."""

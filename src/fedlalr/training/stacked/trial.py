@@ -12,6 +12,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from torch import Tensor, nn
 
 from fedlalr.data.population import DatasetClients, Population
 from fedlalr.data.trees import Tree, device_of, leaves, map_tree, rows
-from fedlalr.training.calling import MODEL_LOSS, batch_loss, call, prediction
+from fedlalr.training.calling import MODEL_LOSS, call, prediction
+from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.interfaces import Buffers, Training, real_numbers
 from fedlalr.training.stacked.checkpointing import checkpointed_layers
 from fedlalr.training.stacked.forms import stacked_form
@@ -118,6 +120,7 @@ class StackingTrial:
         for layer in checkpointed_layers(self._model):
             layer.gradient_checkpointing = False  # the second run would draw dropout, which is turned off in the first
         self._buffers = get_buffers(self._model)
+        self._reference = ReferenceEngine(replace(training, model=self._model))
 
     def sample_shape(self) -> torch.Size | None:
         """The shape of one input, if inputs and targets are single tensors and the loss is the caller's."""
@@ -184,23 +187,15 @@ class StackingTrial:
 
     def _plain(self, row: int, count: int) -> Result:
         """Loss, gradient and buffers of one client by plain autograd."""
-        training, model = self.training, self._model
-        set_buffers(model, self._buffers)
-        training.layout.load(model, self.x[row])
-        parameters = [p for p in model.parameters() if p.requires_grad]
+        set_buffers(self._model, self._buffers)
+        self.training.layout.load(self._model, self.x[row])
         try:
-            with torch.autocast(training.device.type, training.compute, enabled=training.compute is not None):
-                loss = batch_loss(model, training.loss, *self._batches.first(count)).reshape(())
-            slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
+            loss, gradient = self._reference.gradient_at_once(*self._batches.first(count))
         except Exception as error:
             raise CannotStack(
                 f"the model raises on {count} samples of the largest client ({type(error).__name__}: {error})"
             ) from error
-        named = {
-            name: torch.zeros_like(p) if slope is None else slope.to_dense()
-            for name, p, slope in zip(training.layout.names, parameters, slopes, strict=True)
-        }
-        return loss.detach(), training.layout.flatten(named), get_buffers(model)
+        return loss, gradient, get_buffers(self._model)
 
     def _close(self, mine: Result, right: Result) -> bool:
         tolerance = 1e-6 if self.training.layout.dtype == torch.float64 else 1e-2

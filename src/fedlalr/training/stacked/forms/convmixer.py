@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from fedlalr.models.convmixer import ConvMixer
 from fedlalr.training.interfaces import Buffers, Tensors
 from fedlalr.training.kernels import plain, precision_fits
-from fedlalr.training.kernels.plain import GroupNorm, Norm
+from fedlalr.training.kernels.plain import GroupNorm, Norm, Normed
 from fedlalr.training.stacked.masked_norm import STARTS
 from fedlalr.training.torch_internals import add_to_each
 
@@ -120,21 +120,11 @@ class _Stack:
 
     def gelu_norm(self, layer: str, y: Tensor, pooled: bool) -> Tensor:
         bias, norm = self.parameters[f"{layer}.bias"], self._norm(layer)
-        if isinstance(norm, GroupNorm):
-            output: Tensor = self.operations.gelu_group_norm(y, bias, norm, pooled)
-        else:
-            output, *running = self.operations.gelu_norm(y, bias, norm, self.mask, pooled)
-            self._remember(layer, *running)
-        return output
+        return self._remembered(layer, self.operations.gelu_norm(y, bias, norm, self.mask, pooled))
 
     def depthwise(self, layer: str, x: Tensor) -> Tensor:
         taps, bias, norm = self.parameters[f"{layer}.weight"], self.parameters[f"{layer}.bias"], self._norm(layer)
-        if isinstance(norm, GroupNorm):
-            output: Tensor = self.operations.depthwise_gelu_group_norm(x, taps, bias, norm)
-        else:
-            output, *running = self.operations.depthwise_gelu_norm(x, taps, bias, norm, self.mask)
-            self._remember(layer, *running)
-        return output
+        return self._remembered(layer, self.operations.depthwise_gelu_norm(x, taps, bias, norm, self.mask))
 
     def new_buffers(self) -> dict[str, Tensor]:
         counters = [
@@ -155,9 +145,12 @@ class _Stack:
         momentum = stock.momentum if self.share is None else self.share
         return Norm(weight, bias, mean, variance, momentum, stock.eps, self.frozen)
 
-    def _remember(self, layer: str, running_mean: Tensor, running_var: Tensor) -> None:
-        self._changed[f"{layer}_norm.running_mean"] = running_mean
-        self._changed[f"{layer}_norm.running_var"] = running_var
+    def _remembered(self, layer: str, normed: Normed) -> Tensor:
+        """The output of a layer; its new running statistics, if it has any, are kept."""
+        for name in ("running_mean", "running_var"):
+            if (running := getattr(normed, name)) is not None:
+                self._changed[f"{layer}_norm.{name}"] = running
+        return normed.output
 
 
 def operations(compute: torch.dtype | None) -> ModuleType:
