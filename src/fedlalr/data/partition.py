@@ -205,8 +205,7 @@ def _natural(n: int, clients: int | None, ids: ArrayLike | None) -> Partition:
 def _missing(values: NDArray[Any]) -> Sequence[int]:
     """The positions of None, NaN and pandas' own values for an empty cell."""
     if values.dtype != object:
-        places: list[int] = np.flatnonzero(values != values).tolist()
-        return places
+        return np.flatnonzero(values != values).tolist()
     return [i for i, value in enumerate(values) if not isinstance(value, str) and str(value) in _NOTHING]
 
 
@@ -228,8 +227,7 @@ def _classes(labels: ArrayLike) -> Indices:
         fix = number if named else "the schemes 'iid', 'lognormal' and 'natural' accept any targets"
         found = _describe(array)
         raise TypeError(f"labels must be whole numbers in one dimension, one per sample, not {found}; {fix}")
-    classes: Indices = np.unique(array, return_inverse=True)[1].astype(np.int64)
-    return classes
+    return np.unique(array, return_inverse=True)[1].astype(np.int64)
 
 
 def _count(labels: ArrayLike) -> int:

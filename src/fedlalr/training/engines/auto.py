@@ -103,7 +103,7 @@ class Multiplications(DispatchMode):
     """Counts multiplications in matrix products, convolutions and attention, which all modules are built from."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.total = 0
 
     def __torch_dispatch__(

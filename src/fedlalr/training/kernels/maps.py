@@ -172,20 +172,20 @@ class _DepthwiseGeluGroupNorm(torch.autograd.Function):
 def gelu_norm(y: Tensor, bias: Tensor, norm: Norm | GroupNorm, mask: Tensor | None, pooled: bool) -> Normed:
     """norm(gelu(y + bias)), or its mean over the pixels in float32, `[C, D, B]`."""
     if isinstance(norm, GroupNorm):
-        return Normed(_GeluGroupNorm.apply(y, bias, *norm, pooled))  # type: ignore[no-untyped-call]
+        return Normed(_GeluGroupNorm.apply(y, bias, *norm, pooled))
     if norm.frozen:
         return Normed(_frozen_gelu_norm(y, bias, _contiguous(norm), pooled), norm.running_mean, norm.running_var)
-    parts = _GeluNorm.apply(y, bias, norm.weight, norm.bias, _contiguous(norm), _kept(mask), pooled)  # type: ignore[no-untyped-call]
+    parts = _GeluNorm.apply(y, bias, norm.weight, norm.bias, _contiguous(norm), _kept(mask), pooled)
     return Normed(*parts)
 
 
 def depthwise_gelu_norm(x: Tensor, taps: Tensor, bias: Tensor, norm: Norm | GroupNorm, mask: Tensor | None) -> Normed:
     """x + norm(gelu(depthwise(x) + bias))."""
     if isinstance(norm, GroupNorm):
-        return Normed(_DepthwiseGeluGroupNorm.apply(x, taps, bias, *norm))  # type: ignore[no-untyped-call]
+        return Normed(_DepthwiseGeluGroupNorm.apply(x, taps, bias, *norm))
     if norm.frozen:
         return Normed(_frozen_depthwise(x, taps, bias, _contiguous(norm)), norm.running_mean, norm.running_var)
-    parts = _DepthwiseGeluNorm.apply(x, taps, bias, norm.weight, norm.bias, _contiguous(norm), _kept(mask))  # type: ignore[no-untyped-call]
+    parts = _DepthwiseGeluNorm.apply(x, taps, bias, norm.weight, norm.bias, _contiguous(norm), _kept(mask))
     return Normed(*parts)
 
 

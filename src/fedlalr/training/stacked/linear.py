@@ -147,8 +147,7 @@ class LinearGradient:
         each = vmap(grad_and_value(self._loss), where, randomness="different")
         by_sample, losses = each(outputs.mT, batch.targets, batch.mask)
         total += losses.detach()
-        transposed: Tensor = by_sample.mT
-        return transposed
+        return by_sample.mT
 
     def _loss(self, logits: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
         return mean_loss(self.training.loss, logits, targets, mask, self._ignored)

@@ -56,8 +56,7 @@ def without_padding(targets: Tree, mask: Tensor, ignored: int = IGNORED_LABEL) -
             return leaf
         return leaf.masked_fill(~mask.view(*mask.shape, *[1] * (leaf.dim() - mask.dim())), ignored)
 
-    filled: Tree = map_tree(fill, targets)
-    return filled
+    return map_tree(fill, targets)
 
 
 def padding_label(loss: Loss, outputs: object, targets: Tree) -> int | None:

@@ -96,8 +96,7 @@ class ConvMixerForm:
         if self.compute is not None:  # multiples of eight keep the products on the tensor cores
             extra = -tiles.shape[1] % 8
             tiles, weight = F.pad(tiles, (0,) * 7 + (extra,)), F.pad(weight, (0, extra))
-        product: Tensor = operations(self.compute).pointwise(weight, tiles)
-        return product
+        return operations(self.compute).pointwise(weight, tiles)
 
 
 class _Stack:
