@@ -78,9 +78,7 @@ class Training(LocalOptions):
     @cached_property
     def division(self) -> Division:
         """Which coordinates are shared and which are personal."""
-        personal = (
-            () if self.personal is None else matching("personal", self.personal, trainable_parameters(self.model))
-        )
+        personal = matching("personal", self.personal or (), trainable_parameters(self.model))
         return Division.of(self.layout, personal)
 
     @property
@@ -190,28 +188,22 @@ class Replies:
 
     @classmethod
     def of(
-        cls,
-        memory: Tensors,
-        work: Work,
-        training: Training,
-        errors: Mapping[int, str] | None = None,
-        traces: Sequence[Trace] = (),
+        cls, held: Tensors, work: Work, training: Training, errors: Mapping[int, str] = {}, traces: Sequence[Trace] = ()
     ) -> Replies:
-        """The replies in `memory`; `errors` are those of the clients that raised, by row."""
-        failed = errors or {}
+        """The replies that a `memory` holds; `errors` are those of the clients that raised, by row."""
         whole = cls(
             clients=work.clients,
             samples=training.clients.sizes[work.clients],
             steps=training.steps(work.round, work.clients),
-            losses=memory["loss"].clone(),
-            slots=Slots(**named(memory, "up:")),
-            buffers={name: buffer.clone() for name, buffer in named(memory, "out_buffer:").items()},
-            kept=Slots(**named(memory, "out_kept:")),
-            failures={int(work.clients[row]): error for row, error in sorted(failed.items())},
+            losses=held["loss"].clone(),
+            slots=Slots(**named(held, "up:")),
+            buffers={name: buffer.clone() for name, buffer in named(held, "out_buffer:").items()},
+            kept=Slots(**named(held, "out_kept:")),
+            failures={int(work.clients[row]): error for row, error in sorted(errors.items())},
             traces=tuple(sorted(traces, key=lambda trace: trace[:2])),
         )
-        good = [row for row in range(len(work.clients)) if row not in failed]
-        return whole.rows(torch.tensor(good, dtype=torch.int64, device="cpu")) if failed else whole
+        good = [row for row in range(len(work.clients)) if row not in errors]
+        return whole.rows(torch.tensor(good, dtype=torch.int64, device="cpu")) if errors else whole
 
     @classmethod
     def empty(cls, work: Work, training: Training) -> Replies:

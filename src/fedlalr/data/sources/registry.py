@@ -188,14 +188,12 @@ def describe(
         ("classes", f"{data.classes}"),
         ("sample", " × ".join(map(str, data.inputs.shape[1:]))),
     ]
-    facts += _script_facts(found) if "characters" in found.arrays else _class_facts(data)
+    if "characters" in found.arrays:
+        facts += _script_facts(found)
+    else:
+        low, *_, high = sorted(np.bincount(data.targets.numpy(), minlength=data.classes).tolist())
+        facts.append(("training samples of a class", f"{low:,}" if low == high else f"{low:,} to {high:,}"))
     return Description(data.name, source.description, data.source, tuple(facts))
-
-
-def _class_facts(data: RawData) -> list[tuple[str, str]]:
-    counts = np.bincount(data.targets.numpy(), minlength=data.classes)
-    low, high = int(counts.min()), int(counts.max())
-    return [("training samples of a class", f"{low:,}" if low == high else f"{low:,} to {high:,}")]
 
 
 def _script_facts(found: Found) -> list[tuple[str, str]]:

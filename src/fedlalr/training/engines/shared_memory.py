@@ -75,17 +75,16 @@ class Arena:
 
     def tensors(self, places: Mapping[str, Place]) -> dict[str, Tensor]:
         """Views of the arena: all processes see what one of them writes."""
-        memory = torch.frombuffer(self.memory, dtype=torch.uint8)
-        return {
-            name: memory[place.offset :][: place.dtype.itemsize * place.shape.numel()]
-            .view(place.dtype)
-            .view(place.shape)
-            for name, place in places.items()
-        }
+        memory, tensors = torch.frombuffer(self.memory, dtype=torch.uint8), {}
+        for name, (offset, dtype, shape) in places.items():
+            tensors[name] = memory[offset:][: dtype.itemsize * shape.numel()].view(dtype).view(shape)
+        return tensors
 
     def close(self) -> None:
         """Close the descriptor; the memory itself is freed with its last view."""
-        os.close(self.descriptor)
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
 
 
 def _anonymous_file() -> int:

@@ -43,46 +43,28 @@ Answer = tuple[int, str | None, list[Trace]]
 """The row of a client in the cohort, its error, if it raised, and its traces."""
 
 
-class Worker:
-    """Carries out the orders of one run."""
+def private_engine(training: Training) -> ReferenceEngine:
+    """The engine of a worker, with a model of its own: its buffers must not be shared."""
+    model = copied(training.model)
+    if any(isinstance(module, nn.Conv2d) for module in model.modules()):
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return ReferenceEngine(replace(training, model=model))
 
-    arena: Arena
-    orders: Orders
-    work: Work
-    memory: dict[str, Tensor]
 
-    def __init__(self, training: Training) -> None:
-        self.training = replace(training, model=copied(training.model))  # its buffers must not be shared
-        if any(isinstance(module, nn.Conv2d) for module in training.model.modules()):
-            self.training.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.engine = ReferenceEngine(self.training)
-
-    def take(self, orders: Orders) -> None:
-        self.orders, self.memory = orders, self.arena.tensors(orders.places)
-        self.work = replace(
-            orders.work,
-            broadcast=Slots(**named(self.memory, "down:")),
-            buffers=named(self.memory, "buffer:"),
-            kept=Slots(**named(self.memory, "kept:")),
-        )
-        if orders.recalibrate:
-            self.training.layout.load(self.training.model, self.work.broadcast.x)
-
-    def answer(self, row: int) -> Answer:
-        """Train the client in one row of the cohort."""
-        client, traces = int(self.work.clients[row]), list[Trace]()
-        draw = key(self.training.seed, MODULES, self.work.round, client)  # for data sets that use other generators
-        random.seed(draw)
-        np.random.seed(draw % 2**32)
-        try:
-            if self.orders.recalibrate:
-                buffers = self.engine.statistics(self.work.buffers, client, self.work.round)
-                write_reply(self.memory, row, {}, buffers, {}, 0.0)
-            else:
-                write_reply(self.memory, row, *self.engine.train_client(self.work, row, client, traces))
-        except Exception as error:  # fails only this client; the run records it
-            return row, f"{type(error).__name__}: {error}", traces
-        return row, None, traces
+def answer(engine: ReferenceEngine, work: Work, memory: dict[str, Tensor], row: int, recalibrate: bool) -> Answer:
+    """Train the client in one row of the cohort."""
+    client, traces = int(work.clients[row]), list[Trace]()
+    draw = key(engine.training.seed, MODULES, work.round, client)  # for data sets that use other generators
+    random.seed(draw)
+    np.random.seed(draw % 2**32)
+    try:
+        if recalibrate:
+            write_reply(memory, row, {}, engine.statistics(work.buffers, client, work.round), {}, 0.0)
+        else:
+            write_reply(memory, row, *engine.train_client(work, row, client, traces))
+    except Exception as error:  # fails only this client; the run records it
+        return row, f"{type(error).__name__}: {error}", traces
+    return row, None, traces
 
 
 def receive(connection: Connection[Any, Any]) -> Any:
@@ -109,14 +91,19 @@ def serve_run(connection: Connection[Any, Any]) -> None:
     arena = Arena.open(recv_handle(connection))
     torch.set_default_dtype(dtype)
     try:
-        worker, trouble = Worker(unship(arena, bounds)), None
+        engine, trouble = private_engine(unship(arena, bounds)), None
     except Exception as error:  # such as a class that cannot be imported here
         trouble = f"{type(error).__name__}: {error}"
     connection.send_bytes(pickle.dumps(trouble))
     while (message := receive(connection)) is not None:
         if isinstance(message, Orders):
-            if message.fresh:
-                worker.arena = Arena.open(recv_handle(connection))
-            worker.take(message)
+            orders = message
+            if orders.fresh:
+                shared = Arena.open(recv_handle(connection))
+            memory = shared.tensors(orders.places)
+            broadcast, kept = (Slots(**named(memory, kind)) for kind in ("down:", "kept:"))
+            work = replace(orders.work, broadcast=broadcast, buffers=named(memory, "buffer:"), kept=kept)
+            if orders.recalibrate:
+                engine.training.layout.load(engine.training.model, broadcast.x)
         else:
-            connection.send_bytes(pickle.dumps(worker.answer(message)))
+            connection.send_bytes(pickle.dumps(answer(engine, work, memory, message, orders.recalibrate)))

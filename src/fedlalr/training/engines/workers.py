@@ -98,7 +98,7 @@ class WorkersEngine:
         self.training = training
         self.count = count or usable_cores()
         self._processes: list[Process] = []
-        self._arena: Arena | None = None
+        self._arena = Arena.create(0)
         self._cohort = torch.empty(0, dtype=torch.int64, device="cpu")
         self._start(most)
 
@@ -125,7 +125,7 @@ class WorkersEngine:
                 process.connection.send_bytes(pickle.dumps(None))
                 _idle.append(process)
         self._processes = []
-        self._drop_arena()
+        self._arena.close()
 
     def _start(self, most: float) -> None:
         training = self.training
@@ -168,25 +168,18 @@ class WorkersEngine:
             for name, value in values.items()
         }
         places, size = arranged(sent | Replies.memory(work, self.training, torch.device("meta")))
-        fresh = self._arena is None or self._arena.size < size
+        fresh = self._arena.size < size
         if fresh:
-            self._drop_arena()
+            self._arena.close()
             self._arena = Arena.create(size)
-        assert self._arena is not None
         memory = self._arena.tensors(places)
         for name, value in sent.items():
             memory[name].copy_(value)
         bare = replace(work, broadcast=Slots(), buffers={}, kept=Slots())
         return memory, Orders(bare, places, recalibrate, fresh)
 
-    def _drop_arena(self) -> None:
-        if self._arena is not None:
-            self._arena.close()
-            self._arena = None
-
     def _run(self, orders: Orders, rows: list[int]) -> tuple[dict[int, str], list[Trace]]:
         """Train every row on the next free worker; returns the errors by row, and the traces."""
-        assert self._arena is not None
         with pickled_by_value([orders.work.probe]):
             message = cloudpickle.dumps(orders)
         self._cohort = orders.work.clients

@@ -123,12 +123,9 @@ class BatchedNorm(Batched):
 
     @staticmethod
     def forward(
-        input: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float | None, centred: bool
+        input: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: Any, centred: bool
     ) -> Tensor:
-        if not centred:
-            return F.rms_norm(input, shape, weight, eps)
-        assert eps is not None
-        return F.layer_norm(input, shape, weight, bias, eps)
+        return F.layer_norm(input, shape, weight, bias, eps) if centred else F.rms_norm(input, shape, weight, eps)
 
     @staticmethod
     def vmap(

@@ -147,8 +147,9 @@ class Batches:
         if isinstance(pool.inputs, Tensor) and pool.transform is None and self._labels is not None:
             yield from self._prepared(pool.inputs, self._labels, shapes, first, total)
         else:
-            for k, shape in enumerate(shapes, start=1):
-                yield self._gathered(k, first, shape, total)
+            for k, shape in enumerate(shapes, start=1):  # augmentation, or a loss other than cross-entropy
+                batch = self._tables.batch(k, shape, first)
+                yield shape.active, batch.inputs, partial(self._gradient.loss_slope, batch, total[: shape.active])
 
     def _prepared(self, pool: Tensor, labels: Labels, shapes: list[Shape], first: int, total: Tensor) -> Iterator[Step]:
         """Samples of a pool, always in the same memory, which is still in the cache from the previous step."""
@@ -168,11 +169,6 @@ class Batches:
                 place = noted[: shape.active, :, : shape.width]
                 yield shape.active, inputs, partial(mine.first(shape).loss_slope, place)
         total[: len(noted)] += noted.sum((1, 2)) + labels.missing[:, first:last].sum(0)
-
-    def _gathered(self, k: int, first: int, shape: Shape, total: Tensor) -> Step:
-        """Samples with augmentation, or with a loss other than cross-entropy."""
-        batch = self._tables.batch(k, shape, first)
-        return shape.active, batch.inputs, partial(self._gradient.loss_slope, batch, total[: shape.active])
 
 
 def clip(gradients: list[Tensor], most: float) -> None:

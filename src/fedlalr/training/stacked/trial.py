@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -109,9 +108,9 @@ class StackingTrial:
         sizes = training.clients.sizes
         self.collated = isinstance(training.clients, DatasetClients) and training.clients.collate_fn is not None
         self.padded = bool(sizes.min() < sizes.max()) or self.collated
-        self._batches = _Batches(training)
-        self.count = self._batches.count
-        self.inputs, self.targets = self._batches.first(self.count)
+        self.count = min(SAMPLES, int(sizes.max()))
+        self._first = _first_samples(training, self.count)
+        self.inputs, self.targets = self._first(self.count)
         x = training.layout.flatten(dict(training.model.named_parameters()))
         self.x = torch.stack([x, 1.01 * x])  # two clients that differ
         self._model = copied(training.model)
@@ -143,11 +142,10 @@ class StackingTrial:
 
     def check(self, gradient: StackedGradient) -> None:
         """Reject a stacked gradient that raises or differs from plain autograd."""
-        count = self.count
         with forked_generators(self.training.device), NoDropout(), without_tf32():
-            if not self._agrees(gradient, count):
+            if not self._agrees(gradient, self.count):
                 raise CannotStack("batched over clients, the model's gradient differs from plain autograd's")
-            if self.padded and not self._agrees(gradient, max(count - 3, 2)):
+            if self.padded and not self._agrees(gradient, max(self.count - 3, 2)):
                 raise CannotStack(
                     f"{'collate_fn pads batches' if self.collated else 'clients differ in size'}, and padding "
                     f"changes the result: the loss must be a mean over samples, or over targets other than "
@@ -190,7 +188,7 @@ class StackingTrial:
         set_buffers(self._model, self._buffers)
         self.training.layout.load(self._model, self.x[row])
         try:
-            loss, gradient = self._reference.gradient_at_once(*self._batches.first(count))
+            loss, gradient = self._reference.gradient_at_once(*self._first(count))
         except Exception as error:
             raise CannotStack(
                 f"the model raises on {count} samples of the largest client ({type(error).__name__}: {error})"
@@ -205,30 +203,20 @@ class StackingTrial:
         return all(_close(real_numbers(a).double(), real_numbers(b).double(), tolerance) for a, b in pairs)
 
 
-class _Batches:
-    """A few samples of the largest client, from its first to its last, read once. If collate_fn pads them, the longest
-    come last: the first ones are padded less on their own than together with the others."""
-
-    def __init__(self, training: Training) -> None:
-        clients, largest = training.clients, int(training.clients.sizes.argmax())
-        self.count = min(SAMPLES, int(clients.sizes[largest]))
-        last = int(clients.sizes[largest]) - 1
-        places = torch.arange(self.count, device="cpu") * last // max(self.count - 1, 1)
-        self._collate: Callable[[list[Any]], tuple[Tree, Tree]] | None = None
-        if isinstance(clients, DatasetClients) and clients.collate_fn is not None:
-            alone = [(clients.collate([one], f"client {largest}'s"), one) for one in clients.read(largest, places)]
-            alone.sort(key=lambda each: sum(leaf.numel() for leaf in leaves(each[0])))
-            self._samples = [one for _, one in alone]
-            self._collate = partial(clients.collate, whose=f"client {largest}'s")
-        else:
-            self._whole = clients.training_batch(largest, places, training.seed, 1, 1)
-
-    def first(self, count: int) -> tuple[Tree, Tree]:
-        """The batch of the first samples."""
-        if self._collate is not None:
-            return self._collate(self._samples[:count])
-        inputs, targets = self._whole
-        return rows(inputs, slice(count)), rows(targets, slice(count))
+def _first_samples(training: Training, count: int) -> Callable[[int], tuple[Tree, Tree]]:
+    """A function that gives the batch of the first of some samples of the largest client, which are read once, from its
+    first to its last. If collate_fn pads them, the longest come last: the first ones are padded less on their own than
+    together with the others."""
+    clients, largest = training.clients, int(training.clients.sizes.argmax())
+    last = int(clients.sizes[largest]) - 1
+    places = torch.arange(count, device="cpu") * last // max(count - 1, 1)
+    if isinstance(clients, DatasetClients) and clients.collate_fn is not None:
+        collate = partial(clients.collate, whose=f"client {largest}'s")
+        alone = [(collate([one]), one) for one in clients.read(largest, places)]
+        alone.sort(key=lambda each: sum(leaf.numel() for leaf in leaves(each[0])))
+        return lambda first: collate([one for _, one in alone[:first]])
+    whole = clients.training_batch(largest, places, training.seed, 1, 1)
+    return lambda first: rows(whole, slice(first))
 
 
 def _close(mine: Tensor, right: Tensor, tolerance: float) -> bool:

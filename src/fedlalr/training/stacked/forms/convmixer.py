@@ -7,6 +7,7 @@ contiguous in memory. GroupNorm works on the same maps.
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +24,8 @@ from fedlalr.training.torch_internals import add_to_each
 class ConvMixerForm:
     """A `StackedForward` of `ConvMixer`."""
 
-    def __init__(self, module: nn.Module, compute: torch.dtype | None) -> None:
-        assert isinstance(module, ConvMixer)
+    def __init__(self, module: Any, compute: torch.dtype | None) -> None:
+        """Of a module that `fits`."""
         self.patch = module.patches.kernel_size[0]
         self.depth = len(module.blocks)
         self.norms = {name: layer for name, layer in module.named_modules() if name.endswith("norm")}
@@ -134,12 +135,10 @@ class _Stack:
 
     def _norm(self, layer: str) -> Norm | GroupNorm:
         name = f"{layer}_norm"
-        stock = self.form.norms[name]
+        stock: Any = self.form.norms[name]
         weight, bias = self.parameters[f"{name}.weight"], self.parameters[f"{name}.bias"]
         if isinstance(stock, nn.GroupNorm):
             return GroupNorm(weight, bias, stock.num_groups, stock.eps)
-        assert isinstance(stock, nn.BatchNorm2d)
-        assert stock.momentum is not None
         mean, variance = self.buffers[f"{name}.running_mean"], self.buffers[f"{name}.running_var"]
         momentum = stock.momentum if self.share is None else self.share
         return Norm(weight, bias, mean, variance, momentum, stock.eps, self.frozen)
