@@ -165,7 +165,14 @@ class _DepthwiseGeluGroupNorm(torch.autograd.Function):
         x, table, y, weight, mean, rstd = ctx.saved_tensors
         dout = dout.contiguous()
         dy, dbias, dweight, dshift = _group_norm_gradients(dout, y, None, weight, mean, rstd, pooled=False)
-        dx, dtaps = _depthwise_gradients(x, dy, dout, table, ctx.taps_shape)
+        clients, channels, images, height, width = x.shape
+        dx, dtaps = torch.empty_like(x), torch.empty(ctx.taps_shape, device=x.device)
+        rows = DEPTHWISE_BACKWARD["ROWS"]
+        scratch = torch.empty(clients * channels, 8 * width, rows * width, device=x.device)
+        depthwise_backward[(clients * channels,)](
+            x, dy, dout, table, dx, dtaps, scratch, images,
+            KERNEL=ctx.taps_shape[-1], TAPS=32, WIDTH=width, BLOCKS=height // rows, **DEPTHWISE_BACKWARD,
+        )  # fmt: skip
         return dx, dtaps, dbias, dweight, dshift, None, None
 
 
@@ -221,21 +228,6 @@ def _group_norm_gradients(
         **GROUP_BACKWARD,
     )  # fmt: skip
     return dy, dbias, dweight, dshift
-
-
-def _depthwise_gradients(
-    x: Tensor, dy: Tensor, dout: Tensor, table: Tensor, taps_shape: torch.Size
-) -> tuple[Tensor, Tensor]:
-    """The gradients of x, including the residual's `dout`, and of the taps."""
-    clients, channels, images, height, width = x.shape
-    dx, dtaps = torch.empty_like(x), torch.empty(taps_shape, device=x.device)
-    rows = DEPTHWISE_BACKWARD["ROWS"]
-    scratch = torch.empty(clients * channels, 8 * width, rows * width, device=x.device)
-    depthwise_backward[(clients * channels,)](
-        x, dy, dout, table, dx, dtaps, scratch, images,
-        KERNEL=taps_shape[-1], TAPS=32, WIDTH=width, BLOCKS=height // rows, **DEPTHWISE_BACKWARD,
-    )  # fmt: skip
-    return dx, dtaps
 
 
 def _frozen_gelu_norm(y: Tensor, bias: Tensor, norm: Norm, pooled: bool) -> Tensor:

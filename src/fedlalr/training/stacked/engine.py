@@ -132,7 +132,7 @@ class StackedEngine:
         """Train clients as one stack; only their first `steps` steps, if given. If they are the round's `sole` chunk,
         the replies may stay in the stack's memory, which nothing else needs before they are used."""
         feed = Feed(self.training, work.round, work.clients)
-        if self._needs_two_samples:
+        if isinstance(self._forward, VmapForward) and self._forward.needs_two_samples:
             alone = torch.zeros(len(work.clients), dtype=torch.bool, device="cpu")
             alone[feed.order] = has_single(feed.counts, self.training.batch_size).any(0)
             if alone.any():
@@ -181,10 +181,6 @@ class StackedEngine:
         if not alone.all():
             parts.append(self._train_chunk(work.part(torch.nonzero(~alone).flatten())))
         return Replies.cat(parts)
-
-    @property
-    def _needs_two_samples(self) -> bool:
-        return isinstance(self._forward, VmapForward) and self._forward.needs_two_samples
 
     def _start(self, work: Work, feed: Feed) -> Stack:
         training, count = self.training, len(feed.clients)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots
-from fedlalr.training.clipping import clip_factor
+from fedlalr.training.clipping import Regularisation, clip_factor
 from fedlalr.training.fused_steps import CPUStep, Update, sgd
 from fedlalr.training.interfaces import Training, Work
 from fedlalr.training.layout import Layout
@@ -76,7 +76,7 @@ class LinearRounds:
         self._decay = replace(training.regularisation, clip_norm=None, decayed=None)
         self._no_decay = replace(self._decay, decoupled_weight_decay=0.0)
         self._decayed = None if training.regularisation.decayed is None else training.decayed_names
-        self.descends = update is sgd and training.regularisation.is_off
+        self.descends = update is sgd and training.regularisation == Regularisation()
         """Whether a local step is a bare gradient step, which needs no materialised gradient."""
 
     def run(self, feed: Feed, tables: Tables, start: Stack, work: Work) -> Stack:
