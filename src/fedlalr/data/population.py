@@ -74,19 +74,14 @@ class Population:
         return f"Population({self.name or 'unnamed'}: {len(self)} clients, {int(self.sizes.sum())} samples)"
 
     def rows(self, clients: Tensor, positions: Tensor) -> Tensor:
-        """Pool indices of the samples at `positions` `[C, …]` of each client `[C]`; padding comes out as −1."""
+        """Pool indices of the samples at `positions` `[C, …]` of each client `[C]`."""
         starts = self._starts[clients].to(positions.device)
-        starts = starts.view(-1, *[1] * (positions.dim() - 1))
-        found = self._indices[(starts + positions.clamp(min=0))]
-        return torch.where(positions < 0, positions, found)
+        return self._indices[starts.view(-1, *[1] * (positions.dim() - 1)) + positions]
 
     def draws(self, seed: int, round: int, clients: Tensor, step: int | Tensor, width: int) -> Tensor:
         """The augmentation's random integers for one local batch of each client, `[C, width, draws]`."""
-        count = self.transform.draws if self.transform is not None else 0
-        if not count:
-            return clients.new_empty(len(clients), width, 0)
         place = torch.arange(width, device=clients.device)[:, None]
-        draw = torch.arange(count, device=clients.device)
+        draw = torch.arange(0 if self.transform is None else self.transform.draws, device=clients.device)
         return bits(key(seed, AUGMENTATION, round), clients[:, None, None], step, place, draw)
 
     def batch(self, client: int, positions: Tensor) -> tuple[Tree, Tree]:

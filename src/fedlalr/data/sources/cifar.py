@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,7 @@ _BATCHES: Final = tuple(f"data_batch_{i}" for i in range(1, 6))
 _BINARY_BATCHES: Final = tuple(f"{name}.bin" for name in _BATCHES)
 
 
-@dataclass(frozen=True)
-class LabelledImages:
+class LabelledImages(NamedTuple):
     """The content of one file: images `[n, 3, 32, 32]` and labels `[n]`."""
 
     images: NDArray[np.uint8]

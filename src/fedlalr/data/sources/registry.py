@@ -22,24 +22,15 @@ from fedlalr.data.sources.source import fetch as fetch_source
 from fedlalr.data.sources.text_by_role import Script
 
 
-def _images(images: Images, description: str, formats: str, **rest: Any) -> Source:
-    return Source(
-        name=images.name,
-        description=description,
-        classes=images.classes,
-        train=sum(images.train_counts),
-        test=sum(images.test_counts),
-        formats=formats,
-        check=images.check,
-        build=images.build,
-        **rest,
-    )
+def _images(images: Images, **rest: Any) -> Source:
+    rest |= {"name": images.name, "classes": images.classes, "check": images.check, "build": images.build}
+    return Source(train=sum(images.train_counts), test=sum(images.test_counts), **rest)
 
 
 def image_files(data: Cifar | IdxSet, description: str, routes: Sequence[Route], **rest: Any) -> Source:
     """A data set of images in files of its original formats."""
-    reading = {"holds": data.holds, "read": data.from_folder, "routes": routes}
-    return _images(data.images, description, data.formats, **reading, **rest)
+    reading = {"formats": data.formats, "holds": data.holds, "read": data.from_folder}
+    return _images(data.images, description=description, routes=routes, **reading, **rest)
 
 
 def _build_shakespeare(arrays: Arrays, source: str, **options: Any) -> RawData:
@@ -52,8 +43,8 @@ SOURCES: Final[dict[str, Source]] = {
     for source in (
         _images(
             digits.IMAGES,
-            "handwritten digits, 8×8, embedded",
-            "nothing: it comes with scikit-learn",
+            description="handwritten digits, 8×8, embedded",
+            formats="nothing: it comes with scikit-learn",
             holds=lambda folder: False,
             read=lambda folder: digits.read(),
             embedded=digits.read,

@@ -7,8 +7,7 @@ as the FedDyn code base does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -26,8 +25,7 @@ _STREAM: Final = 101  # a stream of random bits, separate from those of batches 
 _CHOOSE, _TRAIN, _TEST, _DEAL, _DEAL_TEST = range(5)
 
 
-@dataclass(frozen=True)
-class Split:
+class Split(NamedTuple):
     """The windows of every role, by their starts in `characters`, for training and for testing."""
 
     characters: NDArray[np.uint8]

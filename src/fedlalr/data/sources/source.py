@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from fedlalr.common.reading import at_home
 from fedlalr.data.fetch import DataCorrupt, DataNotFound, Progress, RouteFailed, data_folder, locked, workspace
@@ -12,8 +13,7 @@ from fedlalr.data.sources import cache
 from fedlalr.data.sources.rawdata import Arrays, RawData
 
 
-@dataclass(frozen=True)
-class Route:
+class Route(NamedTuple):
     """A way to get a data set that is not on this machine: `get` fetches it into an empty folder and reads it."""
 
     title: str
@@ -45,8 +45,7 @@ class Source:
         return list(dict.fromkeys(route.cached_as for route in self.routes))
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """Arrays that passed their checks, and their origin."""
 
     arrays: Arrays

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pickle
 import random
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,8 +27,7 @@ Setup = tuple[list[int], list[str], torch.dtype]
 are in it, where to find modules, and the default dtype, for modules that create tensors."""
 
 
-@dataclass(frozen=True)
-class Orders:
+class Orders(NamedTuple):
     """Sent to a worker at the start of a round or a recalibration."""
 
     work: Work

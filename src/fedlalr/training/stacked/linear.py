@@ -8,7 +8,6 @@ place in the flat vector.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -24,8 +23,7 @@ from fedlalr.training.stacked.masked_loss import IGNORED_LABEL, mean_loss
 from fedlalr.training.torch_internals import has_hooks, sigmoid_backward, tanh_backward, threshold_backward
 
 
-@dataclass(frozen=True)
-class Activation:
+class Activation(NamedTuple):
     """A function between two layers, and its backward pass: from the gradient of its result, and that result, to the
     gradient of its input."""
 
@@ -45,8 +43,7 @@ LossSlope = Callable[[Tensor], Tensor]
 """From the last layer's result `[C, features, B]` to the gradient of every client's loss. Also records the losses."""
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(NamedTuple):
     """One linear layer: the names of its parameters, and the activation that follows it."""
 
     weight: str
