@@ -80,8 +80,7 @@ class Partition(Sequence[Indices]):
         """From one list of sample indices per client, for a partition from elsewhere."""
         fix = "; convert a mask to indices with numpy.flatnonzero(mask)"
         parts = [_whole_numbers(part, f"the indices of client {i}", fix) for i, part in enumerate(lists)]
-        sizes = [len(part) for part in parts]
-        ends = np.cumsum([0, *sizes], dtype=np.int64)
+        ends = np.cumsum([0, *map(len, parts)], dtype=np.int64)
         return cls(np.concatenate([np.empty(0, np.int64), *parts]), ends)
 
     @property

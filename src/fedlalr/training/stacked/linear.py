@@ -58,6 +58,7 @@ class LinearGradient:
         """`ignored`: as in `ForwardGradient`."""
         self.training, self.layers, self._ignored = training, layers, ignored
         self._plain_loss = is_plain_cross_entropy(training.loss)
+        self._shapes = dict(zip(training.layout.names, training.layout.shapes, strict=True))
 
     def __call__(self, x: Tensor, buffers: Buffers, batch: Batch) -> tuple[Tensor, Tensor, Buffers]:
         gradient, views = torch.empty(x.shape, dtype=x.dtype, device=x.device), self.training.layout.views
@@ -85,8 +86,7 @@ class LinearGradient:
         """A whole round's targets `[K, C, B]` prepared for the loss; None if it is not plain cross-entropy."""
         if not self._plain_loss or targets.dtype != torch.int64 or targets.dim() != 3:
             return None
-        last = self.layers[-1].weight
-        classes = dict(zip(self.training.layout.names, self.training.layout.shapes, strict=True))[last][0]
+        classes = self._shapes[self.layers[-1].weight][0]
         return Labels.of(targets, real, classes, self.training.layout.dtype)
 
     def _slopes(
@@ -127,9 +127,8 @@ class LinearGradient:
         """The memory that one client takes: its slots before and after a step, its gradient, and its activations."""
         layout, sizes, table = self.training.layout, self.training.clients.sizes, self.training.algorithm.slots
         slots = len(table.down) + len(table.up) + 2
-        shapes = dict(zip(layout.names, layout.shapes, strict=True))
         samples = int(sizes.max()) if self.training.batch_size is None else self.training.batch_size
-        flow = shapes[self.layers[0].weight][1] + 4 * sum(shapes[layer.weight][0] for layer in self.layers)
+        flow = self._shapes[self.layers[0].weight][1] + 4 * sum(self._shapes[layer.weight][0] for layer in self.layers)
         return layout.dtype.itemsize * (layout.size * (2 * slots + 4) + 2 * samples * flow)
 
     def loss_slope(self, batch: Batch, total: Tensor, outputs: Tensor) -> Tensor:
