@@ -31,7 +31,7 @@ import numpy as np
 import torch
 
 import fedlalr as fl
-from fedlalr.data.transforms import CIFAR10
+from fedlalr.data.transforms import STATISTICS
 from fedlalr.federation.options import Options
 from fedlalr.federation.record import Record
 from fedlalr.federation.run import Simulation
@@ -86,7 +86,7 @@ def paper(found: dict[str, torch.Tensor], device: str, laps: Laps) -> tuple[Any,
     targets = found["targets"].long()
     partition = fl.data.partition(targets.numpy(), 100, "dirichlet", 0.6, 0)
     test = found["test_inputs"], found["test_targets"].long()
-    transform = fl.data.FlipCrop(*CIFAR10)
+    transform = fl.data.FlipCrop(*STATISTICS["cifar10"])
     population = fl.data.Population(found["inputs"], targets, partition, transform=transform, test=test, classes=10)
     laps.lap("partition")
     torch.manual_seed(0)

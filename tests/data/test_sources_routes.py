@@ -102,7 +102,7 @@ def test_cifar_from_hugging_face_is_compared_with_the_original_files(hub: Path, 
     train = np.concatenate([part.images for part in parts[:-1]]).transpose(0, 2, 3, 1)
     labels = np.concatenate([part.labels for part in parts[:-1]])
     test = (parts[-1].images.transpose(0, 2, 3, 1), parts[-1].labels)
-    way = routes.cifar_huggingface(data, store(hub, "img", {"train": (train, labels), "test": test}), "label")
+    way = routes.images_huggingface(data, store(hub, "img", {"train": (train, labels), "test": test}), "img", "label")
     found = fetch(image_files(data, "", [way]))
     assert np.array_equal(found.arrays["inputs"], train.transpose(0, 3, 1, 2))
 
@@ -118,16 +118,18 @@ def test_an_idx_set_comes_from_hugging_face(hub: Path) -> None:
     for split, part in (("train", ""), ("test", "test_")):
         pixels = np.frombuffer(files[FILES[f"{part}inputs"]], np.uint8, offset=16).reshape(-1, 28, 28)
         parts[split] = (pixels, np.frombuffer(files[FILES[f"{part}targets"]], np.uint8, offset=8))
-    found = fetch(image_files(data, "", [routes.idx_huggingface(data, store(hub, "image", parts))]))
+    found = fetch(
+        image_files(data, "", [routes.images_huggingface(data, store(hub, "image", parts), "image", "label")])
+    )
     assert found.arrays["inputs"].tobytes() == files["train-images-idx3-ubyte"][16:]
     assert found.arrays["test_targets"].tolist() == list(range(10))
     pixels, labels = parts["train"]
     repository = store(hub, "image", {"train": (pixels, labels[::-1])})
     with pytest.raises(DataNotFound, match=r"train-labels-idx1-ubyte of .*, as an idx file, is wrong"):
-        fetch(image_files(data, "", [routes.idx_huggingface(data, repository)]), force=True)
+        fetch(image_files(data, "", [routes.images_huggingface(data, repository, "image", "label")]), force=True)
 
 
 def test_a_repository_that_is_not_there_is_a_reason_not_a_crash(hub: Path) -> None:
     data, _ = small_idx()
     with pytest.raises(DataNotFound, match="cannot be loaded"):
-        fetch(image_files(data, "", [routes.idx_huggingface(data, str(hub))]))
+        fetch(image_files(data, "", [routes.images_huggingface(data, str(hub), "image", "label")]))

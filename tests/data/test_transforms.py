@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from fedlalr.data.transforms import CIFAR10, STATISTICS, FlipCrop, Normalize
+from fedlalr.data.transforms import STATISTICS, FlipCrop, Normalize
+
+CIFAR10 = STATISTICS["cifar10"]
 
 
 def images(n: int, channels: int = 3, height: int = 32, width: int = 32) -> Tensor:

@@ -9,6 +9,7 @@ from fedlalr.data.partition import Partition
 from fedlalr.data.population import DatasetClients, Population, as_clients
 from fedlalr.data.test_set import as_test
 from fedlalr.data.trees import leaves, map_tree, named_leaves
+from fedlalr.training.stacked.feed import gather
 from training.tokens import Rows, pad_tokens, token_samples
 
 SAMPLES = token_samples(5, seed=1)
@@ -181,7 +182,7 @@ def test_a_population_pools_trees():
         pool.batch(1, torch.tensor([0])), map_tree(lambda leaf: leaf[4:], (INPUTS, {"labels": SAMPLES["labels"]}))
     )
     assert pool.to(torch.device("cpu")) is pool
-    found = pool.gather(torch.tensor([[0, 1], [2, 3]]))
-    assert found[0]["input_ids"].shape == (2, 2, 6)
+    found = gather(pool, torch.tensor([[0, 1], [2, 3]]), None, None)
+    assert found.inputs["input_ids"].shape == (2, 2, 6)
     with pytest.raises(TypeError, match="or tuples or dicts of tensors, not dict and Tensor"):
         Population({"input_ids": [1, 2]}, SAMPLES["labels"], Partition.from_lists([[0]]))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
@@ -148,7 +148,12 @@ def download(url: str, path: Path, fact: Fact | None = None, progress: Progress 
         with written_aside(path) as temporary:
             with urllib.request.urlopen(request, timeout=CONNECT_SECONDS) as answer, temporary.open("wb") as file:
                 total = _stated_size(url, answer.headers.get("Content-Length"), fact.size if fact else None)
-                done = _copy(answer, file, description, total, progress)
+                done = 0
+                while done <= (total or LARGEST) and (chunk := answer.read(_CHUNK)):  # some bytes too many are noticed
+                    file.write(chunk)
+                    done += len(chunk)
+                    if progress is not None:
+                        progress(description, done, total)
             if done > (total or LARGEST):
                 raise RouteFailed(f"{url} gives more than the {total or LARGEST:,} bytes that are expected")
             if total is not None and done < total:
@@ -183,14 +188,3 @@ def _stated_size(url: str, stated: str | None, known: int | None) -> int | None:
         expected = f"{known:,}" if known else f"at most {LARGEST:,}"
         raise RouteFailed(f"{url} gives {size:,} bytes, but {expected} are expected")
     return size
-
-
-def _copy(source: BinaryIO, target: BinaryIO, description: str, total: int | None, progress: Progress | None) -> int:
-    """Copy up to the expected size, and some bytes beyond it where there are more."""
-    done = 0
-    while done <= (total or LARGEST) and (chunk := source.read(_CHUNK)):
-        target.write(chunk)
-        done += len(chunk)
-        if progress is not None:
-            progress(description, done, total)
-    return done

@@ -21,7 +21,6 @@ def hold_out(clients: Clients, share: float, seed: int) -> tuple[Clients, Client
     held = held_out(sizes, share, seed)
     if isinstance(clients, Population):
         return _pooled(clients, sizes, ~held), _pooled(clients, sizes, held)
-    assert isinstance(clients, DatasetClients)
     marks = np.split(held, np.cumsum(sizes)[:-1])
     return _subsets(clients, [~mark for mark in marks]), _subsets(clients, marks)
 

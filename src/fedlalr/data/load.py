@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,7 +77,7 @@ def load(
         rows = torch.from_numpy(held_out)
         test = (found.inputs[rows], found.targets[rows])
     return Population(
-        cast(Samples, found.inputs),
+        found.inputs,
         found.targets,
         Partition(train[dealt.indices], dealt.offsets),
         transform=_transform(name, augment),

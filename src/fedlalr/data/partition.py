@@ -80,8 +80,7 @@ class Partition(Sequence[Indices]):
         """From one list of sample indices per client, for a partition from elsewhere."""
         fix = "; convert a mask to indices with numpy.flatnonzero(mask)"
         parts = [_whole_numbers(part, f"the indices of client {i}", fix) for i, part in enumerate(lists)]
-        sizes = [len(part) for part in parts]
-        ends = np.cumsum([0, *sizes], dtype=np.int64)
+        ends = np.cumsum([0, *map(len, parts)], dtype=np.int64)
         return cls(np.concatenate([np.empty(0, np.int64), *parts]), ends)
 
     @property
@@ -205,8 +204,7 @@ def _natural(n: int, clients: int | None, ids: ArrayLike | None) -> Partition:
 def _missing(values: NDArray[Any]) -> Sequence[int]:
     """The positions of None, NaN and pandas' own values for an empty cell."""
     if values.dtype != object:
-        places: list[int] = np.flatnonzero(values != values).tolist()
-        return places
+        return np.flatnonzero(values != values).tolist()
     return [i for i, value in enumerate(values) if not isinstance(value, str) and str(value) in _NOTHING]
 
 
@@ -228,8 +226,7 @@ def _classes(labels: ArrayLike) -> Indices:
         fix = number if named else "the schemes 'iid', 'lognormal' and 'natural' accept any targets"
         found = _describe(array)
         raise TypeError(f"labels must be whole numbers in one dimension, one per sample, not {found}; {fix}")
-    classes: Indices = np.unique(array, return_inverse=True)[1].astype(np.int64)
-    return classes
+    return np.unique(array, return_inverse=True)[1].astype(np.int64)
 
 
 def _count(labels: ArrayLike) -> int:

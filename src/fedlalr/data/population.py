@@ -8,7 +8,7 @@ by batch. Inputs and targets are trees (`fedlalr.data.trees`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,39 +20,10 @@ from fedlalr.data.input_errors import check_rows, check_samples, explain_client,
 from fedlalr.data.partition import Partition
 from fedlalr.data.random import AUGMENTATION, bits, key
 from fedlalr.data.transforms import Transform
-from fedlalr.data.trees import Tree, device_of, leaves, length, map_tree, moved, named_leaves, reshaped, rows
+from fedlalr.data.trees import Tree, device_of, leaves, length, map_tree, moved, named_leaves, rows
 
-
-class Samples(Protocol):
-    """A tensor of samples, or an object that is indexed like one."""
-
-    @property
-    def device(self) -> torch.device: ...
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: Tensor, /) -> Tensor: ...
-
-    def to(self, device: torch.device, /) -> Any: ...
-
-
-class Clients(Protocol):
-    """The interface of the clients' data that an engine uses."""
-
-    @property
-    def sizes(self) -> Tensor:
-        """The number of samples of each client, int64 `[N]`, on the CPU."""
-
-    def __len__(self) -> int: ...
-
-    def batch(self, client: int, positions: Tensor) -> tuple[Tree, Tree]:
-        """Inputs and targets at positions within a client's own samples, ready for the model, without augmentation."""
-
-    def training_batch(self, client: int, positions: Tensor, seed: int, round: int, step: int) -> tuple[Tree, Tree]:
-        """The same with the augmentation of (seed, round, client, step)."""
-
-    def to(self, device: torch.device) -> Clients:
-        """The same clients with their samples on a device."""
+Samples = Any
+"""A tensor of samples, or an object that is indexed like one: with `device`, `to`, a length and rows."""
 
 
 class Population:
@@ -60,7 +31,7 @@ class Population:
 
     def __init__(
         self,
-        inputs: Samples | Tree,
+        inputs: Samples,
         targets: Tree,
         partition: Partition,
         *,
@@ -88,11 +59,11 @@ class Population:
                 f"transform must have draws, train and test, like fl.data.FlipCrop; "
                 f"a {type(transform).__name__} does not"
             )
-        self.inputs: Any = inputs
+        self.inputs, self.partition = inputs, partition
         self.targets: Any = targets
-        self.partition = partition
         self.transform, self.test, self.classes, self.name = transform, test, classes, name
         self.sizes = torch.from_numpy(partition.sizes)
+        """The number of samples of each client, int64 `[N]`, on the CPU."""
         self._starts = torch.from_numpy(partition.offsets[:-1])
         self._indices = torch.from_numpy(partition.indices).to(device_of(inputs))
 
@@ -103,31 +74,23 @@ class Population:
         return f"Population({self.name or 'unnamed'}: {len(self)} clients, {int(self.sizes.sum())} samples)"
 
     def rows(self, clients: Tensor, positions: Tensor) -> Tensor:
-        """Pool indices of the samples at `positions` `[C, …]` of each client `[C]`; padding comes out as −1."""
+        """Pool indices of the samples at `positions` `[C, …]` of each client `[C]`."""
         starts = self._starts[clients].to(positions.device)
-        starts = starts.view(-1, *[1] * (positions.dim() - 1))
-        found = self._indices[(starts + positions.clamp(min=0))]
-        return torch.where(positions < 0, positions, found)
-
-    def gather(self, index: Tensor) -> tuple[Tree, Tree]:
-        """Raw inputs and targets at pool indices of any shape."""
-        flat = index.reshape(-1)
-        return reshaped(rows(self.inputs, flat), index.shape), reshaped(rows(self.targets, flat), index.shape)
+        return self._indices[starts.view(-1, *[1] * (positions.dim() - 1)) + positions]
 
     def draws(self, seed: int, round: int, clients: Tensor, step: int | Tensor, width: int) -> Tensor:
         """The augmentation's random integers for one local batch of each client, `[C, width, draws]`."""
-        count = self.transform.draws if self.transform is not None else 0
-        if not count:
-            return clients.new_empty(len(clients), width, 0)
         place = torch.arange(width, device=clients.device)[:, None]
-        draw = torch.arange(count, device=clients.device)
+        draw = torch.arange(0 if self.transform is None else self.transform.draws, device=clients.device)
         return bits(key(seed, AUGMENTATION, round), clients[:, None, None], step, place, draw)
 
     def batch(self, client: int, positions: Tensor) -> tuple[Tree, Tree]:
+        """Inputs and targets at positions within a client's own samples, ready for the model, without augmentation."""
         inputs, targets = self._at(client, positions)
         return (self.transform.test(inputs) if self.transform is not None else inputs), targets
 
     def training_batch(self, client: int, positions: Tensor, seed: int, round: int, step: int) -> tuple[Tree, Tree]:
+        """The same with the augmentation of (seed, round, client, step)."""
         inputs, targets = self._at(client, positions)
         if self.transform is not None:
             alone = torch.tensor([client], device=self._indices.device)
@@ -140,6 +103,7 @@ class Population:
         return rows(self.inputs, index), rows(self.targets, index)
 
     def to(self, device: torch.device) -> Population:
+        """The same clients with their samples on a device."""
         if all(leaf.device == device for leaf in (*leaves(self.inputs), *leaves(self.targets))):
             return self
         return self.replaced(inputs=moved(self.inputs, device), targets=moved(self.targets, device))
@@ -200,6 +164,10 @@ class DatasetClients:
 
     def to(self, device: torch.device) -> DatasetClients:
         return DatasetClients(self.datasets, device, target=self.target, collate_fn=self.collate_fn)
+
+
+Clients = Population | DatasetClients
+"""The clients' data, as an engine reads it."""
 
 
 def as_clients(clients: object, target: Target | None = None, collate_fn: Collate | None = None) -> Clients:

@@ -139,8 +139,7 @@ def _wishes(arrivals: Indices, log_prior: Floats, rng: np.random.Generator) -> I
     # One sorted table for all clients: client i's distribution function lies in [i, i + 1].
     cumulative += np.arange(clients)[:, None]
     found = np.searchsorted(cumulative.ravel(), rng.random(len(arrivals)) + arrivals, side="right")
-    wishes: Indices = np.clip(found - arrivals * k, 0, k - 1)
-    return wishes
+    return np.clip(found - arrivals * k, 0, k - 1)
 
 
 def _settle(wishes: Indices, arrivals: Indices, log_prior: Floats, left: Indices, rng: np.random.Generator) -> Indices:

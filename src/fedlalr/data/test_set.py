@@ -12,6 +12,7 @@ from fedlalr.data.partition import Partition
 from fedlalr.data.population import Clients, DatasetClients, Population
 from fedlalr.data.trees import as_tree, length
 
+_OF_LOADER = "; pass its data set, test.dataset, with collate_fn=test.collate_fn if it has its own"
 _WANTED = "test must be a pair (inputs, targets), a dict of tensors or a data set with a length"
 
 
@@ -38,11 +39,7 @@ def is_one_tensor(test: Clients) -> bool:
 
 def _of_pair(test: object) -> Population:
     if not isinstance(test, tuple | list) or len(test) != 2:
-        fix = (
-            "; pass its data set, test.dataset, with collate_fn=test.collate_fn if it has its own"
-            if isinstance(test, DataLoader)
-            else ""
-        )
+        fix = _OF_LOADER if isinstance(test, DataLoader) else ""
         raise TypeError(f"{_WANTED}, not {type(test).__name__}{fix}")
     inputs, targets = map(as_tree, test)
     check_samples("the test set's samples", inputs, targets)

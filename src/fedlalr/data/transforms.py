@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from types import MappingProxyType
 from typing import ClassVar, Final, Protocol
 
 import torch
@@ -18,17 +17,14 @@ from torch import Tensor
 
 from fedlalr.common.checks import whole_number
 
-CIFAR10: Final = ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262))
-"""Mean and standard deviation of every channel, for pixels in [0, 1]."""
-CIFAR100: Final = ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))
-MNIST: Final = ((0.1307,), (0.3081,))
-FASHION: Final = ((0.2860,), (0.3530,))
-DIGITS: Final = ((0.3053,), (0.3760,))
-
-STATISTICS: Final = MappingProxyType(
-    {"cifar10": CIFAR10, "cifar100": CIFAR100, "mnist": MNIST, "fashion": FASHION, "digits": DIGITS}
-)
-"""The same, by name of the data set."""
+STATISTICS: Final = {
+    "cifar10": ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262)),
+    "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+    "mnist": ((0.1307,), (0.3081,)),
+    "fashion": ((0.2860,), (0.3530,)),
+    "digits": ((0.3053,), (0.3760,)),
+}
+"""Mean and standard deviation of every channel, for pixels in [0, 1], by name of the data set."""
 
 
 class Transform(Protocol):

@@ -60,8 +60,7 @@ def length(tree: Any) -> int:
 
 def device_of(tree: Any) -> torch.device:
     """The device of the leaves."""
-    device: torch.device = first_leaf(tree).device
-    return device
+    return first_leaf(tree).device
 
 
 def rows(tree: Any, index: Any) -> Any:

@@ -30,8 +30,7 @@ class CNN(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits `[N, classes]`."""
-        logits: Tensor = self.head(self.features(images).flatten(1))
-        return logits
+        return self.head(self.features(images).flatten(1))
 
 
 class DenseCNN(nn.Module):
@@ -61,5 +60,4 @@ class DenseCNN(nn.Module):
         """Logits `[N, classes]`."""
         x = self.features_dropout(self.features(images)).flatten(1)
         x = self.dense_dropout(nn.functional.relu(self.dense(x)))
-        logits: Tensor = self.head(x)
-        return logits
+        return self.head(x)

@@ -37,8 +37,7 @@ class MixerBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.depthwise_norm(nn.functional.gelu(self.depthwise(x)))
-        mixed: Tensor = self.pointwise_norm(nn.functional.gelu(self.pointwise(x)))
-        return mixed
+        return self.pointwise_norm(nn.functional.gelu(self.pointwise(x)))
 
 
 class ConvMixer(nn.Module):
@@ -72,8 +71,7 @@ class ConvMixer(nn.Module):
         """Logits `[N, classes]` of images `[N, channels, height, width]`."""
         x = self.patches_norm(nn.functional.gelu(self.patches(images)))
         x = self.blocks(x)
-        logits: Tensor = self.head(x.mean(dim=(2, 3)))
-        return logits
+        return self.head(x.mean(dim=(2, 3)))
 
 
 def make_norm(norm: Norm, dim: int) -> nn.Module:

@@ -19,8 +19,7 @@ class Logistic(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits `[N, classes]` of samples `[N, …]` with `inputs` numbers each."""
-        logits: Tensor = self.head(x.flatten(1))
-        return logits
+        return self.head(x.flatten(1))
 
 
 class MLP(nn.Module):
@@ -49,5 +48,4 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits `[N, classes]` of samples `[N, …]` with `inputs` numbers each."""
-        logits: Tensor = self.layers(x.flatten(1))
-        return logits
+        return self.layers(x.flatten(1))

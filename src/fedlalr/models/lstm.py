@@ -36,8 +36,7 @@ class CharLSTM(nn.Module):
         """Logits `[N, vocabulary]` of the character after each window `[N, length]` of character numbers."""
         x = self.embedding(characters)
         outputs = self.lstm(x)[0] if self.fused else self._by_steps(x)
-        logits: Tensor = self.head(outputs[:, -1])
-        return logits
+        return self.head(outputs[:, -1])
 
     def _by_steps(self, x: Tensor) -> Tensor:
         """The result of `self.lstm`, in operations that vmap supports; `[N, length, features]` in and out."""

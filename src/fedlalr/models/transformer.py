@@ -46,8 +46,7 @@ class Attention(nn.Module):
         mixed = F.scaled_dot_product_attention(
             q, k, v, is_causal=self.causal, dropout_p=self.dropout if self.training else 0.0
         )
-        outputs: Tensor = self.outputs(mixed.transpose(1, 2).reshape(n, length, dim))
-        return outputs
+        return self.outputs(mixed.transpose(1, 2).reshape(n, length, dim))
 
 
 class Block(nn.Module):
@@ -70,14 +69,12 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gradient_checkpointing and self.training:
-            again: Tensor = self._gradient_checkpointing_func(partial(self._mix), x)
-            return again
+            return self._gradient_checkpointing_func(partial(self._mix), x)
         return self._mix(x)
 
     def _mix(self, x: Tensor) -> Tensor:
         x = x + self.dropout(self.attention(self.attention_norm(x)))
-        mixed: Tensor = x + self.dropout(self.mlp(self.mlp_norm(x)))
-        return mixed
+        return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
 class GPT(nn.Module):
@@ -150,8 +147,7 @@ class GPT(nn.Module):
         x = self.embedding(tokens)
         if self.positions is not None:
             x = x + self.positions[:length]
-        logits: Tensor = self.head(self.norm(self.blocks(self.dropout(x))))
-        return logits.transpose(1, 2)
+        return self.head(self.norm(self.blocks(self.dropout(x)))).transpose(1, 2)
 
 
 class ViT(nn.Module):
@@ -214,8 +210,7 @@ class ViT(nn.Module):
         p = self.patch
         tiles = images.view(n, channels, height // p, p, width // p, p).permute(0, 2, 4, 1, 3, 5)
         x = self.embedding(tiles.reshape(n, -1, channels * p * p)) + self.positions
-        logits: Tensor = self.head(self.norm(self.blocks(self.dropout(x))).mean(dim=1))
-        return logits
+        return self.head(self.norm(self.blocks(self.dropout(x))).mean(dim=1))
 
 
 def rotate(x: Tensor) -> Tensor:

@@ -3,15 +3,4 @@
 from fedlalr.training.interfaces import Engine, Probe, Replies, Trace, Training, Work
 from fedlalr.training.intervals import Epochs, Interval, LogInterval, Steps
 
-__all__ = [
-    "Engine",
-    "Epochs",
-    "Interval",
-    "LogInterval",
-    "Probe",
-    "Replies",
-    "Steps",
-    "Trace",
-    "Training",
-    "Work",
-]
+__all__ = ["Engine", "Epochs", "Interval", "LogInterval", "Probe", "Replies", "Steps", "Trace", "Training", "Work"]

@@ -8,8 +8,6 @@ normalises each micro-batch by its own statistics, and updates its buffers once 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import reduce
-from itertools import starmap
 
 import torch
 from torch import Tensor
@@ -26,18 +24,13 @@ def weighted_mean(parts: Iterable[Part]) -> tuple[Tensor, Tensor]:
 
     A loss without any term, which is NaN, does not count.
     """
-    loss, gradient, terms = reduce(_add, starmap(_times_terms, parts))
-    return loss / terms, gradient.div_(terms.unsqueeze(-1))
-
-
-def _times_terms(loss: Tensor, gradient: Tensor, terms: Tensor) -> Part:
-    count, none = terms.to(gradient.dtype), terms == 0
-    gradient.mul_(count.unsqueeze(-1)).masked_fill_(none.unsqueeze(-1), 0)
-    return (loss * count).masked_fill(none, 0), gradient, count
-
-
-def _add(one: Part, other: Part) -> Part:
-    return one[0] + other[0], one[1].add_(other[1]), one[2] + other[2]
+    sums: list[Tensor] = []
+    for loss, gradient, terms in parts:
+        count, none = terms.to(gradient.dtype), terms == 0
+        gradient.mul_(count.unsqueeze(-1)).masked_fill_(none.unsqueeze(-1), 0)
+        part = [(loss * count).masked_fill(none, 0), gradient, count]
+        sums = [total.add_(more) for total, more in zip(sums, part, strict=True)] if sums else part
+    return sums[0] / sums[2], sums[1].div_(sums[2].unsqueeze(-1))
 
 
 def terms_of(loss: object, targets: Tree, mask: Tensor | None = None) -> Tensor:

@@ -19,11 +19,6 @@ class Regularisation:
     decayed: Tensor | None = None
     """1 at the coordinates `[P]` that decoupled weight decay applies to, 0 elsewhere; None: to all."""
 
-    @property
-    def is_off(self) -> bool:
-        """Whether there is neither clipping nor weight decay."""
-        return self.clip_norm is None and not self.weight_decay and not self.decoupled_weight_decay
-
     def gradient(self, gradient: Tensor, x: Tensor) -> Tensor:
         """The gradient `[…, P]` at x, clipped, with the weight decay added."""
         if self.clip_norm is not None:

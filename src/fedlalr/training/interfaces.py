@@ -29,6 +29,11 @@ def joined(parts: Sequence[Tensors]) -> Buffers:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
+def named(values: Tensors, prefix: str) -> dict[str, Tensor]:
+    """The values of one kind, without its prefix."""
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+
+
 @dataclass(frozen=True)
 class Training(LocalOptions):
     """What stays constant during a run: the problem, and how every client trains on it."""
@@ -73,9 +78,7 @@ class Training(LocalOptions):
     @cached_property
     def division(self) -> Division:
         """Which coordinates are shared and which are personal."""
-        personal = (
-            () if self.personal is None else matching("personal", self.personal, trainable_parameters(self.model))
-        )
+        personal = matching("personal", self.personal or (), trainable_parameters(self.model))
         return Division.of(self.layout, personal)
 
     @property
@@ -172,23 +175,40 @@ class Replies:
     spread: Spread = WHOLE
     """If several processes share the cohort: which rows of `slots`, `buffers` and `kept` this one holds."""
 
+    @staticmethod
+    def memory(work: Work, training: Training, device: torch.device | None = None) -> dict[str, Tensor]:
+        """Memory for the replies of a round, with a row for each client, for `write_reply`."""
+        table, layout, rows = training.algorithm.slots, training.layout, len(work.clients)
+        slots = [*(f"up:{name}" for name in table.up), *(f"out_kept:{name}" for name in table.kept)]
+        like = torch.empty(0, dtype=layout.dtype, device=device or training.device)
+        memory = {name: like.new_empty(rows, layout.size) for name in slots}
+        for name, buffer in work.buffers.items():
+            memory[f"out_buffer:{name}"] = buffer.new_empty(rows, *buffer.shape[work.per_client :], device=like.device)
+        return memory | {"loss": like.new_empty(rows)}
+
+    @classmethod
+    def of(
+        cls, held: Tensors, work: Work, training: Training, errors: Mapping[int, str] = {}, traces: Sequence[Trace] = ()
+    ) -> Replies:
+        """The replies that a `memory` holds; `errors` are those of the clients that raised, by row."""
+        whole = cls(
+            clients=work.clients,
+            samples=training.clients.sizes[work.clients],
+            steps=training.steps(work.round, work.clients),
+            losses=held["loss"].clone(),
+            slots=Slots(**named(held, "up:")),
+            buffers={name: buffer.clone() for name, buffer in named(held, "out_buffer:").items()},
+            kept=Slots(**named(held, "out_kept:")),
+            failures={int(work.clients[row]): error for row, error in sorted(errors.items())},
+            traces=tuple(sorted(traces, key=lambda trace: trace[:2])),
+        )
+        good = [row for row in range(len(work.clients)) if row not in errors]
+        return whole.rows(torch.tensor(good, dtype=torch.int64, device="cpu")) if errors else whole
+
     @classmethod
     def empty(cls, work: Work, training: Training) -> Replies:
-        """Replies without any client."""
-        none = torch.empty(0, dtype=torch.int64, device="cpu")
-        row = torch.empty(0, training.layout.size, dtype=training.layout.dtype, device=training.device)
-        table = training.algorithm.slots
-        return cls(
-            clients=none,
-            samples=none,
-            steps=none,
-            losses=row[:, 0],
-            slots=Slots(**dict.fromkeys(table.up, row)),
-            buffers={
-                name: buffer.new_empty(0, *buffer.shape[work.per_client :]) for name, buffer in work.buffers.items()
-            },
-            kept=Slots(**dict.fromkeys(table.kept, row)),
-        )
+        """The replies of a round without clients."""
+        return cls.of(cls.memory(work, training), work, training)
 
     @classmethod
     def cat(cls, parts: Sequence[Replies]) -> Replies:
@@ -226,6 +246,16 @@ class Replies:
             kept=self.kept.map(lambda tensor: tensor[here.to(tensor.device)]),
             spread=spread,
         )
+
+
+def write_reply(
+    memory: Tensors, row: int, upload: Tensors, buffers: Tensors, kept: Tensors, loss: float | Tensor
+) -> None:
+    """Write one client's reply into `Replies.memory`."""
+    memory["loss"][row] = loss
+    for kind, values in (("up:", upload), ("out_buffer:", buffers), ("out_kept:", kept)):
+        for name, value in values.items():
+            memory[kind + name][row] = value
 
 
 class Engine(Protocol):

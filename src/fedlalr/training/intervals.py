@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -25,26 +25,24 @@ class Interval(Protocol):
 
 
 @dataclass(frozen=True)
-class Steps:
-    """K local steps in every round, regardless of a client's size."""
+class Counted:
+    """An interval of some steps or epochs."""
 
     count: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "count", whole_number("Steps's count", self.count, most=MOST_STEPS))
+        object.__setattr__(self, "count", whole_number(f"{type(self).__name__}'s count", self.count, most=MOST_STEPS))
+
+
+class Steps(Counted):
+    """K local steps in every round, regardless of a client's size."""
 
     def steps(self, round: int, batches_per_pass: Tensor) -> Tensor:
         return batches_per_pass.new_full(batches_per_pass.shape, self.count)
 
 
-@dataclass(frozen=True)
-class Epochs:
+class Epochs(Counted):
     """E passes over the client's data in every round."""
-
-    count: int
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "count", whole_number("Epochs's count", self.count, most=MOST_STEPS))
 
     def steps(self, round: int, batches_per_pass: Tensor) -> Tensor:
         return batches_per_pass * self.count
@@ -83,18 +81,18 @@ class LogInterval:
         return batches_per_pass.new_full(batches_per_pass.shape, self.length(round))
 
 
-def checked(interval: Interval, steps: object, clients: int) -> Tensor:
+def checked(interval: Interval, steps: Any, clients: int) -> Tensor:
     """The steps of an interval as int64 `[C]`; a user's interval may return anything."""
-    if isinstance(steps, Tensor) and steps.dtype in _WHOLE_NUMBERS and steps.shape == (clients,):
-        whole = steps.to(torch.int64)
-        if (whole > MOST_STEPS).any():
-            raise ValueError(
-                f"{type(interval).__name__} gives a client {int(whole.max()):,} local steps in a round, but at most "
-                f"{MOST_STEPS:,} are allowed; use fewer epochs or steps, or larger batches"
-            )
-        if not (whole < 0).any():
-            return whole
-    raise ValueError(
-        f"{type(interval).__name__}.steps must return the number of local steps of each of the {clients} clients, such "
-        f"as 2 * batches_per_pass: a tensor of whole numbers of at least 0, one for each client, not {steps!r}"
-    )
+    name, is_one_each = type(interval).__name__, isinstance(steps, Tensor) and steps.shape == (clients,)
+    if not (is_one_each and steps.dtype in _WHOLE_NUMBERS and (steps >= 0).all()):
+        raise ValueError(
+            f"{name}.steps must return the number of local steps of each of the {clients} clients, such as "
+            f"2 * batches_per_pass: a tensor of whole numbers of at least 0, one for each client, not {steps!r}"
+        )
+    whole: Tensor = steps.to(torch.int64)
+    if (whole > MOST_STEPS).any():
+        raise ValueError(
+            f"{name} gives a client {int(whole.max()):,} local steps in a round, but at most {MOST_STEPS:,} are "
+            f"allowed; use fewer epochs or steps, or larger batches"
+        )
+    return whole

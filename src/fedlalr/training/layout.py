@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import prod
@@ -114,14 +114,11 @@ class Division:
     def join(self, shared: Tensor, personal: Tensor) -> Tensor:
         """The inverse of `cut`. Either part may be a vector that goes with every row of the other."""
         lead = (shared if shared.dim() > personal.dim() else personal).shape[:-1]
-        rest = {
-            False: self._pieces(shared.expand(*lead, -1), False),
-            True: self._pieces(personal.expand(*lead, -1), True),
-        }
+        rest = []
+        for kind, part in enumerate((shared, personal)):
+            lengths = [length for mine, length in self.lengths if mine == kind]
+            rest.append(iter(torch.split(part.expand(*lead, -1), lengths, dim=-1)))
         return torch.cat([next(rest[mine]) for mine, _ in self.lengths], -1)
-
-    def _pieces(self, part: Tensor, personal: bool) -> Iterator[Tensor]:
-        return iter(torch.split(part, [length for mine, length in self.lengths if mine == personal], dim=-1))
 
 
 def _chosen(layout: Layout, own: Sequence[bool], wanted: bool) -> Layout:

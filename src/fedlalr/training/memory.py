@@ -84,7 +84,7 @@ class _Meter(DispatchMode):
     """Counts the bytes of storages that were created while it is active and are still alive."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.now = self.peak = 0
         self._seen: set[int] = set()
 

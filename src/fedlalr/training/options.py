@@ -38,12 +38,9 @@ def _check_loss(loss: object) -> None:
 
 def _check_target(target: object) -> None:
     names = [target] if isinstance(target, str) else target
-    if target is not None and not (isinstance(names, list | tuple) and names and all(map(_is_name, names))):
+    are_names = isinstance(names, list | tuple) and names and all(isinstance(name, str) and name for name in names)
+    if target is not None and not are_names:
         raise TypeError(f"target must be a key of the samples, such as 'y', or several in a list, not {target!r}")
-
-
-def _is_name(name: object) -> bool:
-    return isinstance(name, str) and name != ""
 
 
 def _check_collate_fn(collate_fn: object) -> None:

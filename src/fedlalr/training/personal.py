@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Context, Slots
-from fedlalr.training.interfaces import Buffers, Replies, Tensors, Training, Work
+from fedlalr.training.interfaces import Buffers, Replies, Training, Work
+from fedlalr.training.interfaces import named as named  # also the way to read what a client keeps
 from fedlalr.training.torch_state import set_buffers
 
 SLOT, BUFFER = "personal.", "buffer."
@@ -106,11 +107,6 @@ def load_client(training: Training, x: Tensor, buffers: Buffers, kept: Slots) ->
         x = training.division.join(x, kept[f"{SLOT}x"])
     training.layout.load(training.model, x)
     set_buffers(training.model, {**buffers, **named(kept, BUFFER)})
-
-
-def named(values: Tensors, prefix: str) -> dict[str, Tensor]:
-    """The values of one kind, without its prefix."""
-    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 
 
 def _next_values(replies: Replies, work: Work, training: Training) -> dict[str, Tensor]:

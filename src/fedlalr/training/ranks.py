@@ -147,8 +147,7 @@ class ProcessRanks(Ranks):
         if self.is_first:
             return value
         # Tensors on the first rank's GPU belong on this rank's own GPU. Unpickling is safe: it comes from this program.
-        theirs: Value = torch.load(io.BytesIO(found[0]), map_location=self.device, weights_only=False)
-        return theirs
+        return torch.load(io.BytesIO(found[0]), map_location=self.device, weights_only=False)
 
     def prepare(self, model: nn.Module, facts: Mapping[str, object]) -> None:
         shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}

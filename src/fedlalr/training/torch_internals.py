@@ -40,7 +40,7 @@ def without_fallback_warnings() -> Iterator[None]:
         show(True)
 
 
-class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class DispatchMode(TorchDispatchMode):
     """A `TorchDispatchMode` that does not import torch's compiler, which takes over a second."""
 
     @classmethod

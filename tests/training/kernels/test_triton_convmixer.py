@@ -65,8 +65,8 @@ def test_frozen_layers_agree_with_the_plain_operations(operation: str, size: int
         norm = Norm(*(part.to(dtype) for part in (weight, shift, mean, var)), 0.1, 1e-5, frozen=True)
         given = [part.to(dtype) for part in ([taps, bias] if operation == "depthwise" else [bias])]
         if operation == "depthwise":
-            return operations.depthwise_gelu_norm(x.to(maps_dtype), *given, norm)  # type: ignore[attr-defined, no-any-return]
-        return operations.gelu_norm(x.to(maps_dtype), *given, norm, pooled=operation == "pooled")  # type: ignore[attr-defined, no-any-return]
+            return operations.depthwise_gelu_norm(x.to(maps_dtype), *given, norm, None)  # type: ignore[attr-defined, no-any-return]
+        return operations.gelu_norm(x.to(maps_dtype), *given, norm, None, operation == "pooled")  # type: ignore[attr-defined, no-any-return]
 
     mine, right = run(maps, torch.float32, torch.bfloat16), run(plain, torch.float64, torch.float64)
     assert relative(mine.output, right.output) < (1e-5 if operation == "pooled" else 6e-3)
@@ -163,9 +163,9 @@ def test_layers_with_group_norm_agree_with_the_plain_operations(
         taps, bias, weight, shift = leaves = [part.to(dtype).requires_grad_() for part in learned]
         norm = GroupNorm(weight, shift, groups, 1e-5)
         if operation == "depthwise":
-            output = operations.depthwise_gelu_group_norm(inputs, taps, bias, norm)  # type: ignore[attr-defined]
+            output = operations.depthwise_gelu_norm(inputs, taps, bias, norm, None).output  # type: ignore[attr-defined]
         else:
-            output = operations.gelu_group_norm(inputs, bias, norm, operation == "pooled")  # type: ignore[attr-defined]
+            output = operations.gelu_norm(inputs, bias, norm, None, operation == "pooled").output  # type: ignore[attr-defined]
             leaves = leaves[1:]
         given = slope.bfloat16().to(output.dtype)
         return [output, *torch.autograd.grad(output, [inputs, *leaves], given)]

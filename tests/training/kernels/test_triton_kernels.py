@@ -51,7 +51,7 @@ def test_the_kernels_gelu_is_the_exact_one() -> None:
     exact = F.gelu(y[0, 0, :, 0, 0].double())
     one = torch.ones(1, 1, device=DEVICE)
     norm = Norm(one * exact.std(correction=0), one * exact.mean(), one, one, 0.1, 0.0)
-    mine = gelu_norm(y, torch.zeros_like(one), norm, pooled=True).output[0, 0]
+    mine = gelu_norm(y, torch.zeros_like(one), norm, None, True).output[0, 0]
     assert float((mine.double() - exact).abs().max()) < 1e-5
 
 

@@ -45,7 +45,7 @@ from fedlalr.training.stacked.forms import stacked_form
 from fedlalr.training.stacked.forms.char_lstm import CharLSTMForm
 from fedlalr.training.stacked.gradient import Batch, ForwardGradient
 from fedlalr.training.stacked.linear import LinearGradient, linear_chain
-from fedlalr.training.stacked.masked_loss import masked_loss
+from fedlalr.training.stacked.masked_loss import mean_loss
 from fedlalr.training.stacked.masked_norm import masked, masked_norm
 from fedlalr.training.stacked.patch_convolution import PatchConvolution
 from fedlalr.training.stacked.trial import CannotStack, StackingTrial, choose_gradient
@@ -739,7 +739,7 @@ def test_a_masked_loss_is_the_loss_of_the_real_samples(loss, real, padding):
     outputs = torch.randn(real + padding, 3, dtype=torch.float64)
     targets = torch.cat([torch.zeros(1, dtype=torch.int64), torch.randint(0, 2, (real + padding - 1,))])
     mask = torch.arange(real + padding) < real
-    torch.testing.assert_close(masked_loss(loss, outputs, targets, mask), loss(outputs[:real], targets[:real]))
+    torch.testing.assert_close(mean_loss(loss, outputs, targets, mask), loss(outputs[:real], targets[:real]))
 
 
 # Memory

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,7 @@ _BATCHES: Final = tuple(f"data_batch_{i}" for i in range(1, 6))
 _BINARY_BATCHES: Final = tuple(f"{name}.bin" for name in _BATCHES)
 
 
-@dataclass(frozen=True)
-class LabelledImages:
+class LabelledImages(NamedTuple):
     """The content of one file: images `[n, 3, 32, 32]` and labels `[n]`."""
 
     images: NDArray[np.uint8]
@@ -72,6 +71,18 @@ class Cifar:
         places = ((layout, _located(layout, folder)) for layout in self.layouts)
         layout, place = next((layout, place) for layout, place in places if place is not None)
         return decode(layout, _contents(layout, place))
+
+    def check_checksums(self, arrays: Arrays, where: str) -> None:
+        """Reject arrays that, cut into the binary files of CIFAR-10, differ from them. Those of CIFAR-100 also have
+        coarse labels, which arrays lack."""
+        if self.images.name != "cifar10":
+            return
+        layout = self.layouts[1]
+        images, labels = (
+            [*np.array_split(arrays[name], len(layout.train)), arrays[f"test_{name}"]] for name in ("inputs", "targets")
+        )
+        for name, part in zip(layout.files, map(LabelledImages, images, labels), strict=True):
+            layout.facts[name].check(part.records(), f"{name.removesuffix('.bin')} of {where}, as binary records,")
 
 
 def decode(layout: RecordLayout, contents: Mapping[str, tuple[str, bytes]]) -> Arrays:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from fedlalr.data.fetch import DataCorrupt
 from fedlalr.data.sources import vocabulary
@@ -28,8 +27,7 @@ _MIXED: Final = re.compile(r"(?:\d |P\. )?[A-Z][a-z]+\.?(?: (?:and|[A-Z][a-z]+\.
 _LONGEST_LINE: Final = 60  # the end of a heading with a direction
 
 
-@dataclass(frozen=True)
-class SpokenLine:
+class SpokenLine(NamedTuple):
     """A spoken line and its number in the file."""
 
     number: int

@@ -70,38 +70,24 @@ def run(command: Sequence[str], folder: Path, title: str, total: int | None, pro
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        arrived, since = 0, time.monotonic()
         try:
-            _watch(process, folder, title, total, progress)
+            while process.poll() is None:
+                now = _size(folder)
+                if now > arrived:
+                    arrived, since = now, time.monotonic()
+                    if progress is not None:
+                        progress(title, min(arrived, total) if total else arrived, total)
+                quiet = time.monotonic() - since
+                if quiet > (STALL_SECONDS if arrived > 100_000 else QUIET_SECONDS):
+                    raise RouteFailed(f"{title} was ended: nothing arrived for {quiet:.0f} seconds")
+                time.sleep(_POLL_SECONDS)
         finally:
             if process.poll() is None:
-                _end(process)
+                os.killpg(process.pid, signal.SIGKILL)  # with the processes that it started
                 process.wait()
     if process.returncode:
         raise RouteFailed(f"{title} failed: {_last_words(log)}")
-
-
-def _watch(
-    process: subprocess.Popen[bytes], folder: Path, title: str, total: int | None, progress: Progress | None
-) -> None:
-    arrived, since = 0, time.monotonic()
-    while process.poll() is None:
-        now = _size(folder)
-        if now > arrived:
-            arrived, since = now, time.monotonic()
-            if progress is not None:
-                progress(title, min(arrived, total) if total else arrived, total)
-        quiet = time.monotonic() - since
-        if quiet > (STALL_SECONDS if arrived > 100_000 else QUIET_SECONDS):
-            raise RouteFailed(f"{title} was ended: nothing arrived for {quiet:.0f} seconds")
-        time.sleep(_POLL_SECONDS)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a tool and the processes that it started."""
-    if os.name == "posix":
-        os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
 
 
 def _tool(name: str) -> str:

@@ -91,19 +91,10 @@ class Images:
                     )
 
     def build(self, arrays: Arrays, source: str) -> RawData:
-        """The arrays as tensors."""
-        return RawData(
-            name=self.name,
-            inputs=_tensor(arrays["inputs"]),
-            targets=_tensor(arrays["targets"]).long(),
-            test_inputs=_tensor(arrays["test_inputs"]),
-            test_targets=_tensor(arrays["test_targets"]).long(),
-            classes=self.classes,
-            source=source,
-            class_names=self.class_names,
+        """The arrays as tensors that share their memory, or copies if that is read-only."""
+        inputs, targets, test_inputs, test_targets = (
+            torch.from_numpy(np.require(arrays[name], requirements=["C", "W"]))
+            for name in ("inputs", "targets", "test_inputs", "test_targets")
         )
-
-
-def _tensor(array: NDArray[Any]) -> Tensor:
-    """A tensor that shares the array's memory, or a copy if that is read-only."""
-    return torch.from_numpy(np.require(array, requirements=["C", "W"]))
+        parts = inputs, targets.long(), test_inputs, test_targets.long()
+        return RawData(self.name, *parts, self.classes, source=source, class_names=self.class_names)

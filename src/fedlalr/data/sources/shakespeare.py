@@ -7,8 +7,7 @@ as the FedDyn code base does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -26,8 +25,7 @@ _STREAM: Final = 101  # a stream of random bits, separate from those of batches 
 _CHOOSE, _TRAIN, _TEST, _DEAL, _DEAL_TEST = range(5)
 
 
-@dataclass(frozen=True)
-class Split:
+class Split(NamedTuple):
     """The windows of every role, by their starts in `characters`, for training and for testing."""
 
     characters: NDArray[np.uint8]
@@ -44,13 +42,10 @@ def split(script: Script, train_fraction: float = 0.8) -> Split:
         raise ValueError(
             f"train_fraction, the share of a role's windows to train on, must lie between 0 and 1, not {train_fraction}"
         )
-    train, test = [], []
-    for role in range(len(script.roles.names)):
-        starts = script.roles.starts(role)
-        cut = int(train_fraction * len(starts))
-        train.append(starts[:cut])
-        test.append(starts[cut + GAP :])
-    return Split(script.roles.characters, tuple(train), tuple(test), script.roles.names)
+    each = [script.roles.starts(role) for role in range(len(script.roles.names))]
+    train = tuple(starts[: int(train_fraction * len(starts))] for starts in each)
+    test = tuple(starts[len(first) + GAP :] for starts, first in zip(each, train, strict=True))
+    return Split(script.roles.characters, train, test, script.roles.names)
 
 
 def federation(

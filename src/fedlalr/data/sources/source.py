@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from fedlalr.common.reading import at_home
 from fedlalr.data.fetch import DataCorrupt, DataNotFound, Progress, RouteFailed, data_folder, locked, workspace
@@ -12,8 +13,7 @@ from fedlalr.data.sources import cache
 from fedlalr.data.sources.rawdata import Arrays, RawData
 
 
-@dataclass(frozen=True)
-class Route:
+class Route(NamedTuple):
     """A way to get a data set that is not on this machine: `get` fetches it into an empty folder and reads it."""
 
     title: str
@@ -45,8 +45,7 @@ class Source:
         return list(dict.fromkeys(route.cached_as for route in self.routes))
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """Arrays that passed their checks, and their origin."""
 
     arrays: Arrays
@@ -64,7 +63,7 @@ def obtain(
     tried: list[str] = []
     for place in _places(source):
         if source.holds(place):
-            return _read(source, place)
+            return _checked(source, source.read(place), str(place))
         tried.append(f"folder {place}: {source.name} not found")
     if cached := _from_cache(source, tried):
         return cached
@@ -108,12 +107,8 @@ def _from_given(source: Source, folder: Path) -> Found:
         raise DataNotFound(f"{folder} does not exist; {holder if source.embedded is None else embedded}")
     for place in (folder, *(folder / sub for sub in source.subfolders if sub)):
         if source.holds(place):
-            return _read(source, place)
+            return _checked(source, source.read(place), str(place))
     raise DataNotFound(f"{folder} does not contain {source.name}; it must contain {source.formats}")
-
-
-def _read(source: Source, place: Path) -> Found:
-    return _checked(source, source.read(place), str(place))
 
 
 def _checked(source: Source, arrays: Arrays, where: str) -> Found:

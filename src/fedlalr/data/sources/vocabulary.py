@@ -18,31 +18,13 @@ _UNKNOWN: Final = 255
 _CODES: Final = np.full(128, _UNKNOWN, dtype=np.uint8)
 _CODES[[ord(character) for character in CHARACTERS]] = np.arange(len(CHARACTERS))
 
-_REPLACED: Final = str.maketrans(
-    {
-        # Errors and marks in the Gutenberg transcriptions.
-        "{": "[",
-        "/": ",",
-        "_": "",
-        "@": "",
-        "`": "'",
-        # Typography of later editions.
-        "\ufeff": "",
-        "\t": " ",
-        "\u00a0": " ",
-        "\u2018": "'",
-        "\u2019": "'",
-        "\u201c": '"',
-        "\u201d": '"',
-        "\u2013": "-",
-        "\u2014": "--",
-        "\u2026": "...",
-        "\u00e6": "ae",
-        "\u00c6": "Ae",
-        "\u0153": "oe",
-        "\u0152": "Oe",
-    }
-)
+_MARKS: Final = {"{": "[", "/": ",", "_": "", "@": "", "`": "'"}
+"""Errors and marks in the Gutenberg transcriptions."""
+_QUOTES: Final = {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"'}
+_SIGNS: Final = {"\ufeff": "", "\t": " ", "\u00a0": " ", "\u2013": "-", "\u2014": "--", "\u2026": "..."}
+_LIGATURES: Final = {"\u00e6": "ae", "\u00c6": "Ae", "\u0153": "oe", "\u0152": "Oe"}
+"""Typography of later editions."""
+_REPLACED: Final = str.maketrans(_MARKS | _QUOTES | _SIGNS | _LIGATURES)
 
 
 def normalise(text: str) -> str:
@@ -73,8 +55,3 @@ def encode(text: str, where: str) -> NDArray[np.uint8]:
             f"{where}, character {place + 1}: {text[place]!r} (U+{ord(text[place]):04X}) is not one of LEAF's 80"
         )
     return codes
-
-
-def decode(codes: NDArray[np.uint8]) -> str:
-    """The text of a sequence of codes."""
-    return "".join(CHARACTERS[code] for code in codes.tolist())

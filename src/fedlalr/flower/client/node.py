@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import platformdirs
 from flwr.app import ConfigRecord, Context, MessageType, RecordDict
@@ -61,7 +61,7 @@ class NodeClient:
         return work(instruction, content, context)
 
     def _announce(self, context: Context) -> RecordDict:
-        agreed = contract(*self._prepare(context, lambda *_: RemoteClients(1)))
+        agreed = contract(*self._prepare(context, lambda *_: cast(Clients, RemoteClients(1))))
         return RecordDict({FACTS: ConfigRecord({"client": client_id(context), "contract": agreed})})
 
     def _train(self, instruction: Instruction, content: RecordDict, context: Context) -> RecordDict:

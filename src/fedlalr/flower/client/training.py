@@ -13,8 +13,8 @@ from fedlalr.algorithms.slots import Slots
 from fedlalr.data.random import MODULES, key
 from fedlalr.federation.compression.channel import Channel
 from fedlalr.flower.wire.instruction import Instruction
-from fedlalr.training.engines.reference import Collector, ReferenceEngine
-from fedlalr.training.interfaces import Buffers, Training, Work
+from fedlalr.training.engines.reference import ReferenceEngine
+from fedlalr.training.interfaces import Buffers, Replies, Training, Work, write_reply
 from fedlalr.training.personal import BUFFER, from_clients, to_clients
 
 
@@ -69,10 +69,10 @@ def train_locally(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         # For dropout. The key contains the client's id, so that nodes do not all draw the same numbers.
         torch.manual_seed(key(training.seed, MODULES, work.round, client))
-        engine, collected = ReferenceEngine(training), Collector(work, training)
-        limit = StepLimit(instruction.deadline, device)
-        collected.add(0, *engine.train_client(to_clients(work, training), 0, client, [], limit))
-    replies = from_clients(collected.replies(), work, training)
+        given, limit = to_clients(work, training), StepLimit(instruction.deadline, device)
+        memory = Replies.memory(given, training)
+        write_reply(memory, 0, *ReferenceEngine(training).train_client(given, 0, client, [], limit))
+    replies = from_clients(Replies.of(memory, given, training), work, training)
     broken = [
         name for name, value in replies.kept.items() if not name.startswith(BUFFER) and not value.isfinite().all()
     ]

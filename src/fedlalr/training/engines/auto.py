@@ -13,12 +13,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedlalr.training.calling import batch_loss, call
+from fedlalr.training.calling import call
+from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.interfaces import Training
 from fedlalr.training.machine import usable_cores
 from fedlalr.training.stacked.linear import linear_chain
@@ -76,13 +78,10 @@ def estimated_seconds(training: Training, cohort: int) -> float:
     count = 8
     inputs, targets = training.clients.batch(0, torch.zeros(count, dtype=torch.int64, device="cpu"))
     model = copied(training.model).eval()  # BatchNorm gets one sample eight times
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    engine = ReferenceEngine(replace(training, model=model))
     began = time.perf_counter()
-    with (
-        forked_generators(training.device),
-        torch.autocast("cpu", training.compute, enabled=training.compute is not None),
-    ):
-        torch.autograd.grad(batch_loss(model, training.loss, inputs, targets), parameters, allow_unused=True)
+    with forked_generators(training.device):
+        engine.gradient_at_once(inputs, targets)
     return (time.perf_counter() - began) / count * samples_of_round(training, cohort)
 
 
@@ -104,7 +103,7 @@ class Multiplications(DispatchMode):
     """Counts multiplications in matrix products, convolutions and attention, which all modules are built from."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.total = 0
 
     def __torch_dispatch__(

@@ -44,11 +44,8 @@ class DistributedEngine:
     def train(self, work: Work) -> Replies:
         shares = shard(self.training.steps(work.round, work.clients), self.ranks.count)
         rows = torch.arange(len(work.clients), device="cpu")[shares[self.ranks.rank]]
-        mine = self.inner.train(work.part(rows)) if len(rows) else Replies.empty(work, self.training)
-        return self._spread(mine)
-
-    def _spread(self, mine: Replies) -> Replies:
-        """The replies of this rank's clients, with what the server needs to know about all others."""
+        part = work.part(rows)
+        mine = self.inner.train(part) if len(rows) else Replies.empty(part, self.training)
         small = (mine.clients, mine.samples, mine.steps, mine.losses.cpu(), mine.failures, mine.traces)
         clients, samples, steps, losses, failures, traces = zip(*self.ranks.gather_values(small), strict=True)
         return replace(
@@ -66,7 +63,10 @@ class DistributedEngine:
         shares = shard(self.training.clients.sizes[clients], self.ranks.count)
         spread = Spread(self.ranks, tuple(share.stop - share.start for share in shares))
         mine = spread.mine(clients)
-        parts = self.inner.recalibrate(x, buffers, mine, round) if len(mine) else _no_rows(buffers)
+        if len(mine):
+            parts = self.inner.recalibrate(x, buffers, mine, round)
+        else:
+            parts = {name: buffer.new_empty(0, *buffer.shape) for name, buffer in buffers.items()}
         return {name: spread.gather(part) for name, part in parts.items()}
 
     def close(self) -> None:
@@ -101,10 +101,6 @@ def shard(costs: Tensor, count: int) -> list[slice]:
     owner = middles * count // (2 * costs.sum())
     bounds = torch.searchsorted(owner, torch.arange(count + 1, device="cpu")).tolist()
     return [slice(start, stop) for start, stop in pairwise(bounds)]
-
-
-def _no_rows(buffers: Buffers) -> Buffers:
-    return {name: buffer.new_empty(0, *buffer.shape) for name, buffer in buffers.items()}
 
 
 def _create_inner(name: str, training: Training) -> tuple[Engine, str]:

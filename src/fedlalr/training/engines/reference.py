@@ -6,8 +6,7 @@ a fused form use it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -20,7 +19,7 @@ from fedlalr.data.trees import Tree, length, map_tree, rows
 from fedlalr.training.accumulation import terms_of, weighted_mean
 from fedlalr.training.calling import batch_loss, call
 from fedlalr.training.fused_steps import fused_step
-from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work
+from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work, write_reply
 from fedlalr.training.local_step import finish, local_step, other_gradients, without_drawing
 from fedlalr.training.torch_internals import BatchNorm
 from fedlalr.training.torch_state import get_buffers, seed_generators, set_buffers
@@ -39,13 +38,13 @@ class ReferenceEngine:
         self._fused = fused_step(training.algorithm, "cpu", training.layout.dtype) if on_cpu else None
 
     def train(self, work: Work) -> Replies:
-        collected = Collector(work, self.training)
+        memory, errors, traces = Replies.memory(work, self.training), dict[int, str](), list[Trace]()
         for row, client in enumerate(work.clients.tolist()):
             try:
-                collected.add(row, *self.train_client(work, row, client, collected.traces))
+                write_reply(memory, row, *self.train_client(work, row, client, traces))
             except Exception as error:  # whatever a client's data or module raises fails only that client
-                collected.fail(client, error)
-        return collected.replies()
+                errors[row] = f"{type(error).__name__}: {error}"
+        return Replies.of(memory, work, self.training, errors, traces)
 
     def train_client(
         self, work: Work, row: int, client: int, traces: list[Trace], stop: Callable[[], bool] = lambda: False
@@ -116,15 +115,16 @@ class ReferenceEngine:
         """Loss and gradient of a local step's batch, by micro-batches if it has several."""
         size, count = self.training.batch_size, length(targets)
         if size is None or count <= size:
-            return self._gradient_at_once(inputs, targets)
+            return self.gradient_at_once(inputs, targets)
         parts = [rows((inputs, targets), slice(first, first + size)) for first in range(0, count, size)]
         terms = partial(terms_of, self.training.loss)
         return weighted_mean(
-            (*self._gradient_at_once(some, labels), terms(map_tree(lambda leaf: leaf[None], labels))[0])
+            (*self.gradient_at_once(some, labels), terms(map_tree(lambda leaf: leaf[None], labels))[0])
             for some, labels in parts
         )
 
-    def _gradient_at_once(self, inputs: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
+    def gradient_at_once(self, inputs: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
+        """Loss and gradient of a batch by plain autograd, at the module's parameters."""
         training = self.training
         if training.compute is None:
             loss = batch_loss(training.model, training.loss, inputs, targets)
@@ -179,42 +179,3 @@ def without_a_single(sizes: Tensor, batch_size: int) -> Tensor:
     """Samples of clients for statistics: a last batch of one sample is left out, since it has no variance."""
     alone = (sizes > 1) & (sizes % batch_size == 1)
     return sizes - alone.to(sizes.dtype)
-
-
-class Collector:
-    """Stacks the replies of clients that finish one by one, and records those that fail."""
-
-    def __init__(self, work: Work, training: Training) -> None:
-        self.work, self.training = work, training
-        self.traces: list[Trace] = []
-        self._rows: list[int] = []
-        self._parts: list[tuple[Slots, Buffers, Slots, Tensor]] = []
-        self._failures: dict[int, str] = {}
-
-    def add(self, row: int, upload: Slots, buffers: Buffers, kept: Slots, loss: Tensor) -> None:
-        self._rows.append(row)
-        self._parts.append((upload, buffers, kept, loss))
-
-    def fail(self, client: int, error: Exception) -> None:
-        self._failures[client] = f"{type(error).__name__}: {error}"
-
-    def replies(self) -> Replies:
-        if not self._parts:
-            whole = Replies.empty(self.work, self.training)
-        else:
-            clients = self.work.clients[torch.tensor(self._rows, dtype=torch.int64, device="cpu")]
-            uploads, buffers, kept, losses = zip(*self._parts, strict=True)
-            whole = Replies(
-                clients=clients,
-                samples=self.training.clients.sizes[clients],
-                steps=self.training.steps(self.work.round, clients),
-                losses=torch.stack(losses),
-                slots=Slots(**_stacked(uploads)),
-                buffers=_stacked(buffers),
-                kept=Slots(**_stacked(kept)),
-            )
-        return replace(whole, failures=self._failures, traces=tuple(self.traces))
-
-
-def _stacked(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}

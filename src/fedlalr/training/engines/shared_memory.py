@@ -33,7 +33,6 @@ class Place(NamedTuple):
     """The location of a tensor in an arena."""
 
     offset: int
-    size: int
     dtype: torch.dtype
     shape: torch.Size
 
@@ -42,7 +41,7 @@ def arranged(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Place], int]:
     """Places for tensors like these, one after the other, and the bytes of all."""
     places, size = dict[str, Place](), 0
     for name, like in tensors.items():
-        places[name] = Place(size, like.nbytes, like.dtype, like.shape)
+        places[name] = Place(size, like.dtype, like.shape)
         size = _aligned(size + like.nbytes)
     return places, size
 
@@ -76,15 +75,16 @@ class Arena:
 
     def tensors(self, places: Mapping[str, Place]) -> dict[str, Tensor]:
         """Views of the arena: all processes see what one of them writes."""
-        memory = torch.frombuffer(self.memory, dtype=torch.uint8)
-        return {
-            name: memory[place.offset :][: place.size].view(place.dtype).view(place.shape)
-            for name, place in places.items()
-        }
+        memory, tensors = torch.frombuffer(self.memory, dtype=torch.uint8), {}
+        for name, (offset, dtype, shape) in places.items():
+            tensors[name] = memory[offset:][: dtype.itemsize * shape.numel()].view(dtype).view(shape)
+        return tensors
 
     def close(self) -> None:
         """Close the descriptor; the memory itself is freed with its last view."""
-        os.close(self.descriptor)
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
 
 
 def _anonymous_file() -> int:

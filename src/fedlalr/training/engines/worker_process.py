@@ -5,10 +5,10 @@ from __future__ import annotations
 import pickle
 import random
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,25 +19,15 @@ from fedlalr.common.interrupts import end_with_parent
 from fedlalr.data.random import MODULES, key
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.engines.shared_memory import Arena, Place, unship
-from fedlalr.training.interfaces import Buffers, Trace, Training, Work
-from fedlalr.training.personal import named
+from fedlalr.training.interfaces import Trace, Training, Work, named, write_reply
 from fedlalr.training.torch_state import copied
 
-
-@dataclass(frozen=True)
-class Setup:
-    """Sent to a worker at the start of a run, with the descriptor of an arena."""
-
-    bounds: list[int]
-    """Where the pieces of the shipped `Training` are in the arena."""
-    path: list[str]
-    """Where to find modules."""
-    dtype: torch.dtype
-    """The default dtype, for modules that create tensors."""
+Setup = tuple[list[int], list[str], torch.dtype]
+"""Sent to a worker at the start of a run, with the descriptor of an arena: where the pieces of the shipped `Training`
+are in it, where to find modules, and the default dtype, for modules that create tensors."""
 
 
-@dataclass(frozen=True)
-class Orders:
+class Orders(NamedTuple):
     """Sent to a worker at the start of a round or a recalibration."""
 
     work: Work
@@ -52,53 +42,28 @@ Answer = tuple[int, str | None, list[Trace]]
 """The row of a client in the cohort, its error, if it raised, and its traces."""
 
 
-class Worker:
-    """Carries out the orders of one run."""
+def private_engine(training: Training) -> ReferenceEngine:
+    """The engine of a worker, with a model of its own: its buffers must not be shared."""
+    model = copied(training.model)
+    if any(isinstance(module, nn.Conv2d) for module in model.modules()):
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return ReferenceEngine(replace(training, model=model))
 
-    arena: Arena
-    orders: Orders
-    work: Work
-    memory: dict[str, Tensor]
 
-    def __init__(self, training: Training) -> None:
-        self.training = replace(training, model=copied(training.model))  # its buffers must not be shared
-        if any(isinstance(module, nn.Conv2d) for module in training.model.modules()):
-            self.training.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.engine = ReferenceEngine(self.training)
-
-    def take(self, orders: Orders) -> None:
-        self.orders, self.memory = orders, self.arena.tensors(orders.places)
-        self.work = replace(
-            orders.work,
-            broadcast=Slots(**named(self.memory, "down:")),
-            buffers=named(self.memory, "buffer:"),
-            kept=Slots(**named(self.memory, "kept:")),
-        )
-        if orders.recalibrate:
-            self.training.layout.load(self.training.model, self.work.broadcast.x)
-
-    def answer(self, row: int) -> Answer:
-        """Train the client in one row of the cohort."""
-        client, traces = int(self.work.clients[row]), list[Trace]()
-        draw = key(self.training.seed, MODULES, self.work.round, client)  # for data sets that use other generators
-        random.seed(draw)
-        np.random.seed(draw % 2**32)
-        try:
-            if self.orders.recalibrate:
-                self._write(row, "out_buffer", self.engine.statistics(self.work.buffers, client, self.work.round))
-            else:
-                upload, buffers, kept, loss = self.engine.train_client(self.work, row, client, traces)
-                self._write(row, "up", upload)
-                self._write(row, "out_buffer", buffers)
-                self._write(row, "out_kept", kept)
-                self.memory["loss"][row] = loss
-        except Exception as error:  # fails only this client; the run records it
-            return row, f"{type(error).__name__}: {error}", traces
-        return row, None, traces
-
-    def _write(self, row: int, kind: str, values: Slots | Buffers) -> None:
-        for name, value in values.items():
-            self.memory[f"{kind}:{name}"][row] = value
+def answer(engine: ReferenceEngine, work: Work, memory: dict[str, Tensor], row: int, recalibrate: bool) -> Answer:
+    """Train the client in one row of the cohort."""
+    client, traces = int(work.clients[row]), list[Trace]()
+    draw = key(engine.training.seed, MODULES, work.round, client)  # for data sets that use other generators
+    random.seed(draw)
+    np.random.seed(draw % 2**32)
+    try:
+        if recalibrate:
+            write_reply(memory, row, {}, engine.statistics(work.buffers, client, work.round), {}, 0.0)
+        else:
+            write_reply(memory, row, *engine.train_client(work, row, client, traces))
+    except Exception as error:  # fails only this client; the run records it
+        return row, f"{type(error).__name__}: {error}", traces
+    return row, None, traces
 
 
 def receive(connection: Connection[Any, Any]) -> Any:
@@ -121,18 +86,23 @@ def main(descriptor: int) -> None:
 def serve_run(connection: Connection[Any, Any]) -> None:
     """Serve a run: after its setup, orders and the rows to train, until None."""
     setup: Setup = receive(connection)
+    bounds, sys.path[:], dtype = setup
     arena = Arena.open(recv_handle(connection))
-    sys.path[:] = setup.path
-    torch.set_default_dtype(setup.dtype)
+    torch.set_default_dtype(dtype)
     try:
-        worker, trouble = Worker(unship(arena, setup.bounds)), None
+        engine, trouble = private_engine(unship(arena, bounds)), None
     except Exception as error:  # such as a class that cannot be imported here
         trouble = f"{type(error).__name__}: {error}"
     connection.send_bytes(pickle.dumps(trouble))
     while (message := receive(connection)) is not None:
         if isinstance(message, Orders):
-            if message.fresh:
-                worker.arena = Arena.open(recv_handle(connection))
-            worker.take(message)
+            orders = message
+            if orders.fresh:
+                shared = Arena.open(recv_handle(connection))
+            memory = shared.tensors(orders.places)
+            broadcast, kept = (Slots(**named(memory, kind)) for kind in ("down:", "kept:"))
+            work = replace(orders.work, broadcast=broadcast, buffers=named(memory, "buffer:"), kept=kept)
+            if orders.recalibrate:
+                engine.training.layout.load(engine.training.model, broadcast.x)
         else:
-            connection.send_bytes(pickle.dumps(worker.answer(message)))
+            connection.send_bytes(pickle.dumps(answer(engine, work, memory, message, orders.recalibrate)))

@@ -30,9 +30,8 @@ from fedlalr.algorithms.slots import Slots
 from fedlalr.common.interrupts import blocked
 from fedlalr.training.engines.shared_memory import Arena, TooLarge, arranged, pickled_by_value, ship
 from fedlalr.training.engines.worker_process import Orders, Setup, receive
-from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work
+from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work, named
 from fedlalr.training.machine import usable_cores
-from fedlalr.training.personal import named
 
 ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
@@ -99,27 +98,14 @@ class WorkersEngine:
         self.training = training
         self.count = count or usable_cores()
         self._processes: list[Process] = []
-        self._arena: Arena | None = None
+        self._arena = Arena.create(0)
         self._cohort = torch.empty(0, dtype=torch.int64, device="cpu")
         self._start(most)
 
     def train(self, work: Work) -> Replies:
         memory, orders = self._prepare(work)
-        steps = self.training.steps(work.round, work.clients)
-        errors, traces = self._run(orders, (-steps).argsort(stable=True).tolist())
-        good = [row for row in range(len(work.clients)) if row not in errors]
-        replies = Replies(
-            clients=work.clients,
-            samples=self.training.clients.sizes[work.clients],
-            steps=steps,
-            losses=memory["loss"].clone(),
-            slots=Slots(**named(memory, "up:")),
-            buffers={name: buffer.clone() for name, buffer in named(memory, "out_buffer:").items()},
-            kept=Slots(**named(memory, "out_kept:")),
-            failures={int(work.clients[row]): error for row, error in sorted(errors.items())},
-            traces=tuple(sorted(traces, key=lambda trace: (trace.client, trace.step))),
-        )
-        return replies.rows(torch.tensor(good, dtype=torch.int64, device="cpu")) if errors else replies
+        longest_first = self.training.steps(work.round, work.clients).argsort(descending=True, stable=True)
+        return Replies.of(memory, work, self.training, *self._run(orders, longest_first.tolist()))
 
     def recalibrate(self, x: Tensor, buffers: Buffers, clients: Tensor, round: int) -> Buffers:
         work = Work(round, 0.0, clients, Slots(x=x), buffers, Slots(), len(clients), len(self.training.clients))
@@ -139,7 +125,7 @@ class WorkersEngine:
                 process.connection.send_bytes(pickle.dumps(None))
                 _idle.append(process)
         self._processes = []
-        self._drop_arena()
+        self._arena.close()
 
     def _start(self, most: float) -> None:
         training = self.training
@@ -156,13 +142,12 @@ class WorkersEngine:
             ) from None
         except Exception as error:
             raise _unsendable(f"{type(error).__name__}: {error}") from error
-        path = [path or os.getcwd() for path in sys.path]
-        setup = pickle.dumps(Setup(bounds, path, torch.get_default_dtype()))
+        setup: Setup = (bounds, [path or os.getcwd() for path in sys.path], torch.get_default_dtype())
         try:
             for _ in range(self.count):
                 self._processes.append(_launch())
             for process in self._processes:
-                self._send(process, setup, arena.descriptor)
+                self._send(process, pickle.dumps(setup), arena.descriptor)
             troubles = []
             for process in self._processes:
                 troubles.append(self._receive(process))
@@ -182,26 +167,19 @@ class WorkersEngine:
             for kind, values in (("down", work.broadcast), ("buffer", work.buffers), ("kept", work.kept))
             for name, value in values.items()
         }
-        places, size = arranged(sent | _answers(work, self.training))
-        fresh = self._arena is None or self._arena.size < size
+        places, size = arranged(sent | Replies.memory(work, self.training, torch.device("meta")))
+        fresh = self._arena.size < size
         if fresh:
-            self._drop_arena()
+            self._arena.close()
             self._arena = Arena.create(size)
-        assert self._arena is not None
         memory = self._arena.tensors(places)
         for name, value in sent.items():
             memory[name].copy_(value)
         bare = replace(work, broadcast=Slots(), buffers={}, kept=Slots())
         return memory, Orders(bare, places, recalibrate, fresh)
 
-    def _drop_arena(self) -> None:
-        if self._arena is not None:
-            self._arena.close()
-            self._arena = None
-
     def _run(self, orders: Orders, rows: list[int]) -> tuple[dict[int, str], list[Trace]]:
         """Train every row on the next free worker; returns the errors by row, and the traces."""
-        assert self._arena is not None
         with pickled_by_value([orders.work.probe]):
             message = cloudpickle.dumps(orders)
         self._cohort = orders.work.clients
@@ -278,15 +256,3 @@ def _launch() -> Process:
             [sys.executable, "-c", code], pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL
         )
     return Process(popen, ours)
-
-
-def _answers(work: Work, training: Training) -> dict[str, Tensor]:
-    """What the workers write, as tensors without memory."""
-    table, count = training.algorithm.slots, len(work.clients)
-    row = torch.empty(count, training.layout.size, dtype=training.layout.dtype, device="meta")
-    buffers = {
-        f"out_buffer:{name}": value.new_empty(count, *value.shape[work.per_client :], device="meta")
-        for name, value in work.buffers.items()
-    }
-    up, kept = {f"up:{name}": row for name in table.up}, {f"out_kept:{name}": row for name in table.kept}
-    return {**up, **buffers, **kept, "loss": row[:, 0]}

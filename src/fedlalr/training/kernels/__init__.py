@@ -14,13 +14,15 @@ from importlib.util import find_spec
 import torch
 from torch import nn
 
+_HAS_TRITON = find_spec("triton") is not None
+
 
 def kernels_available(device: torch.device | str) -> bool:
     """Whether the Triton kernels can run on a device: CUDA with compute capability 8 or higher, and Triton.
 
     Under Triton's interpreter (`TRITON_INTERPRET=1`) they also run, slowly, on CPU tensors.
     """
-    if not _has_triton():
+    if not _HAS_TRITON:
         return False
     if os.environ.get("TRITON_INTERPRET") == "1":
         return True
@@ -36,11 +38,6 @@ def precision_fits(module: nn.Module, compute: torch.dtype | None) -> bool:
         return True
     first = next(module.parameters())
     return compute == torch.bfloat16 and first.dtype == torch.float32 and kernels_available(first.device)
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -59,8 +58,8 @@ class _RowsCrossEntropy(torch.autograd.Function):
 
 
 def _apply(logits: Tensor, targets: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
-    apply: Callable[..., tuple[Tensor, Tensor]] = _RowsCrossEntropy.apply
-    return apply(logits if logits.stride(1) == 1 else logits.contiguous(), targets.contiguous(), ignored)
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    return _RowsCrossEntropy.apply(logits, targets.contiguous(), ignored)
 
 
 def rows_cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:

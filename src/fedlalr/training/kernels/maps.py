@@ -165,34 +165,35 @@ class _DepthwiseGeluGroupNorm(torch.autograd.Function):
         x, table, y, weight, mean, rstd = ctx.saved_tensors
         dout = dout.contiguous()
         dy, dbias, dweight, dshift = _group_norm_gradients(dout, y, None, weight, mean, rstd, pooled=False)
-        dx, dtaps = _depthwise_gradients(x, dy, dout, table, ctx.taps_shape)
+        clients, channels, images, height, width = x.shape
+        dx, dtaps = torch.empty_like(x), torch.empty(ctx.taps_shape, device=x.device)
+        rows = DEPTHWISE_BACKWARD["ROWS"]
+        scratch = torch.empty(clients * channels, 8 * width, rows * width, device=x.device)
+        depthwise_backward[(clients * channels,)](
+            x, dy, dout, table, dx, dtaps, scratch, images,
+            KERNEL=ctx.taps_shape[-1], TAPS=32, WIDTH=width, BLOCKS=height // rows, **DEPTHWISE_BACKWARD,
+        )  # fmt: skip
         return dx, dtaps, dbias, dweight, dshift, None, None
 
 
-def gelu_norm(y: Tensor, bias: Tensor, norm: Norm, mask: Tensor | None = None, pooled: bool = False) -> Normed:
-    """BN(gelu(y + bias)), or its mean over the pixels in float32, `[C, D, B]`."""
+def gelu_norm(y: Tensor, bias: Tensor, norm: Norm | GroupNorm, mask: Tensor | None, pooled: bool) -> Normed:
+    """norm(gelu(y + bias)), or its mean over the pixels in float32, `[C, D, B]`."""
+    if isinstance(norm, GroupNorm):
+        return Normed(_GeluGroupNorm.apply(y, bias, *norm, pooled))
     if norm.frozen:
         return Normed(_frozen_gelu_norm(y, bias, _contiguous(norm), pooled), norm.running_mean, norm.running_var)
-    parts = _GeluNorm.apply(y, bias, norm.weight, norm.bias, _contiguous(norm), _kept(mask), pooled)  # type: ignore[no-untyped-call]
+    parts = _GeluNorm.apply(y, bias, norm.weight, norm.bias, _contiguous(norm), _kept(mask), pooled)
     return Normed(*parts)
 
 
-def depthwise_gelu_norm(x: Tensor, taps: Tensor, bias: Tensor, norm: Norm, mask: Tensor | None = None) -> Normed:
-    """x + BN(gelu(depthwise(x) + bias))."""
+def depthwise_gelu_norm(x: Tensor, taps: Tensor, bias: Tensor, norm: Norm | GroupNorm, mask: Tensor | None) -> Normed:
+    """x + norm(gelu(depthwise(x) + bias))."""
+    if isinstance(norm, GroupNorm):
+        return Normed(_DepthwiseGeluGroupNorm.apply(x, taps, bias, *norm))
     if norm.frozen:
         return Normed(_frozen_depthwise(x, taps, bias, _contiguous(norm)), norm.running_mean, norm.running_var)
-    parts = _DepthwiseGeluNorm.apply(x, taps, bias, norm.weight, norm.bias, _contiguous(norm), _kept(mask))  # type: ignore[no-untyped-call]
+    parts = _DepthwiseGeluNorm.apply(x, taps, bias, norm.weight, norm.bias, _contiguous(norm), _kept(mask))
     return Normed(*parts)
-
-
-def gelu_group_norm(y: Tensor, bias: Tensor, norm: GroupNorm, pooled: bool = False) -> Tensor:
-    """GN(gelu(y + bias)), or its mean over the pixels in float32, `[C, D, B]`."""
-    return _GeluGroupNorm.apply(y, bias, *norm, pooled)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def depthwise_gelu_group_norm(x: Tensor, taps: Tensor, bias: Tensor, norm: GroupNorm) -> Tensor:
-    """x + GN(gelu(depthwise(x) + bias))."""
-    return _DepthwiseGeluGroupNorm.apply(x, taps, bias, *norm)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _group_norm(
@@ -227,21 +228,6 @@ def _group_norm_gradients(
         **GROUP_BACKWARD,
     )  # fmt: skip
     return dy, dbias, dweight, dshift
-
-
-def _depthwise_gradients(
-    x: Tensor, dy: Tensor, dout: Tensor, table: Tensor, taps_shape: torch.Size
-) -> tuple[Tensor, Tensor]:
-    """The gradients of x, including the residual's `dout`, and of the taps."""
-    clients, channels, images, height, width = x.shape
-    dx, dtaps = torch.empty_like(x), torch.empty(taps_shape, device=x.device)
-    rows = DEPTHWISE_BACKWARD["ROWS"]
-    scratch = torch.empty(clients * channels, 8 * width, rows * width, device=x.device)
-    depthwise_backward[(clients * channels,)](
-        x, dy, dout, table, dx, dtaps, scratch, images,
-        KERNEL=taps_shape[-1], TAPS=32, WIDTH=width, BLOCKS=height // rows, **DEPTHWISE_BACKWARD,
-    )  # fmt: skip
-    return dx, dtaps
 
 
 def _frozen_gelu_norm(y: Tensor, bias: Tensor, norm: Norm, pooled: bool) -> Tensor:

@@ -39,11 +39,16 @@ class GroupNorm(NamedTuple):
 
 
 class Normed(NamedTuple):
-    """The result of a layer with BatchNorm: its output and the new running statistics."""
+    """The result of a layer with a norm: its output and, of BatchNorm, the new running statistics."""
 
     output: Tensor
-    running_mean: Tensor
-    running_var: Tensor
+    running_mean: Tensor | None = None
+    running_var: Tensor | None = None
+
+
+def normalise(g: Tensor, norm: Norm | GroupNorm, mask: Tensor | None) -> Normed:
+    """BatchNorm or GroupNorm."""
+    return Normed(group_norm(g, norm)) if isinstance(norm, GroupNorm) else batch_norm(g, norm, mask)
 
 
 def batch_norm(g: Tensor, norm: Norm, mask: Tensor | None) -> Normed:
@@ -67,9 +72,9 @@ def batch_norm(g: Tensor, norm: Norm, mask: Tensor | None) -> Normed:
     return Normed(output, new_mean, new_var)
 
 
-def gelu_norm(y: Tensor, bias: Tensor, norm: Norm, mask: Tensor | None = None, pooled: bool = False) -> Normed:
-    """BN(gelu(y + bias)), or its mean over the pixels, `[C, D, B]`."""
-    normed = batch_norm(F.gelu(y + bias[:, :, None, None, None]), norm, mask)
+def gelu_norm(y: Tensor, bias: Tensor, norm: Norm | GroupNorm, mask: Tensor | None, pooled: bool) -> Normed:
+    """norm(gelu(y + bias)), or its mean over the pixels, `[C, D, B]`."""
+    normed = normalise(F.gelu(y + bias[:, :, None, None, None]), norm, mask)
     return normed._replace(output=normed.output.mean(dim=(3, 4))) if pooled else normed
 
 
@@ -81,9 +86,9 @@ def depthwise(x: Tensor, taps: Tensor, bias: Tensor) -> Tensor:
     return y.view(images, clients, channels, height, width).permute(1, 2, 0, 3, 4)
 
 
-def depthwise_gelu_norm(x: Tensor, taps: Tensor, bias: Tensor, norm: Norm, mask: Tensor | None = None) -> Normed:
-    """x + BN(gelu(depthwise(x) + bias))."""
-    normed = batch_norm(F.gelu(depthwise(x, taps, bias)), norm, mask)
+def depthwise_gelu_norm(x: Tensor, taps: Tensor, bias: Tensor, norm: Norm | GroupNorm, mask: Tensor | None) -> Normed:
+    """x + norm(gelu(depthwise(x) + bias))."""
+    normed = normalise(F.gelu(depthwise(x, taps, bias)), norm, mask)
     return normed._replace(output=x + normed.output)
 
 
@@ -93,17 +98,6 @@ def group_norm(g: Tensor, norm: GroupNorm) -> Tensor:
     maps = g.permute(2, 0, 1, 3, 4).reshape(images, clients * channels, height, width)
     normed = F.group_norm(maps, clients * norm.groups, norm.weight.flatten(), norm.bias.flatten(), norm.eps)
     return normed.view(images, clients, channels, height, width).permute(1, 2, 0, 3, 4)
-
-
-def gelu_group_norm(y: Tensor, bias: Tensor, norm: GroupNorm, pooled: bool = False) -> Tensor:
-    """GN(gelu(y + bias)), or its mean over the pixels, `[C, D, B]`."""
-    output = group_norm(F.gelu(y + bias[:, :, None, None, None]), norm)
-    return output.mean(dim=(3, 4)) if pooled else output
-
-
-def depthwise_gelu_group_norm(x: Tensor, taps: Tensor, bias: Tensor, norm: GroupNorm) -> Tensor:
-    """x + GN(gelu(depthwise(x) + bias))."""
-    return x + group_norm(F.gelu(depthwise(x, taps, bias)), norm)
 
 
 def pointwise(weight: Tensor, x: Tensor) -> Tensor:

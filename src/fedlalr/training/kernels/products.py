@@ -46,4 +46,4 @@ class _Pointwise(torch.autograd.Function):
 
 def pointwise(weight: Tensor, x: Tensor) -> Tensor:
     """A 1×1 convolution without bias: float32 `[C, E, D]` times bfloat16 maps `[C, D, B, H, W]`."""
-    return _Pointwise.apply(weight, x)  # type: ignore[no-any-return, no-untyped-call]
+    return _Pointwise.apply(weight, x)

@@ -86,9 +86,9 @@ def lstm_layer(x: Tensor, w_ih: Tensor, w_hh: Tensor, bias: Tensor) -> Tensor:
 
     Shapes are those of `plain.lstm_layer`; H must be a `padded` size and I a multiple of eight.
     """
-    return _LstmLayer.apply(x, w_ih, w_hh, bias)  # type: ignore[no-any-return, no-untyped-call]
+    return _LstmLayer.apply(x, w_ih, w_hh, bias)
 
 
 def embed(table: Tensor, tokens: Tensor) -> Tensor:
     """Rows of each client's own table `[C, V, E]` at its tokens `[C, …]`, in bfloat16."""
-    return _Embed.apply(table, tokens)  # type: ignore[no-any-return, no-untyped-call]
+    return _Embed.apply(table, tokens)

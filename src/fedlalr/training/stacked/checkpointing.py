@@ -71,6 +71,5 @@ def _checkpointed(layer: nn.Module, fast: bool, call: partial[Any], *args: Any) 
         structures.append(outer)
         return tuple(outputs)
 
-    apply: Callable[..., tuple[Tensor, ...]] = Recomputed.apply
-    outputs = apply(run, *(values[place] for place in places))
+    outputs = Recomputed.apply(run, *(values[place] for place in places))
     return tree_unflatten(list(outputs), structures[0])

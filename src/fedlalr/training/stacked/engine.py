@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.data.population import Population
+from fedlalr.data.trees import map_tree
 from fedlalr.training.accumulation import has_single
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.fused_steps import aligned_amsgrad, fused_step, fused_update
@@ -26,11 +27,11 @@ from fedlalr.training.memory import fitting_clients, is_out_of_memory, keep_free
 from fedlalr.training.stacked.cuda_graphs import StaticSteps, draws, keeps_its_slots
 from fedlalr.training.stacked.feed import Feed
 from fedlalr.training.stacked.forms.convmixer import ConvMixerForm
-from fedlalr.training.stacked.gradient import AccumulatedGradient, Batch, ForwardGradient, StackedGradient, gradient_at
+from fedlalr.training.stacked.gradient import AccumulatedGradient, Batch, ForwardGradient, gradient_at
 from fedlalr.training.stacked.linear import LinearGradient
 from fedlalr.training.stacked.linear_rounds import LinearRounds
 from fedlalr.training.stacked.stack import Stack, stacked
-from fedlalr.training.stacked.statistics import TakesStatistics, stacked_statistics
+from fedlalr.training.stacked.statistics import stacked_statistics
 from fedlalr.training.stacked.trial import choose_gradient
 from fedlalr.training.stacked.vmap import VmapForward
 
@@ -42,10 +43,10 @@ class StackedEngine:
 
     def __init__(self, training: Training) -> None:
         self.training = training
-        self._network = choose_gradient(training)
-        self._gradient: StackedGradient = self._network
+        self._gradient = choose_gradient(training)
+        self._forward = self._gradient.forward if isinstance(self._gradient, ForwardGradient) else None
         if training.accumulate > 1 and training.batch_size is not None:
-            self._gradient = AccumulatedGradient(training, self._network, training.batch_size)
+            self._gradient = AccumulatedGradient(training, self._gradient, training.batch_size)
         self._others = training.algorithm.slots.gradients
         self._fused = fused_step(training.algorithm, training.device, training.layout.dtype)
         self._reference = ReferenceEngine(training)
@@ -131,7 +132,7 @@ class StackedEngine:
         """Train clients as one stack; only their first `steps` steps, if given. If they are the round's `sole` chunk,
         the replies may stay in the stack's memory, which nothing else needs before they are used."""
         feed = Feed(self.training, work.round, work.clients)
-        if self._needs_two_samples:
+        if isinstance(self._forward, VmapForward) and self._forward.needs_two_samples:
             alone = torch.zeros(len(work.clients), dtype=torch.bool, device="cpu")
             alone[feed.order] = has_single(feed.counts, self.training.batch_size).any(0)
             if alone.any():
@@ -181,18 +182,10 @@ class StackedEngine:
             parts.append(self._train_chunk(work.part(torch.nonzero(~alone).flatten())))
         return Replies.cat(parts)
 
-    @property
-    def _needs_two_samples(self) -> bool:
-        forward = self._network.forward if isinstance(self._network, ForwardGradient) else None
-        return isinstance(forward, VmapForward) and forward.needs_two_samples
-
     def _start(self, work: Work, feed: Feed) -> Stack:
         training, count = self.training, len(feed.clients)
         state = training.algorithm.start(work.broadcast, work.kept).map(lambda tensor: stacked(tensor, count))
-        buffers = {
-            name: buffer.expand(count, *buffer.shape[work.per_client :]).clone()
-            for name, buffer in work.buffers.items()
-        }
+        buffers = map_tree(lambda buffer: buffer.expand(count, *buffer.shape[work.per_client :]).clone(), work.buffers)
         total = torch.zeros(count, device=training.device, dtype=training.layout.dtype)
         return Stack(state, buffers, total)
 
@@ -246,11 +239,10 @@ class StackedEngine:
         return alone
 
     @cached_property
-    def _statistics(self) -> TakesStatistics | None:
+    def _statistics(self) -> VmapForward | ConvMixerForm | None:
         """The network for statistics, or None if it has a custom BatchNorm subclass."""
-        form = self._network.forward if isinstance(self._network, ForwardGradient) else None
-        if isinstance(form, ConvMixerForm):
-            return form
+        if isinstance(self._forward, ConvMixerForm):
+            return self._forward
         forward = VmapForward(self.training.model)
         return forward if forward.knows_every_norm else None
 

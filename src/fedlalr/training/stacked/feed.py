@@ -132,5 +132,4 @@ def gather(pool: Population, index: Tensor, random: Tensor | None, mask: Tensor 
 
 
 def _select(flat: Tensor, leaf: Any) -> Tensor:
-    chosen: Tensor = leaf.index_select(0, flat) if isinstance(leaf, Tensor) else leaf[flat]
-    return chosen
+    return leaf.index_select(0, flat) if isinstance(leaf, Tensor) else leaf[flat]

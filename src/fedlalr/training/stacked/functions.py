@@ -108,7 +108,6 @@ class BatchedLinear(Batched):
     @staticmethod
     def vmap(info: Any, in_dims: Dims, input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, int]:
         x, dtype = stacked(input, in_dims[0], info.batch_size), compute_dtype(input)
-        apply: Callable[..., Tensor] = StackedProduct.apply
         if in_dims[1] is None and in_dims[2] is None:  # one model for all clients: one long batch
             if dtype.itemsize > 2 or len(weight) % ALIGNED == 0:
                 return F.linear(x, weight, bias), 0
@@ -116,7 +115,7 @@ class BatchedLinear(Batched):
         else:
             rows, weight = x.reshape(len(x), -1, x.shape[-1]), stacked(weight, in_dims[1], len(x))
             bias = None if bias is None else stacked(bias, in_dims[2], len(x))
-        return apply(rows, weight, bias, dtype).view(*x.shape[:-1], -1), 0
+        return StackedProduct.apply(rows, weight, bias, dtype).view(*x.shape[:-1], -1), 0
 
 
 class BatchedNorm(Batched):
@@ -124,12 +123,9 @@ class BatchedNorm(Batched):
 
     @staticmethod
     def forward(
-        input: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float | None, centred: bool
+        input: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: Any, centred: bool
     ) -> Tensor:
-        if not centred:
-            return F.rms_norm(input, shape, weight, eps)
-        assert eps is not None
-        return F.layer_norm(input, shape, weight, bias, eps)
+        return F.layer_norm(input, shape, weight, bias, eps) if centred else F.rms_norm(input, shape, weight, eps)
 
     @staticmethod
     def vmap(
@@ -145,10 +141,9 @@ class BatchedNorm(Batched):
             from fedlalr.training.kernels.layer_norm import WIDEST, StackedNorm  # Triton is not installed everywhere
 
             if shape[0] <= WIDEST:
-                apply: Callable[..., Tensor] = StackedNorm.apply
                 eps = torch.finfo(x.dtype).eps if eps is None else eps
                 rows = x.reshape(clients, -1, shape[0])
-                return apply(rows, scale, shift, eps, centred, compute_dtype(x)).view(x.shape), 0
+                return StackedNorm.apply(rows, scale, shift, eps, centred, compute_dtype(x)).view(x.shape), 0
         y = BatchedNorm.forward(x, shape, None, None, eps, centred)
         between = x.dim() - len(shape) - 1
         for part, combine in ((scale, torch.mul), (shift, torch.add)):
@@ -205,7 +200,7 @@ class BatchedCrossEntropy(Batched):
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return BatchedLinear.of(input, weight, bias) if weight.dim() == 2 else F.linear(input, weight, bias)
+    return BatchedLinear.apply(input, weight, bias) if weight.dim() == 2 else F.linear(input, weight, bias)
 
 
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, **options: Any) -> Tensor:
@@ -217,13 +212,13 @@ def layer_norm(
     input: Tensor, normalized_shape: list[int], weight: Tensor | None = None, bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:  # fmt: skip
-    return BatchedNorm.of(input, normalized_shape, weight, bias, eps, True)
+    return BatchedNorm.apply(input, normalized_shape, weight, bias, eps, True)
 
 
 def rms_norm(
     input: Tensor, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
-    return BatchedNorm.of(input, normalized_shape, weight, None, eps, False)
+    return BatchedNorm.apply(input, normalized_shape, weight, None, eps, False)
 
 
 def attention(
@@ -233,7 +228,7 @@ def attention(
     options = {"dropout_p": 0.0 if NoDropout.active else dropout_p, "is_causal": is_causal, **options}
     if query.dim() < 3:
         return attention(query[None], key[None], value[None], attn_mask, **options)[0]
-    return BatchedAttention.of(query, key, value, attn_mask, options)
+    return BatchedAttention.apply(query, key, value, attn_mask, options)
 
 
 def cross_entropy(
@@ -243,7 +238,7 @@ def cross_entropy(
     old = size_average is not None or reduce is not None
     if old or weight is not None or reduction != "mean" or label_smoothing or not _is_class_index(input, target):
         return F.cross_entropy(input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
-    return BatchedCrossEntropy.of(input, target, ignore_index)
+    return BatchedCrossEntropy.apply(input, target, ignore_index)
 
 
 def _is_class_index(input: Tensor, target: Tensor) -> bool:

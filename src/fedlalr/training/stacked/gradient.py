@@ -8,7 +8,7 @@ vmap, or a hand-written form. `LinearGradient` is written out by hand for the sm
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from fedlalr.training.interfaces import Buffers, Training
 from fedlalr.training.stacked.forms import StackedForward
 from fedlalr.training.stacked.functions import batched_functions
 from fedlalr.training.stacked.masked_loss import mean_loss, without_padding
-from fedlalr.training.stacked.vmap import VmapForward
 from fedlalr.training.torch_internals import without_fallback_warnings
 
 
@@ -41,17 +40,13 @@ class Batch(NamedTuple):
         return Batch(inputs, targets, None if self.mask is None else self.mask[:, first:last])
 
 
-class StackedGradient(Protocol):
-    """What the stacked engine needs from a network."""
+StackedGradient = Callable[[Tensor, Buffers, Batch], tuple[Tensor, Tensor, Buffers]]
+"""What the stacked engine needs from a network: a function of (x, buffers, batch) that returns losses `[C]`, gradients
+`[C, P]` of the mean loss over each client's real samples, and the buffers afterwards.
 
-    def __call__(self, x: Tensor, buffers: Buffers, batch: Batch) -> tuple[Tensor, Tensor, Buffers]:
-        """Losses `[C]`, gradients `[C, P]` of the mean loss over each client's real samples, and the buffers
-        afterwards.
-
-        `x` is `[C, P]` in the layout's order and dtype, `buffers` are `[C, …]` and may be written into. No client's
-        numbers depend on another's.
-        """
-        ...
+`x` is `[C, P]` in the layout's order and dtype, `buffers` are `[C, …]` and may be written into. No client's numbers
+depend on another's.
+"""
 
 
 def gradient_at(gradient: StackedGradient, buffers: Buffers, batch: Batch) -> Callable[[Tensor], Tensor]:
@@ -78,7 +73,6 @@ class ForwardGradient:
         with torch.enable_grad():
             with autocast:
                 if training.loss == MODEL_LOSS:
-                    assert isinstance(self.forward, VmapForward)
                     targets = targets if mask is None else without_padding(targets, mask)
                     losses, after = self.forward(training.layout.views(leaf), buffers, inputs, mask, targets)
                 else:

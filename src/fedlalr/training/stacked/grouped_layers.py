@@ -7,7 +7,6 @@ the next without copying.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,11 +25,6 @@ PRODUCTS_ON = frozenset({"cuda"})
 class Batched(torch.autograd.Function):
     """A function with its own rule for vmap. Outside vmap it has no gradient, and nothing calls it there."""
 
-    @classmethod
-    def of(cls, *arguments: Any) -> Tensor:
-        """`apply`, which torch does not annotate."""
-        return cls.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
-
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         pass
@@ -41,8 +35,7 @@ class GroupedConvolution(Batched):
 
     @staticmethod
     def forward(input: Tensor, weight: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
-        output: Tensor = F.conv2d(input, weight, bias, *options)
-        return output
+        return F.conv2d(input, weight, bias, *options)
 
     @staticmethod
     def vmap(
@@ -68,8 +61,7 @@ class GroupedPooling(Batched):
 
     @staticmethod
     def forward(input: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil: bool) -> Tensor:
-        pooled: Tensor = F.max_pool2d(input, kernel, stride, padding, dilation, ceil)
-        return pooled
+        return F.max_pool2d(input, kernel, stride, padding, dilation, ceil)
 
     @staticmethod
     def vmap(info: Any, in_dims: Dims, input: Tensor, *options: Any) -> tuple[Tensor, int]:
@@ -105,21 +97,21 @@ class GroupedConv2d(nn.Conv2d):
     """Stands in for a stock `nn.Conv2d` with one group."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return GroupedConvolution.of(input, self.weight, self.bias, self.stride, self.padding, self.dilation)
+        return GroupedConvolution.apply(input, self.weight, self.bias, self.stride, self.padding, self.dilation)
 
 
 class GroupedMaxPool2d(nn.MaxPool2d):
     """Stands in for a stock `nn.MaxPool2d`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return GroupedPooling.of(input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
+        return GroupedPooling.apply(input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
 
 
 class GroupedGroupNorm(nn.GroupNorm):
     """Stands in for a stock `nn.GroupNorm`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return GroupedNormalisation.of(input, self.weight, self.bias, self.num_groups, self.eps)
+        return GroupedNormalisation.apply(input, self.weight, self.bias, self.num_groups, self.eps)
 
 
 def product_convolution(
@@ -133,10 +125,8 @@ def product_convolution(
     if images.dtype != torch.float64 and kernels_available(images.device):
         from fedlalr.training.kernels.convolution import StackedConvolution  # Triton is not installed everywhere
 
-        convolve: Callable[..., Tensor] = StackedConvolution.apply
-        return convolve(images, kernels, shifts, *options)
-    apply: Callable[..., Tensor] = PatchConvolution.apply
-    output = apply(images, kernels.to(images.dtype), *options)
+        return StackedConvolution.apply(images, kernels, shifts, *options)
+    output = PatchConvolution.apply(images, kernels.to(images.dtype), *options)
     return output if shifts is None else output + shifts[:, None, :, None, None].to(output.dtype)
 
 

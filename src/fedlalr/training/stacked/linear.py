@@ -8,7 +8,6 @@ place in the flat vector.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -24,8 +23,7 @@ from fedlalr.training.stacked.masked_loss import IGNORED_LABEL, mean_loss
 from fedlalr.training.torch_internals import has_hooks, sigmoid_backward, tanh_backward, threshold_backward
 
 
-@dataclass(frozen=True)
-class Activation:
+class Activation(NamedTuple):
     """A function between two layers, and its backward pass: from the gradient of its result, and that result, to the
     gradient of its input."""
 
@@ -45,8 +43,7 @@ LossSlope = Callable[[Tensor], Tensor]
 """From the last layer's result `[C, features, B]` to the gradient of every client's loss. Also records the losses."""
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(NamedTuple):
     """One linear layer: the names of its parameters, and the activation that follows it."""
 
     weight: str
@@ -61,6 +58,7 @@ class LinearGradient:
         """`ignored`: as in `ForwardGradient`."""
         self.training, self.layers, self._ignored = training, layers, ignored
         self._plain_loss = is_plain_cross_entropy(training.loss)
+        self._shapes = dict(zip(training.layout.names, training.layout.shapes, strict=True))
 
     def __call__(self, x: Tensor, buffers: Buffers, batch: Batch) -> tuple[Tensor, Tensor, Buffers]:
         gradient, views = torch.empty(x.shape, dtype=x.dtype, device=x.device), self.training.layout.views
@@ -72,16 +70,14 @@ class LinearGradient:
         self, parameters: dict[str, Tensor], inputs: Tensor, loss_slope: LossSlope, gradient: dict[str, Tensor]
     ) -> None:
         """Write every layer's gradient `[C, …]` to its place."""
-        last, results = self._forward(parameters, inputs, loss_slope)
-        for layer, slope, input in self._backward(parameters, results, last):
+        for layer, slope, input in self._slopes(parameters, inputs, loss_slope):
             torch.bmm(slope, input, out=gradient[layer.weight])
             if layer.bias is not None:
                 torch.sum(slope, 2, out=gradient[layer.bias])
 
     def descend(self, parameters: dict[str, Tensor], inputs: Tensor, loss_slope: LossSlope, lr: float) -> None:
         """A plain gradient step x ← x − α g in place, without materialising the gradient."""
-        last, results = self._forward(parameters, inputs, loss_slope)
-        for layer, slope, input in self._backward(parameters, results, last):
+        for layer, slope, input in self._slopes(parameters, inputs, loss_slope):
             parameters[layer.weight].baddbmm_(slope, input, alpha=-lr)
             if layer.bias is not None:
                 parameters[layer.bias].sub_(slope.sum(2), alpha=lr)
@@ -90,14 +86,17 @@ class LinearGradient:
         """A whole round's targets `[K, C, B]` prepared for the loss; None if it is not plain cross-entropy."""
         if not self._plain_loss or targets.dtype != torch.int64 or targets.dim() != 3:
             return None
-        last = self.layers[-1].weight
-        classes = dict(zip(self.training.layout.names, self.training.layout.shapes, strict=True))[last][0]
+        classes = self._shapes[self.layers[-1].weight][0]
         return Labels.of(targets, real, classes, self.training.layout.dtype)
 
-    def _forward(
+    def _slopes(
         self, parameters: dict[str, Tensor], inputs: Tensor, loss_slope: LossSlope
-    ) -> tuple[Tensor, list[Tensor]]:
-        """The gradient of the last result `[C, features, B]`, and every layer's input `[C, B, features]`."""
+    ) -> Iterator[tuple[Layer, Tensor, Tensor]]:
+        """From the last layer to the first: the layer, the gradient of its result `[C, features, B]`, and its input
+        `[C, B, features]`.
+
+        What a layer passes down is computed before it is yielded, so the caller may change its parameters.
+        """
         results = [inputs.flatten(2)]
         for layer in self.layers[:-1]:
             result = torch.bmm(results[-1], parameters[layer.weight].mT)
@@ -114,32 +113,22 @@ class LinearGradient:
         slope = loss_slope(last)
         if layer.activation is not None:
             slope = layer.activation.back(slope, last)
-        return slope, results
-
-    def _backward(
-        self, parameters: dict[str, Tensor], inputs: list[Tensor], slope: Tensor
-    ) -> Iterator[tuple[Layer, Tensor, Tensor]]:
-        """From the last layer to the first: the layer, the gradient of its result `[C, features, B]`, its input.
-
-        What a layer passes down is computed before it is yielded, so the caller may change its parameters.
-        """
         for depth in range(len(self.layers) - 1, -1, -1):
             layer, mine = self.layers[depth], slope
             if depth:
                 before = self.layers[depth - 1].activation
                 slope = torch.bmm(mine.mT, parameters[layer.weight])
                 if before is not None:
-                    slope = before.back(slope, inputs[depth])
+                    slope = before.back(slope, results[depth])
                 slope = slope.mT
-            yield layer, mine, inputs[depth]
+            yield layer, mine, results[depth]
 
     def bytes_each(self) -> int:
         """The memory that one client takes: its slots before and after a step, its gradient, and its activations."""
         layout, sizes, table = self.training.layout, self.training.clients.sizes, self.training.algorithm.slots
         slots = len(table.down) + len(table.up) + 2
-        shapes = dict(zip(layout.names, layout.shapes, strict=True))
         samples = int(sizes.max()) if self.training.batch_size is None else self.training.batch_size
-        flow = shapes[self.layers[0].weight][1] + 4 * sum(shapes[layer.weight][0] for layer in self.layers)
+        flow = self._shapes[self.layers[0].weight][1] + 4 * sum(self._shapes[layer.weight][0] for layer in self.layers)
         return layout.dtype.itemsize * (layout.size * (2 * slots + 4) + 2 * samples * flow)
 
     def loss_slope(self, batch: Batch, total: Tensor, outputs: Tensor) -> Tensor:
@@ -154,8 +143,7 @@ class LinearGradient:
         each = vmap(grad_and_value(self._loss), where, randomness="different")
         by_sample, losses = each(outputs.mT, batch.targets, batch.mask)
         total += losses.detach()
-        transposed: Tensor = by_sample.mT
-        return transposed
+        return by_sample.mT
 
     def _loss(self, logits: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
         return mean_loss(self.training.loss, logits, targets, mask, self._ignored)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots
-from fedlalr.training.clipping import clip_factor
+from fedlalr.training.clipping import Regularisation, clip_factor
 from fedlalr.training.fused_steps import CPUStep, Update, sgd
 from fedlalr.training.interfaces import Training, Work
 from fedlalr.training.layout import Layout
@@ -76,7 +76,7 @@ class LinearRounds:
         self._decay = replace(training.regularisation, clip_norm=None, decayed=None)
         self._no_decay = replace(self._decay, decoupled_weight_decay=0.0)
         self._decayed = None if training.regularisation.decayed is None else training.decayed_names
-        self.descends = update is sgd and training.regularisation.is_off
+        self.descends = update is sgd and training.regularisation == Regularisation()
         """Whether a local step is a bare gradient step, which needs no materialised gradient."""
 
     def run(self, feed: Feed, tables: Tables, start: Stack, work: Work) -> Stack:
@@ -147,8 +147,9 @@ class Batches:
         if isinstance(pool.inputs, Tensor) and pool.transform is None and self._labels is not None:
             yield from self._prepared(pool.inputs, self._labels, shapes, first, total)
         else:
-            for k, shape in enumerate(shapes, start=1):
-                yield self._gathered(k, first, shape, total)
+            for k, shape in enumerate(shapes, start=1):  # augmentation, or a loss other than cross-entropy
+                batch = self._tables.batch(k, shape, first)
+                yield shape.active, batch.inputs, partial(self._gradient.loss_slope, batch, total[: shape.active])
 
     def _prepared(self, pool: Tensor, labels: Labels, shapes: list[Shape], first: int, total: Tensor) -> Iterator[Step]:
         """Samples of a pool, always in the same memory, which is still in the cache from the previous step."""
@@ -168,11 +169,6 @@ class Batches:
                 place = noted[: shape.active, :, : shape.width]
                 yield shape.active, inputs, partial(mine.first(shape).loss_slope, place)
         total[: len(noted)] += noted.sum((1, 2)) + labels.missing[:, first:last].sum(0)
-
-    def _gathered(self, k: int, first: int, shape: Shape, total: Tensor) -> Step:
-        """Samples with augmentation, or with a loss other than cross-entropy."""
-        batch = self._tables.batch(k, shape, first)
-        return shape.active, batch.inputs, partial(self._gradient.loss_slope, batch, total[: shape.active])
 
 
 def clip(gradients: list[Tensor], most: float) -> None:

@@ -20,22 +20,19 @@ IGNORED_LABEL = -100
 
 
 def mean_loss(loss: Any, outputs: object, targets: Tree, mask: Tensor | None, ignored: int | None = None) -> Tensor:
-    """The user's loss of a batch, some samples of which may be padding, as one number."""
-    value = loss(outputs, targets) if mask is None else masked_loss(loss, outputs, targets, mask, ignored)
-    return value.reshape(())  # a loss may have shape [1]
-
-
-def masked_loss(loss: Loss, outputs: object, targets: Tree, mask: Tensor, ignored: int | None = None) -> Tensor:
-    """The user's loss over the samples that `mask` (bool `[B]`) keeps, for a loss that is a mean over samples.
+    """The user's loss of a batch as one number; if there is a mask (bool `[B]`), over the samples that it keeps, for a
+    loss that is a mean over samples.
 
     Losses of the cross-entropy family ignore one label, so the padding gets that label and all their options keep their
     meaning. So does the caller's own loss with a label that it is known to ignore (`padding_label`); it may be a mean
     over tokens. Any other loss is computed sample by sample.
     """
-    if _is_mean_over_classes(loss) and _is_whole_numbers(targets):
+    if mask is None:
+        return loss(outputs, targets).reshape(())  # it may have shape [1]
+    if _is_mean_over_classes(loss) and isinstance(targets, Tensor) and not targets.is_floating_point():
         ignored = ignored_label(loss)
     if ignored is not None:
-        return loss(outputs, without_padding(targets, mask, ignored))
+        return loss(outputs, without_padding(targets, mask, ignored)).reshape(())
 
     def alone(output: object, target: Tree) -> Tensor:
         value = loss(tree_map(lambda tensor: tensor[None], output), map_tree(lambda leaf: leaf[None], target))
@@ -56,8 +53,7 @@ def without_padding(targets: Tree, mask: Tensor, ignored: int = IGNORED_LABEL) -
             return leaf
         return leaf.masked_fill(~mask.view(*mask.shape, *[1] * (leaf.dim() - mask.dim())), ignored)
 
-    filled: Tree = map_tree(fill, targets)
-    return filled
+    return map_tree(fill, targets)
 
 
 def padding_label(loss: Loss, outputs: object, targets: Tree) -> int | None:
@@ -85,10 +81,6 @@ def padding_label(loss: Loss, outputs: object, targets: Tree) -> int | None:
 def has_tokens(targets: Tree) -> bool:
     """Whether targets are several whole numbers per sample. A mean over such targets may weigh samples differently."""
     return any(leaf.dim() > 1 and not leaf.is_floating_point() for leaf in leaves(targets))
-
-
-def _is_whole_numbers(targets: Tree) -> bool:
-    return isinstance(targets, Tensor) and not targets.is_floating_point()
 
 
 def ignored_label(loss: object) -> int | None:

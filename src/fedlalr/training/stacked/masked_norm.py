@@ -43,7 +43,7 @@ class MaskedBatchNorm(BatchNorm):
         # on a CPU torch's gradient of a single channels-last sample is wrong
         if self.mask is None and not cumulative and len(input) > 1:
             return super().forward(input)
-        self._check_input_dim(input)  # type: ignore[no-untyped-call]
+        self._check_input_dim(input)
         if places == len(input) == 1:
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {input.shape}")
         mask = input.new_ones(len(input), dtype=torch.bool) if self.mask is None else self.mask

@@ -24,12 +24,12 @@ class NoDropout(TorchFunctionMode):
 
     def __enter__(self) -> Self:
         NoDropout.active += 1
-        super().__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
         NoDropout.active -= 1
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

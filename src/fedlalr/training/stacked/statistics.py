@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
 import torch
 from torch import Tensor
 
 from fedlalr.data.population import Population
 from fedlalr.data.trees import device_of, reshaped, rows
 from fedlalr.training.engines.reference import without_a_single
-from fedlalr.training.interfaces import Buffers, Tensors, Training, joined
-
-
-class TakesStatistics(Protocol):
-    """One network, run in training mode on a batch of each client."""
-
-    def fresh_statistics(self) -> dict[str, float]:
-        """The buffers that hold running statistics, by name, with their initial values."""
-        ...
-
-    def statistics(self, parameters: Tensors, buffers: Buffers, inputs: Any, mask: Tensor | None, seen: int) -> Buffers:
-        """The buffers `[C, …]` afterwards: means over this batch and the `seen` batches before it.
-
-        The parameters are those of one network; inputs `[C, B, …]` and mask are as in `StackedForward`.
-        """
-        ...
+from fedlalr.training.interfaces import Buffers, Training, joined
+from fedlalr.training.stacked.forms.convmixer import ConvMixerForm
+from fedlalr.training.stacked.vmap import VmapForward
 
 
 def stacked_statistics(
-    forward: TakesStatistics, training: Training, x: Tensor, buffers: Buffers, clients: Tensor
+    forward: VmapForward | ConvMixerForm, training: Training, x: Tensor, buffers: Buffers, clients: Tensor
 ) -> Buffers:
     """The buffers `[C, …]` after one pass over each client's samples in order, averaged over its batches."""
     pool, batch_size = training.clients, training.batch_size or 1000

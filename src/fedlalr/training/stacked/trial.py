@@ -12,16 +12,17 @@ import os
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedlalr.data.population import DatasetClients, Population
 from fedlalr.data.trees import Tree, device_of, leaves, map_tree, rows
-from fedlalr.training.calling import MODEL_LOSS, batch_loss, call, prediction
+from fedlalr.training.calling import MODEL_LOSS, call, prediction
+from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.interfaces import Buffers, Training, real_numbers
 from fedlalr.training.stacked.checkpointing import checkpointed_layers
 from fedlalr.training.stacked.forms import stacked_form
@@ -107,9 +108,9 @@ class StackingTrial:
         sizes = training.clients.sizes
         self.collated = isinstance(training.clients, DatasetClients) and training.clients.collate_fn is not None
         self.padded = bool(sizes.min() < sizes.max()) or self.collated
-        self._batches = _Batches(training)
-        self.count = self._batches.count
-        self.inputs, self.targets = self._batches.first(self.count)
+        self.count = min(SAMPLES, int(sizes.max()))
+        self._first = _first_samples(training, self.count)
+        self.inputs, self.targets = self._first(self.count)
         x = training.layout.flatten(dict(training.model.named_parameters()))
         self.x = torch.stack([x, 1.01 * x])  # two clients that differ
         self._model = copied(training.model)
@@ -118,6 +119,7 @@ class StackingTrial:
         for layer in checkpointed_layers(self._model):
             layer.gradient_checkpointing = False  # the second run would draw dropout, which is turned off in the first
         self._buffers = get_buffers(self._model)
+        self._reference = ReferenceEngine(replace(training, model=self._model))
 
     def sample_shape(self) -> torch.Size | None:
         """The shape of one input, if inputs and targets are single tensors and the loss is the caller's."""
@@ -140,11 +142,10 @@ class StackingTrial:
 
     def check(self, gradient: StackedGradient) -> None:
         """Reject a stacked gradient that raises or differs from plain autograd."""
-        count = self.count
         with forked_generators(self.training.device), NoDropout(), without_tf32():
-            if not self._agrees(gradient, count):
+            if not self._agrees(gradient, self.count):
                 raise CannotStack("batched over clients, the model's gradient differs from plain autograd's")
-            if self.padded and not self._agrees(gradient, max(count - 3, 2)):
+            if self.padded and not self._agrees(gradient, max(self.count - 3, 2)):
                 raise CannotStack(
                     f"{'collate_fn pads batches' if self.collated else 'clients differ in size'}, and padding "
                     f"changes the result: the loss must be a mean over samples, or over targets other than "
@@ -184,23 +185,15 @@ class StackingTrial:
 
     def _plain(self, row: int, count: int) -> Result:
         """Loss, gradient and buffers of one client by plain autograd."""
-        training, model = self.training, self._model
-        set_buffers(model, self._buffers)
-        training.layout.load(model, self.x[row])
-        parameters = [p for p in model.parameters() if p.requires_grad]
+        set_buffers(self._model, self._buffers)
+        self.training.layout.load(self._model, self.x[row])
         try:
-            with torch.autocast(training.device.type, training.compute, enabled=training.compute is not None):
-                loss = batch_loss(model, training.loss, *self._batches.first(count)).reshape(())
-            slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
+            loss, gradient = self._reference.gradient_at_once(*self._first(count))
         except Exception as error:
             raise CannotStack(
                 f"the model raises on {count} samples of the largest client ({type(error).__name__}: {error})"
             ) from error
-        named = {
-            name: torch.zeros_like(p) if slope is None else slope.to_dense()
-            for name, p, slope in zip(training.layout.names, parameters, slopes, strict=True)
-        }
-        return loss.detach(), training.layout.flatten(named), get_buffers(model)
+        return loss, gradient, get_buffers(self._model)
 
     def _close(self, mine: Result, right: Result) -> bool:
         tolerance = 1e-6 if self.training.layout.dtype == torch.float64 else 1e-2
@@ -210,30 +203,20 @@ class StackingTrial:
         return all(_close(real_numbers(a).double(), real_numbers(b).double(), tolerance) for a, b in pairs)
 
 
-class _Batches:
-    """A few samples of the largest client, from its first to its last, read once. If collate_fn pads them, the longest
-    come last: the first ones are padded less on their own than together with the others."""
-
-    def __init__(self, training: Training) -> None:
-        clients, largest = training.clients, int(training.clients.sizes.argmax())
-        self.count = min(SAMPLES, int(clients.sizes[largest]))
-        last = int(clients.sizes[largest]) - 1
-        places = torch.arange(self.count, device="cpu") * last // max(self.count - 1, 1)
-        self._collate: Callable[[list[Any]], tuple[Tree, Tree]] | None = None
-        if isinstance(clients, DatasetClients) and clients.collate_fn is not None:
-            alone = [(clients.collate([one], f"client {largest}'s"), one) for one in clients.read(largest, places)]
-            alone.sort(key=lambda each: sum(leaf.numel() for leaf in leaves(each[0])))
-            self._samples = [one for _, one in alone]
-            self._collate = partial(clients.collate, whose=f"client {largest}'s")
-        else:
-            self._whole = clients.training_batch(largest, places, training.seed, 1, 1)
-
-    def first(self, count: int) -> tuple[Tree, Tree]:
-        """The batch of the first samples."""
-        if self._collate is not None:
-            return self._collate(self._samples[:count])
-        inputs, targets = self._whole
-        return rows(inputs, slice(count)), rows(targets, slice(count))
+def _first_samples(training: Training, count: int) -> Callable[[int], tuple[Tree, Tree]]:
+    """A function that gives the batch of the first of some samples of the largest client, which are read once, from its
+    first to its last. If collate_fn pads them, the longest come last: the first ones are padded less on their own than
+    together with the others."""
+    clients, largest = training.clients, int(training.clients.sizes.argmax())
+    last = int(clients.sizes[largest]) - 1
+    places = torch.arange(count, device="cpu") * last // max(count - 1, 1)
+    if isinstance(clients, DatasetClients) and clients.collate_fn is not None:
+        collate = partial(clients.collate, whose=f"client {largest}'s")
+        alone = [(collate([one]), one) for one in clients.read(largest, places)]
+        alone.sort(key=lambda each: sum(leaf.numel() for leaf in leaves(each[0])))
+        return lambda first: collate([one for _, one in alone[:first]])
+    whole = clients.training_batch(largest, places, training.seed, 1, 1)
+    return lambda first: rows(whole, slice(first))
 
 
 def _close(mine: Tensor, right: Tensor, tolerance: float) -> bool:

@@ -40,27 +40,21 @@ class VmapForward:
         self._dtypes = {name: parameter.dtype for name, parameter in self.model.named_parameters()}
 
     def __call__(
-        self,
-        parameters: Tensors,
-        buffers: Tensors,
-        inputs: Tree,
-        mask: Tensor | None = None,
-        targets: Tree | None = None,
+        self, parameters: Tensors, buffers: Tensors, inputs: Tree, mask: Tensor | None = None, targets: Any = None
     ) -> tuple[Any, Buffers]:
         """As in `StackedForward`; with targets, they are passed to the model, and its own losses are returned."""
         where = (0, 0, 0, None if mask is None else 0, None if targets is None else 0)
-        outputs, after = vmap(self._run, where, randomness="different")(parameters, buffers, inputs, mask, targets)
-        return outputs, after
+        return vmap(self._run, where, randomness="different")(parameters, buffers, inputs, mask, targets)
 
     @torch.no_grad()
     @without_fallback_warnings()
     def statistics(
         self, parameters: Tensors, buffers: Buffers, inputs: Tree, mask: Tensor | None, seen: int
     ) -> Buffers:
+        """The buffers `[C, …]` of one network after a batch of each client: means over it and `seen` earlier ones."""
         where = (None, 0, 0, None if mask is None else 0)
         with self._averaging(restart=not seen):
-            after: Buffers = vmap(self._run, where, randomness="different")(parameters, buffers, inputs, mask)[1]
-        return after
+            return vmap(self._run, where, randomness="different")(parameters, buffers, inputs, mask)[1]
 
     @property
     def needs_two_samples(self) -> bool:

@@ -8,30 +8,24 @@ parameters' own precision or, in bfloat16 on a GPU with Triton, through the kern
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedlalr.training.interfaces import Buffers, Tensors
+from fedlalr.training.interfaces import Buffers
 from fedlalr.training.stacked.forms.char_lstm import CharLSTMForm
 from fedlalr.training.stacked.forms.convmixer import ConvMixerForm
 from fedlalr.training.torch_internals import has_hooks
 
+StackedForward = Callable[..., tuple[Any, Buffers]]
+"""A network in training mode over a stack of clients, each with its own parameters, buffers and batch: a function of
+(parameters, buffers, inputs, mask) that returns logits `[C, B, classes]` and the buffers afterwards.
 
-class StackedForward(Protocol):
-    """A network in training mode over a stack of clients, each with its own parameters, buffers and batch."""
-
-    def __call__(
-        self, parameters: Tensors, buffers: Tensors, inputs: Tensor, mask: Tensor | None = None
-    ) -> tuple[Tensor, Buffers]:
-        """Logits `[C, B, classes]` and the buffers afterwards.
-
-        Parameters and buffers are `[C, …]` under the module's names; parameters may be views of a flat `[C, P]`. Inputs
-        are `[C, B, …]`; `mask` `[C, B]` marks the real samples (None: all). Differentiable in the parameters; never
-        synchronises with the device.
-        """
-        ...
+Parameters and buffers are `[C, …]` under the module's names; parameters may be views of a flat `[C, P]`. Inputs are
+`[C, B, …]`; `mask` `[C, B]` marks the real samples (None: all). Differentiable in the parameters; never synchronises
+with the device.
+"""
 
 
 def stacked_form(module: nn.Module, compute: torch.dtype | None, sample: torch.Size) -> StackedForward | None:
@@ -40,11 +34,9 @@ def stacked_form(module: nn.Module, compute: torch.dtype | None, sample: torch.S
     `compute` is None for the parameters' own precision, or bfloat16 for the kernels, which must be available on the
     module's device.
     """
-    forms: tuple[type[ConvMixerForm] | type[CharLSTMForm], ...] = (ConvMixerForm, CharLSTMForm)
-    for form in forms:
-        if form.fits(module, compute, sample):
-            return form(module, compute)
-    return None
+    if ConvMixerForm.fits(module, compute, sample):
+        return ConvMixerForm(module, compute)
+    return CharLSTMForm(module, compute) if CharLSTMForm.fits(module, compute, sample) else None
 
 
 def inference_form(

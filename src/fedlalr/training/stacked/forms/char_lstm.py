@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,8 +16,8 @@ from fedlalr.training.kernels import plain, precision_fits
 class CharLSTMForm:
     """A `StackedForward` of `CharLSTM`. It has no buffers and does not mix samples, so a mask changes nothing."""
 
-    def __init__(self, module: nn.Module, compute: torch.dtype | None) -> None:
-        assert isinstance(module, CharLSTM)
+    def __init__(self, module: Any, compute: torch.dtype | None) -> None:
+        """Of a module that `fits`."""
         self.layers, self.hidden = module.lstm.num_layers, module.lstm.hidden_size
         self.compute = compute
 

@@ -7,6 +7,7 @@ contiguous in memory. GroupNorm works on the same maps.
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 from fedlalr.models.convmixer import ConvMixer
 from fedlalr.training.interfaces import Buffers, Tensors
 from fedlalr.training.kernels import plain, precision_fits
-from fedlalr.training.kernels.plain import GroupNorm, Norm
+from fedlalr.training.kernels.plain import GroupNorm, Norm, Normed
 from fedlalr.training.stacked.masked_norm import STARTS
 from fedlalr.training.torch_internals import add_to_each
 
@@ -23,8 +24,8 @@ from fedlalr.training.torch_internals import add_to_each
 class ConvMixerForm:
     """A `StackedForward` of `ConvMixer`."""
 
-    def __init__(self, module: nn.Module, compute: torch.dtype | None) -> None:
-        assert isinstance(module, ConvMixer)
+    def __init__(self, module: Any, compute: torch.dtype | None) -> None:
+        """Of a module that `fits`."""
         self.patch = module.patches.kernel_size[0]
         self.depth = len(module.blocks)
         self.norms = {name: layer for name, layer in module.named_modules() if name.endswith("norm")}
@@ -96,8 +97,7 @@ class ConvMixerForm:
         if self.compute is not None:  # multiples of eight keep the products on the tensor cores
             extra = -tiles.shape[1] % 8
             tiles, weight = F.pad(tiles, (0,) * 7 + (extra,)), F.pad(weight, (0, extra))
-        product: Tensor = operations(self.compute).pointwise(weight, tiles)
-        return product
+        return operations(self.compute).pointwise(weight, tiles)
 
 
 class _Stack:
@@ -120,21 +120,11 @@ class _Stack:
 
     def gelu_norm(self, layer: str, y: Tensor, pooled: bool) -> Tensor:
         bias, norm = self.parameters[f"{layer}.bias"], self._norm(layer)
-        if isinstance(norm, GroupNorm):
-            output: Tensor = self.operations.gelu_group_norm(y, bias, norm, pooled)
-        else:
-            output, *running = self.operations.gelu_norm(y, bias, norm, self.mask, pooled)
-            self._remember(layer, *running)
-        return output
+        return self._remembered(layer, self.operations.gelu_norm(y, bias, norm, self.mask, pooled))
 
     def depthwise(self, layer: str, x: Tensor) -> Tensor:
         taps, bias, norm = self.parameters[f"{layer}.weight"], self.parameters[f"{layer}.bias"], self._norm(layer)
-        if isinstance(norm, GroupNorm):
-            output: Tensor = self.operations.depthwise_gelu_group_norm(x, taps, bias, norm)
-        else:
-            output, *running = self.operations.depthwise_gelu_norm(x, taps, bias, norm, self.mask)
-            self._remember(layer, *running)
-        return output
+        return self._remembered(layer, self.operations.depthwise_gelu_norm(x, taps, bias, norm, self.mask))
 
     def new_buffers(self) -> dict[str, Tensor]:
         counters = [
@@ -145,19 +135,20 @@ class _Stack:
 
     def _norm(self, layer: str) -> Norm | GroupNorm:
         name = f"{layer}_norm"
-        stock = self.form.norms[name]
+        stock: Any = self.form.norms[name]
         weight, bias = self.parameters[f"{name}.weight"], self.parameters[f"{name}.bias"]
         if isinstance(stock, nn.GroupNorm):
             return GroupNorm(weight, bias, stock.num_groups, stock.eps)
-        assert isinstance(stock, nn.BatchNorm2d)
-        assert stock.momentum is not None
         mean, variance = self.buffers[f"{name}.running_mean"], self.buffers[f"{name}.running_var"]
         momentum = stock.momentum if self.share is None else self.share
         return Norm(weight, bias, mean, variance, momentum, stock.eps, self.frozen)
 
-    def _remember(self, layer: str, running_mean: Tensor, running_var: Tensor) -> None:
-        self._changed[f"{layer}_norm.running_mean"] = running_mean
-        self._changed[f"{layer}_norm.running_var"] = running_var
+    def _remembered(self, layer: str, normed: Normed) -> Tensor:
+        """The output of a layer; its new running statistics, if it has any, are kept."""
+        for name in ("running_mean", "running_var"):
+            if (running := getattr(normed, name)) is not None:
+                self._changed[f"{layer}_norm.{name}"] = running
+        return normed.output
 
 
 def operations(compute: torch.dtype | None) -> ModuleType:
