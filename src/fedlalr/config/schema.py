@@ -48,7 +48,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 def _with_limits(kind: Any) -> Any:
     """The type of an option as Pydantic reads it."""
     if get_origin(kind) is Annotated:
-        base, bounds = get_args(kind)
+        base, bounds, *_ = get_args(kind)
         limits: dict[str, Any] = {name: value for name, value in bounds._asdict().items() if value is not None}
         if base is float:
             limits["allow_inf_nan"] = False

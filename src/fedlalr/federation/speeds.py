@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlalr.common.checks import check_not_negative
+from fedlalr.common.option_types import NotNegative, check_type
 from fedlalr.common.reading import at_home
 from fedlalr.data.random import SPEEDS, key
 
@@ -52,7 +52,7 @@ def check_speeds(speeds: object) -> None:
             if isinstance(each, bool) or not isinstance(each, int | float):
                 raise TypeError(f"speeds contains {each!r}; give a number for every client")
         return
-    check_not_negative("speeds", speeds, ", a list with a number for every client, or the name of a file")  # type: ignore[arg-type]
+    check_type("speeds", speeds, NotNegative, ", a list with a number for every client, or the name of a file")
 
 
 def _in_file(path: str | Path) -> list[float]:

@@ -9,25 +9,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedlalr.common.checks import check_not_negative, check_positive
+from fedlalr.common.option_types import Checked, NotNegative, Positive
 
 TOO_SLOW = "it finished no local step before the deadline"
 
 
 @dataclass(frozen=True)
-class Stragglers:
+class Stragglers(Checked):
     """oversample: sample this share of clients in addition, and take the first `clients_per_round` replies.
     deadline: virtual seconds after which a client sends what it has, with its own number of local steps. On Flower:
         seconds of local training on its node, which sends what it has after the step that ends then or later.
     """
 
-    oversample: float = 0.0
-    deadline: float | None = None
-
-    def __post_init__(self) -> None:
-        check_not_negative("oversample", self.oversample)
-        if self.deadline is not None:
-            check_positive("deadline", self.deadline, " or None")
+    oversample: NotNegative = 0.0
+    deadline: Positive | None = None
 
     def sampled(self, count: int) -> int:
         """The clients that are sampled so that `count` replies can be taken.

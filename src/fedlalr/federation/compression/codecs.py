@@ -18,17 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from fedlalr.common.checks import check_choice, check_flag, whole_number
+from fedlalr.common.option_types import Bounds, Checked
 
 Draw = Callable[[], Tensor]
 """Returns uniform random numbers in [0, 1), one for each value, from the counter-based generator."""
 
-LARGEST_BLOCK = 1 << 20
+Block = Annotated[int, Bounds(ge=1, le=1 << 20)]
 
 
 @runtime_checkable
@@ -64,7 +64,7 @@ class BFloat16:
 
 
 @dataclass(frozen=True)
-class Int:
+class Int(Checked):
     """Writes changes as whole multiples of a step, in blocks: the step is the block's largest change, divided by 127
     (8 bits) or 7 (4 bits).
 
@@ -73,14 +73,9 @@ class Int:
     """
 
     bits: Literal[8, 4] = 8
-    block: int = 256
+    block: Block = 256
     rounding: Literal["stochastic", "nearest"] = "stochastic"
     feedback: bool = False
-
-    def __post_init__(self) -> None:
-        _check_bits_and_block(self.bits, self.block)
-        check_choice("rounding", self.rounding, ("stochastic", "nearest"))
-        check_flag("feedback", self.feedback)
 
     def size(self, count: int, dtype: torch.dtype, reference: bool) -> int:
         return _packed(count, self.bits) + 2 * _blocks(count, self.block)
@@ -112,7 +107,7 @@ class Int:
 
 
 @dataclass(frozen=True)
-class Log:
+class Log(Checked):
     """Writes the growth of slots that are never negative in equal steps of its logarithm, in blocks; never below the
     reference, or below the smallest number of a block.
 
@@ -121,10 +116,7 @@ class Log:
     """
 
     bits: Literal[8, 4] = 4
-    block: int = 256
-
-    def __post_init__(self) -> None:
-        _check_bits_and_block(self.bits, self.block)
+    block: Block = 256
 
     def size(self, count: int, dtype: torch.dtype, reference: bool) -> int:
         blocks = _blocks(count, self.block)
@@ -165,12 +157,6 @@ class Log:
 def has_feedback(codec: Codec | None) -> bool:
     """Whether clients keep the errors of a codec."""
     return bool(getattr(codec, "feedback", False))
-
-
-def _check_bits_and_block(bits: object, block: object) -> None:
-    if bits not in (4, 8):
-        raise ValueError(f"bits must be 4 or 8, not {bits!r}")
-    whole_number("block", block, most=LARGEST_BLOCK)
 
 
 def _blocks(count: int, block: int) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Algorithm, Context, Slots, SlotTable
-from fedlalr.common.checks import check_choice, check_flag, check_positive
+from fedlalr.common.option_types import Checked, Positive, check_type
 from fedlalr.common.suggestions import hint
 from fedlalr.federation.compression.compression import Compression
 from fedlalr.federation.privacy.second_moment import DEGREES, is_derivable, second_moment_of
@@ -20,7 +20,7 @@ from fedlalr.training.options import LocalOptions
 
 
 @dataclass(frozen=True)
-class Privacy:
+class Privacy(Checked):
     """Client-level differential privacy, around any method whose slots are averaged.
 
     In every round each client takes part with probability `clients_per_round` / clients. The changes of all slots that
@@ -38,22 +38,19 @@ class Privacy:
     scaled: divide changes also by the root of the server's second moment, a public scale of each coordinate.
     """
 
-    clip: float
-    noise_multiplier: float | None = None
-    epsilon: float | None = None
-    delta: float | None = None
+    clip: Positive
+    noise_multiplier: Positive | None = None
+    epsilon: Positive | None = None
+    delta: Positive | None = None
     units: Mapping[str, float] = field(default_factory=dict)
     second_moment: Literal["clients", "server"] = "clients"
     scaled: bool = False
 
     def __post_init__(self) -> None:
-        check_positive("clip", self.clip)
+        super().__post_init__()
         if (self.noise_multiplier is None) == (self.epsilon is None):
             given = "neither" if self.epsilon is None else "both"
             raise ValueError(f"privacy needs either noise_multiplier or epsilon, but {given} is given")
-        for name in ("noise_multiplier", "epsilon", "delta"):
-            if getattr(self, name) is not None:
-                check_positive(name, getattr(self, name))
         if self.epsilon is not None and self.delta is None:
             raise ValueError("privacy with epsilon needs delta, such as delta=1e-5: less than 1 / (number of clients)")
         if self.delta is not None and self.delta >= 1:
@@ -61,9 +58,7 @@ class Privacy:
         if not isinstance(self.units, Mapping):
             raise TypeError(f"units must be a dict from slot to scale, not {self.units!r}")
         for slot, unit in self.units.items():
-            check_positive(f"the unit of {slot}", unit)
-        check_choice("second_moment", self.second_moment, ("clients", "server"))
-        check_flag("scaled", self.scaled)
+            check_type(f"the unit of {slot}", unit, Positive)
 
     def check(self, algorithm: Algorithm, local: LocalOptions, buffers: Mapping[str, Tensor]) -> None:
         """Reject what does not fit a method, its local steps, or the buffers of its model."""

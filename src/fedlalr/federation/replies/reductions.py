@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import SlotTable
-from fedlalr.common.checks import check_positive
 from fedlalr.common.named import built, check_names
+from fedlalr.common.option_types import Checked, Positive
 from fedlalr.training.interfaces import real_numbers
 from fedlalr.training.kernels import cohort
 
@@ -96,16 +96,14 @@ class Trimmed:
 
 
 @dataclass(frozen=True)
-class Bounded:
+class Bounded(Checked):
     """The weighted mean of changes, each clipped to at most `ratio` times the slot's scale.
 
     The scale is the cohort's median norm of the change, or `SHARE` of the broadcast's norm if that is more.
     """
 
-    ratio: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_positive("the ratio of Bounded", self.ratio)
+    called = "the {field} of {owner}"
+    ratio: Positive = 1.0
 
     def reduce(self, values: Tensor, reference: Tensor | None, share: Tensor) -> Tensor:
         change = values if reference is None else values - reference

@@ -19,7 +19,8 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor, nn
 
 from fedlalr.algorithms.slots import Algorithm
-from fedlalr.common.checks import check_choice, check_count, check_positive
+from fedlalr.common.checks import check_choice, check_count
+from fedlalr.common.option_types import Positive, check_type
 from fedlalr.data.population import Population, Samples
 from fedlalr.federation.combinations import PACKED, SCORES, check_combinations
 from fedlalr.federation.evaluation import Metrics, Score
@@ -92,7 +93,7 @@ class FederatedStrategy(Strategy):
     ) -> None:
         check_count("population", population)
         for name, value in (("deadline", deadline), ("join_deadline", join_deadline), ("poll", poll)):
-            check_positive(name, value)
+            check_type(name, value, Positive)
         check_choice("layout", layout, LAYOUTS)
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
             raise ValueError(f"retries must be a whole number of at least 0, not {retries!r}")
