@@ -24,12 +24,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedlalr.algorithms.fedavg import FedAvg
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
-from fedlalr.common.option_types import Checked, Positive
+from fedlalr.common.option_types import Positive
 
 
 @dataclass(frozen=True)
-class LocalAdaAlter(Checked):
+class LocalAdaAlter(FedAvg):
     """Local Adagrad steps under a synchronised denominator."""
 
     lr: Positive = 0.5
@@ -50,9 +51,3 @@ class LocalAdaAlter(Checked):
         B = broadcast.A
         x = client.x - context.lr * gradient / (B + context.step * self.eps**2).sqrt()
         return Slots(x=x, A=client.A + gradient**2)
-
-    def finish(self, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
-        return client, Slots()
-
-    def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
-        return reduced

@@ -31,14 +31,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedlalr.algorithms.bias_correction import corrected_rate
+from fedlalr.algorithms.fedavg import FedAvg
+from fedlalr.algorithms.fedlalr import amsgrad_step
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
 from fedlalr.common.checks import squared
-from fedlalr.common.option_types import Betas, Checked, Fraction, Positive, Share
+from fedlalr.common.option_types import Betas, Fraction, Positive, Share
 
 
 @dataclass(frozen=True)
-class AlignedLALR(Checked):
+class AlignedLALR(FedAvg):
     """Local AMSGrad from the synchronised v̂, every step aligned with the server's last change."""
 
     lr: Positive = 2e-3
@@ -65,20 +66,8 @@ class AlignedLALR(Checked):
         return Slots(x=broadcast.x, m=torch.zeros_like(broadcast.x), v=broadcast.v_hat, v_hat=broadcast.v_hat)
 
     def step(self, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:
-        beta1, beta2 = self.betas
-        m = beta1 * client.m + (1 - beta1) * gradient
-        v = beta2 * client.v + (1 - beta2) * gradient**2
-        v_hat = torch.maximum(client.v_hat, v)
-        if self.bias_correction:
-            x = client.x - corrected_rate(context.lr, self.betas, context.step) * m / (v_hat.sqrt() + self.eps)
-        else:
-            x = client.x - context.lr * m / v_hat.sqrt()
-        if self.align:
-            x = x + self.align / context.steps * broadcast.d
-        return Slots(x=x, m=m, v=v, v_hat=v_hat)
-
-    def finish(self, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
-        return client.only("x", "v_hat"), Slots()
+        new = amsgrad_step(client, gradient, context, self.betas, self.eps if self.bias_correction else None)
+        return new.replace(x=new.x + self.align / context.steps * broadcast.d) if self.align else new
 
     def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
         after = reduced.replace(v_hat=(self.keep * reduced.v_hat).clamp(min=self.eps**2))

@@ -26,12 +26,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedlalr.algorithms.fedavg import FedAvg
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
-from fedlalr.common.option_types import Checked, NotNegative, Positive
+from fedlalr.common.option_types import NotNegative, Positive
 
 
 @dataclass(frozen=True)
-class DeltaSGD(Checked):
+class DeltaSGD(FedAvg):
     """Local SGD in which each client tunes its own step size, afresh in every round; `lr` is the first step's."""
 
     lr: Positive = 0.2
@@ -41,9 +42,6 @@ class DeltaSGD(Checked):
     @property
     def slots(self) -> SlotTable:
         return SlotTable(down=("x",), up={"x": "mean"}, gradients={"g_before": "x_before"})
-
-    def init(self, params: Tensor) -> Slots:
-        return Slots(x=params)
 
     def start(self, broadcast: Slots, kept: Slots) -> Slots:
         x, one = broadcast.x, broadcast.x[..., :1]  # η and θ are one number for all coordinates
@@ -67,12 +65,6 @@ class DeltaSGD(Checked):
         theta = torch.where(first, client.theta, eta / client.eta)
         x = client.x - eta * gradient
         return client.replace(x=x, x_here=x, x_before=client.x_here, eta=eta, theta=theta)
-
-    def finish(self, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
-        return client.only("x"), Slots()
-
-    def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
-        return reduced
 
 
 def _norm(vector: Tensor) -> Tensor:

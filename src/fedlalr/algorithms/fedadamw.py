@@ -31,12 +31,13 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.bias_correction import gathered
+from fedlalr.algorithms.fedavg import FedAvg
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
-from fedlalr.common.option_types import Betas, Checked, Fraction, Positive
+from fedlalr.common.option_types import Betas, Fraction, Positive
 
 
 @dataclass(frozen=True)
-class FedAdamW(Checked):
+class FedAdamW(FedAvg):
     """Local Adam from the mean v of each layer, with alignment. Defaults are the authors'."""
 
     lr: Positive = 3e-4
@@ -70,9 +71,6 @@ class FedAdamW(Checked):
         if self.align:
             x = x + self.align / context.steps * broadcast.d
         return Slots(x=x, m=m, v=v)
-
-    def finish(self, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
-        return client.only("x", "v"), Slots()
 
     def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
         after = reduced.replace(t=server.t + context.steps)

@@ -24,7 +24,7 @@ from fedlalr.common.option_types import Checked, Positive
 
 @dataclass(frozen=True)
 class FedAvg(Checked):
-    """Local SGD, the clients' models averaged."""
+    """Local SGD, the clients' models averaged. Other methods derive from it and override what they do differently."""
 
     lr: Positive = 0.1
 
@@ -42,7 +42,8 @@ class FedAvg(Checked):
         return Slots(x=client.x - context.lr * gradient)
 
     def finish(self, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
-        return client, Slots()
+        table = self.slots
+        return client.only(*table.up), client.only(*table.kept)
 
     def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
         return reduced

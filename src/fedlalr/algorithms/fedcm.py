@@ -23,12 +23,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedlalr.algorithms.fedavg import FedAvg
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
-from fedlalr.common.option_types import Checked, Positive, Share
+from fedlalr.common.option_types import Positive, Share
 
 
 @dataclass(frozen=True)
-class FedCM(Checked):
+class FedCM(FedAvg):
     """Local SGD with client-level momentum; alpha = 1 is plain local SGD."""
 
     lr: Positive = 0.1
@@ -40,9 +41,6 @@ class FedCM(Checked):
 
     def init(self, params: Tensor) -> Slots:
         return Slots(x=params, direction=torch.zeros_like(params))
-
-    def start(self, broadcast: Slots, kept: Slots) -> Slots:
-        return Slots(x=broadcast.x)
 
     def step(self, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:
         return Slots(x=client.x - context.lr * (self.alpha * gradient + (1 - self.alpha) * broadcast.direction))

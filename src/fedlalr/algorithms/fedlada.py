@@ -28,13 +28,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedlalr.algorithms.fedavg import FedAvg
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
 from fedlalr.common.checks import squared
-from fedlalr.common.option_types import Betas, Checked, Positive, Share
+from fedlalr.common.option_types import Betas, Positive, Share
 
 
 @dataclass(frozen=True)
-class FedLADA(Checked):
+class FedLADA(FedAvg):
     """Local AMSGrad with restarted momentum, amended by the global mean step."""
 
     lr: Positive = 2e-3
@@ -59,9 +60,6 @@ class FedLADA(Checked):
         v_hat = torch.maximum(client.v_hat, v)
         x = client.x - context.lr * (self.alpha * m / v_hat.sqrt() + (1 - self.alpha) * broadcast.g_a)
         return Slots(x=x, m=m, v=v, v_hat=v_hat)
-
-    def finish(self, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
-        return client.only("x", "v_hat"), Slots()
 
     def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
         g_a = (server.x - reduced.x) / (context.steps * context.lr)

@@ -36,13 +36,14 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.bias_correction import corrected_rate
+from fedlalr.algorithms.fedavg import FedAvg
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
 from fedlalr.common.checks import squared
-from fedlalr.common.option_types import Betas, Checked, Positive
+from fedlalr.common.option_types import Betas, Positive
 
 
 @dataclass(frozen=True)
-class FedLALR(Checked):
+class FedLALR(FedAvg):
     """Local AMSGrad with synchronised x, m and v̂. Defaults are the paper's for CIFAR-10."""
 
     lr: Positive = 2e-3
@@ -69,18 +70,19 @@ class FedLALR(Checked):
         return Slots(x=broadcast.x, m=m, v=broadcast.v_hat, v_hat=broadcast.v_hat)
 
     def step(self, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:
-        beta1, beta2 = self.betas
-        m = beta1 * client.m + (1 - beta1) * gradient
-        v = beta2 * client.v + (1 - beta2) * gradient**2
-        v_hat = torch.maximum(client.v_hat, v)
-        if self.bias_correction:
-            x = client.x - corrected_rate(context.lr, self.betas, context.step) * m / (v_hat.sqrt() + self.eps)
-        else:
-            x = client.x - context.lr * m / v_hat.sqrt()
-        return Slots(x=x, m=m, v=v, v_hat=v_hat)
+        return amsgrad_step(client, gradient, context, self.betas, self.eps if self.bias_correction else None)
 
-    def finish(self, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
-        return client.only(*self.slots.up), Slots()
 
-    def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
-        return reduced  # mean x_i, mean m_i and mean (or max) v̂_i, as the table says
+def amsgrad_step(
+    client: Slots, gradient: Tensor, context: Context, betas: tuple[float, float], eps: float | None
+) -> Slots:
+    """A step of AMSGrad on x, m, v and v̂; with an ε beside the root, also with bias correction."""
+    beta1, beta2 = betas
+    m = beta1 * client.m + (1 - beta1) * gradient
+    v = beta2 * client.v + (1 - beta2) * gradient**2
+    v_hat = torch.maximum(client.v_hat, v)
+    if eps is None:
+        x = client.x - context.lr * m / v_hat.sqrt()
+    else:
+        x = client.x - corrected_rate(context.lr, betas, context.step) * m / (v_hat.sqrt() + eps)
+    return Slots(x=x, m=m, v=v, v_hat=v_hat)

@@ -21,12 +21,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedlalr.algorithms.fedavg import FedAvg
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
-from fedlalr.common.option_types import Checked, Positive
+from fedlalr.common.option_types import Positive
 
 
 @dataclass(frozen=True)
-class FedNova(Checked):
+class FedNova(FedAvg):
     """Local SGD, changes normalised by the number of local steps."""
 
     lr: Positive = 0.1
@@ -35,14 +36,8 @@ class FedNova(Checked):
     def slots(self) -> SlotTable:
         return SlotTable(down=("x",), up={"direction": "mean"})
 
-    def init(self, params: Tensor) -> Slots:
-        return Slots(x=params)
-
-    def start(self, broadcast: Slots, kept: Slots) -> Slots:
-        return Slots(x=broadcast.x)
-
     def step(self, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:
-        return Slots(x=client.x - context.lr * gradient)
+        return Slots(x=client.x - context.lr * gradient)  # not FedAvg's, whose fused form rounds differently
 
     def finish(self, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
         return Slots(direction=(client.x - broadcast.x) / context.steps), Slots()

@@ -12,24 +12,16 @@ nearly equal models would have few significant digits.
 
 from __future__ import annotations
 
-from torch import Tensor
-
+from fedlalr.algorithms.fedavg import FedAvg
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
-from fedlalr.common.option_types import Checked
 
 
-class LocalSGD(Checked):
+class LocalSGD(FedAvg):
     """Start, step and finish of a client that runs SGD and sends Δ_i; subclasses add the server half."""
 
     @property
     def slots(self) -> SlotTable:
         return SlotTable(down=("x",), up={"delta": "mean"})
-
-    def start(self, broadcast: Slots, kept: Slots) -> Slots:
-        return Slots(x=broadcast.x)
-
-    def step(self, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:
-        return Slots(x=client.x - context.lr * gradient)
 
     def finish(self, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
         return Slots(delta=client.x - broadcast.x), Slots()

@@ -34,12 +34,13 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.bias_correction import gathered
+from fedlalr.algorithms.fedavg import FedAvg
 from fedlalr.algorithms.slots import Context, Reduction, Slots, SlotTable
-from fedlalr.common.option_types import Betas, Checked, Positive
+from fedlalr.common.option_types import Betas, Positive
 
 
 @dataclass(frozen=True)
-class LocalAdam(Checked):
+class LocalAdam(FedAvg):
     """Local Adam whose state is kept by each client, restarted or averaged; the clients' models are averaged."""
 
     lr: Positive = 1e-3
@@ -68,9 +69,6 @@ class LocalAdam(Checked):
 
     def step(self, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:
         return adam_step(client, gradient, context.lr, self.betas, self.eps)
-
-    def finish(self, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
-        return client.only(*self.slots.up), client.only(*self.slots.kept)
 
     def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
         return reduced.replace(n=server.n + context.steps) if self.moments == "average" else reduced

@@ -29,7 +29,7 @@ from fedlalr.algorithms.scaffold import SCAFFOLD
 from fedlalr.algorithms.sharedamsgrad import SharedAMSGrad
 from fedlalr.algorithms.slots import Algorithm
 from fedlalr.algorithms.slowmo import SlowMo
-from fedlalr.common.named import check_known, check_options, options_of
+from fedlalr.common.named import check_known, created, options_of
 
 __all__ = [
     "SCAFFOLD",
@@ -58,31 +58,19 @@ __all__ = [
 ]
 """The methods that `fl` exports."""
 
+
+def _by_name(*kinds: type[Algorithm]) -> dict[str, Callable[..., Algorithm]]:
+    return {kind.__name__.lower(): kind for kind in kinds}
+
+
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
-    "fedlalr": FedLALR,
-    "fedavg": FedAvg,
-    "fedadam": FedAdam,
+    **_by_name(FedLALR, FedAvg, FedAdam),
     "fedamsv1": partial(FedAMS, option=1),
     "fedamsv2": partial(FedAMS, option=2),
-    "lafedopt": LAFedOpt,
+    **_by_name(LAFedOpt),
     "adaalter": LocalAdaAlter,
-    "sharedamsgrad": SharedAMSGrad,
-    "fedcm": FedCM,
-    "slowmo": SlowMo,
-    "fedprox": FedProx,
-    "scaffold": SCAFFOLD,
-    "fednova": FedNova,
-    "fedadagrad": FedAdagrad,
-    "fedyogi": FedYogi,
-    "fedavgm": FedAvgM,
-    "fedlada": FedLADA,
-    "localadam": LocalAdam,
-    "mimelite": MimeLite,
-    "deltasgd": DeltaSGD,
-    "alignedlalr": AlignedLALR,
-    "fedadamw": FedAdamW,
-    "diloco": DiLoCo,
-    "fedmuon": FedMuon,
+    **_by_name(SharedAMSGrad, FedCM, SlowMo, FedProx, SCAFFOLD, FedNova, FedAdagrad, FedYogi, FedAvgM, FedLADA),
+    **_by_name(LocalAdam, MimeLite, DeltaSGD, AlignedLALR, FedAdamW, DiLoCo, FedMuon),
 }
 """Name → factory; `fedamsv1` and `fedamsv2` are one class with its option fixed."""
 PAPER_METHODS = ("fedlalr", "fedavg", "fedadam", "fedamsv1", "fedamsv2", "lafedopt")
@@ -95,9 +83,9 @@ def create(name: str, /, **hyperparameters: object) -> Algorithm:
     >>> create("fedamsv2", lr=0.5, betas=[0.9, 0.98])
     FedAMS(lr=0.5, server_lr=0.1, betas=(0.9, 0.98), eps=None, option=2, bias_correction=False)
     """
-    check_options(name, hyperparameters, options(name))
     frozen = {option: tuple(v) if isinstance(v, list) else v for option, v in hyperparameters.items()}
-    return ALGORITHMS[name](**frozen)
+    algorithm: Algorithm = created(name, frozen, ALGORITHMS, "there is no algorithm")
+    return algorithm
 
 
 def options(name: str) -> dict[str, object]:

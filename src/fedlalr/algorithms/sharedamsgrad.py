@@ -26,13 +26,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedlalr.algorithms.fedavg import FedAvg
 from fedlalr.algorithms.slots import Context, Reduction, Slots, SlotTable
 from fedlalr.common.checks import squared
-from fedlalr.common.option_types import Betas, Checked, Positive
+from fedlalr.common.option_types import Betas, Positive
 
 
 @dataclass(frozen=True)
-class SharedAMSGrad(Checked):
+class SharedAMSGrad(FedAvg):
     """Local AMSGrad whose v̂ is shared by all clients and changes only at synchronisation."""
 
     lr: Positive = 1e-3
@@ -57,9 +58,6 @@ class SharedAMSGrad(Checked):
         v = beta2 * client.v + (1 - beta2) * gradient**2
         x = client.x - context.lr * m / broadcast.v_hat.sqrt()
         return Slots(x=x, m=m, v=v)
-
-    def finish(self, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
-        return client, Slots()
 
     def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
         return reduced.replace(v_hat=torch.maximum(server.v_hat, reduced.v))

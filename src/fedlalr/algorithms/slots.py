@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -63,8 +64,8 @@ class Slots(Mapping[str, Tensor]):
     def __repr__(self) -> str:
         return f"Slots({', '.join(f'{name}={tuple(tensor.shape)}' for name, tensor in self._tensors.items())})"
 
-    def __reduce__(self) -> tuple[Callable[[dict[str, Tensor]], Slots], tuple[dict[str, Tensor]]]:
-        return _from_dict, (self._tensors,)
+    def __reduce__(self) -> tuple[Callable[[], Slots], tuple[()]]:
+        return partial(Slots, **self._tensors), ()
 
     def replace(self, **changes: Tensor) -> Slots:
         """A copy with some slots changed or added."""
@@ -77,10 +78,6 @@ class Slots(Mapping[str, Tensor]):
     def map(self, function: Callable[[Tensor], Tensor]) -> Slots:
         """Apply a function to every slot."""
         return Slots(**{name: function(tensor) for name, tensor in self._tensors.items()})
-
-
-def _from_dict(tensors: dict[str, Tensor]) -> Slots:
-    return Slots(**tensors)
 
 
 @dataclass(frozen=True)
@@ -106,7 +103,7 @@ class SlotTable:
     down: tuple[str, ...]
     up: Mapping[str, Reduction]
     kept: tuple[str, ...] = ()
-    grows: tuple[str, ...] = field(default=())
+    grows: tuple[str, ...] = ()
     relative: tuple[str, ...] = ()
     gradients: Mapping[str, str] = field(default_factory=dict)
     blocks: tuple[str, ...] = ()

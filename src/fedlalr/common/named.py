@@ -55,9 +55,16 @@ def built(given: object, table: Mapping[str, Callable[..., Any]], unknown: str, 
         given = given.get("name")
     if not isinstance(given, str):
         return given
-    check_known(unknown, given, table)
-    check_options(called.format(repr(given)), options, options_of(table[given]))
-    return table[given](**options)
+    return created(given, options, table, unknown, called)
+
+
+def created(
+    name: str, options: Mapping[str, Any], table: Mapping[str, Callable[..., Any]], unknown: str, called: str = "{}"
+) -> Any:
+    """The object of a name in the table, with its options; see `built`."""
+    check_known(unknown, name, table)
+    check_options(called.format(name), options, options_of(table[name]))
+    return table[name](**options)
 
 
 def made(given: object, kind: type, name: str) -> Any:

@@ -21,10 +21,10 @@ from fedlalr.common.checks import MOST, check_choice, whole_number
 class Bounds(NamedTuple):
     """Limits of a number, under the names that Pydantic gives them: a configuration has the same."""
 
-    ge: int | None = None
-    gt: int | None = None
-    le: int | None = None
-    lt: int | None = None
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
 
     def contain(self, number: float) -> bool:
         given = {name: limit for name, limit in self._asdict().items() if limit is not None}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fedlalr.common.checks import MOST, check_instance
-from fedlalr.common.named import check_known, check_options, options_of
+from fedlalr.common.named import check_known, created, options_of
 from fedlalr.common.option_types import Bounds, Checked, Count, Fraction, Share
 
 Schedule = Callable[[int], float] | Callable[[int, int], float]
@@ -108,8 +108,8 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 
 def create(name: str, **given: Any) -> Schedule:
     """A schedule by its name in configurations."""
-    check_options(name, given, options(name))
-    return SCHEDULES[name](**given)
+    schedule: Schedule = created(name, given, SCHEDULES, "there is no schedule")
+    return schedule
 
 
 def options(name: str) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from fedlalr.algorithms.alignedlalr import AlignedLALR
 from fedlalr.algorithms.bias_correction import corrected_rate
 from fedlalr.algorithms.fedavg import FedAvg
 from fedlalr.algorithms.fedlalr import FedLALR
-from fedlalr.algorithms.local_sgd import LocalSGD
 from fedlalr.algorithms.slots import Algorithm, Context, Slots
 from fedlalr.training.clipping import Regularisation, clip_factor
 from fedlalr.training.kernels import kernels_available
@@ -136,7 +135,6 @@ def aligned_amsgrad(
 
 FUSED_STEPS: dict[Callable[..., Slots], Update] = {
     FedAvg.step: sgd,
-    LocalSGD.step: sgd,
     FedLALR.step: amsgrad,
     AlignedLALR.step: aligned_amsgrad,
 }

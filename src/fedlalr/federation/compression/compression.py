@@ -216,7 +216,7 @@ def _too_coarse(slot: str, algorithm: Algorithm) -> str:
 
 
 def _as_codec(where: str, given: object) -> Codec:
-    given = built(given, CODECS, f"{where}: there is no codec", f"{where}: the codec {{}}")
+    given = built(given, CODECS, f"{where}: there is no codec", f"{where}: the codec {{!r}}")
     if isinstance(given, type) or not isinstance(given, Codec):
         raise TypeError(
             f"{where}: a codec is an object such as fl.codecs.Int(bits=8), or one of {', '.join(map(repr, CODECS))} "
