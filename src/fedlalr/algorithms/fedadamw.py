@@ -30,8 +30,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedlalr.algorithms.bias_correction import gathered
 from fedlalr.algorithms.fedavg import FedAvg
+from fedlalr.algorithms.server_optimizers import gathered
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
 from fedlalr.common.option_types import Betas, Fraction, Positive
 

@@ -25,9 +25,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedlalr.algorithms.bias_correction import corrected_rate
 from fedlalr.algorithms.local_sgd import LocalSGD
-from fedlalr.algorithms.server_optimizers import amsgrad, init_moments
+from fedlalr.algorithms.server_optimizers import amsgrad, corrected_rate, init_moments
 from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.common.option_types import Betas, Positive
 

@@ -35,8 +35,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedlalr.algorithms.bias_correction import corrected_rate
 from fedlalr.algorithms.fedavg import FedAvg
+from fedlalr.algorithms.server_optimizers import corrected_rate
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
 from fedlalr.common.checks import squared
 from fedlalr.common.option_types import Betas, Positive

@@ -34,7 +34,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from fedlalr.algorithms.bias_correction import gathered
+from fedlalr.algorithms.server_optimizers import gathered
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
 from fedlalr.common.option_types import Betas, Checked, Fraction, Positive
 

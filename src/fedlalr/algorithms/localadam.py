@@ -33,8 +33,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedlalr.algorithms.bias_correction import gathered
 from fedlalr.algorithms.fedavg import FedAvg
+from fedlalr.algorithms.server_optimizers import gathered
 from fedlalr.algorithms.slots import Context, Reduction, Slots, SlotTable
 from fedlalr.common.option_types import Betas, Positive
 

@@ -8,10 +8,13 @@
         adagrad:  v = v + Δ²
         amsgrad:  v as in adam, v̂ = max(v̂, v, floor), and √v̂ in the place of √v
 
-Δ points downhill, so x moves along it. There is no bias correction here: a method that wants one scales η.
+Δ points downhill, so x moves along it. There is no bias correction in these: a method that wants one
+scales η by `corrected_rate`.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -77,3 +80,15 @@ def moving_average(old: Tensor, new: Tensor, beta: float) -> Tensor:
 def _scaled_step(server: Slots, delta: Tensor, v: Tensor, lr: float | Tensor, beta1: float, eps: float) -> Slots:
     m = moving_average(server.m, delta, beta1)
     return Slots(x=server.x + lr * m / (v.sqrt() + eps), m=m, v=v)
+
+
+def gathered(beta: float, step: float | Tensor) -> float | Tensor:
+    """1 − βᵏ. For a tensor k as `expm1`: in float32, two numbers near 1 would cancel half of the digits or more."""
+    if not isinstance(step, Tensor):
+        return 1 - float(beta**step)
+    return -torch.expm1(step * math.log(beta)) if beta else torch.ones_like(step)
+
+
+def corrected_rate(lr: float | Tensor, betas: tuple[float, float], step: float | Tensor) -> float | Tensor:
+    """α √(1 − β2ᵏ) / (1 − β1ᵏ): the rate with which a step along m / √v has both averages corrected."""
+    return lr * gathered(betas[1], step) ** 0.5 / gathered(betas[0], step)

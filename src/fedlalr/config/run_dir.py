@@ -44,8 +44,6 @@ class RunDirectory:
 
     def clear(self) -> None:
         """Remove the run, and nothing else."""
-        if not self.path.is_dir():
-            return
         clear_run(self.path, also=(REPORT_FILE, SUMMARY_FILE, TRAJECTORY_FILE, CONFIG_FILE))
 
     def check_free(self) -> None:

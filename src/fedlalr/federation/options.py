@@ -28,8 +28,7 @@ from fedlalr.federation.replies.screening import MAX_NORM_RATIO
 from fedlalr.federation.round import Rules
 from fedlalr.federation.sampling import Kind, Sampler, check_sampling
 from fedlalr.federation.schedules import Constant, Schedule, check_rates, check_schedule, rates
-from fedlalr.federation.speeds import Speeds, check_speeds
-from fedlalr.federation.stragglers import Stragglers
+from fedlalr.federation.stragglers import Speeds, Stragglers, check_speeds
 from fedlalr.federation.validation import check_algorithm, check_model
 from fedlalr.training import Engine, Training
 from fedlalr.training.engines.registry import check_engine

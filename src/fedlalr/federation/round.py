@@ -12,8 +12,7 @@ from torch import Tensor
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
 from fedlalr.federation.compression.channel import Channel
 from fedlalr.federation.compression.compression import NONE, Compression
-from fedlalr.federation.privacy.mechanism import Mechanism, seeded_noise
-from fedlalr.federation.privacy.reducing import PrivateReduction
+from fedlalr.federation.privacy.mechanism import Mechanism, PrivateReduction, seeded_noise
 from fedlalr.federation.replies.reducing import reduce_buffers, reduce_replies, weights
 from fedlalr.federation.replies.reductions import SlotReduction
 from fedlalr.federation.replies.screening import MAX_NORM_RATIO, Rejection, screen

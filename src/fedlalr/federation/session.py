@@ -27,8 +27,8 @@ from fedlalr.federation.record import Record
 from fedlalr.federation.replies.screening import SEVERAL, Streaks
 from fedlalr.federation.result import Result, named_state, personal_states, trained_model
 from fedlalr.federation.round import RoundOutcome, ServerState
+from fedlalr.federation.storage.fingerprint import plain
 from fedlalr.federation.storage.journal import Journal
-from fedlalr.federation.storage.plain_values import plain
 from fedlalr.federation.validation import check_slots
 from fedlalr.training import Training
 from fedlalr.training.memory import check_kept

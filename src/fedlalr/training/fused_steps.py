@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.alignedlalr import AlignedLALR
-from fedlalr.algorithms.bias_correction import corrected_rate
 from fedlalr.algorithms.fedavg import FedAvg
 from fedlalr.algorithms.fedlalr import FedLALR
+from fedlalr.algorithms.server_optimizers import corrected_rate
 from fedlalr.algorithms.slots import Algorithm, Context, Slots
 from fedlalr.training.clipping import Regularisation, clip_factor
 from fedlalr.training.kernels import kernels_available

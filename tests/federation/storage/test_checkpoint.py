@@ -21,7 +21,7 @@ import fedlalr as fl
 from conftest import make_clients, make_model
 from fedlalr.federation.storage.checkpoint import sealed
 from fedlalr.federation.storage.journal import RunDirectoryError, clear_run, versions
-from fedlalr.federation.storage.kept_files import FILES
+from fedlalr.federation.storage.tensor_files import FILES
 from fedlalr.training.stacked.engine import StackedEngine
 from test_contract import VARIANTS
 

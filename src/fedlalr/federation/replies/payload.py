@@ -158,17 +158,16 @@ def as_tensor(name: str, array: object, shape: Iterable[int], dtype: torch.dtype
     if isinstance(array, np.ndarray):
         if not array.dtype.isnative:
             raise Rejected(f"{name} has swapped bytes ({array.dtype.str})")
-        if array.dtype != numpy_dtype(dtype):
-            raise Rejected(f"{name} is {array.dtype}, but {dtype} is expected")
+        kind: object = numpy_dtype(dtype)
         contiguous = array.flags.c_contiguous
     elif isinstance(array, Tensor):
         if array.layout is not torch.strided or array.is_quantized or array.device.type == "meta":
             raise Rejected(f"{name} is not a plain tensor")
-        if array.dtype != dtype:
-            raise Rejected(f"{name} is {array.dtype}, but {dtype} is expected")
-        contiguous = array.is_contiguous()
+        kind, contiguous = dtype, array.is_contiguous()
     else:
         raise Rejected(f"{name} is a {type(array).__name__} and not an array")
+    if array.dtype != kind:
+        raise Rejected(f"{name} is {array.dtype}, but {dtype} is expected")
     if tuple(array.shape) != shape:
         raise Rejected(f"{name} has shape {tuple(array.shape)}, but {shape} is expected")
     if not contiguous:

@@ -26,8 +26,8 @@ from fedlalr.federation.observers import RunInfo
 from fedlalr.federation.record import Record
 from fedlalr.federation.result import Result, State
 from fedlalr.federation.storage.checkpoint import LARGEST_DESCRIPTION, CheckpointError, sealed
-from fedlalr.federation.storage.plain_values import hash_tensor
-from fedlalr.federation.storage.tensor_file import storable, take
+from fedlalr.federation.storage.fingerprint import hash_tensor
+from fedlalr.federation.storage.tensor_files import storable, take
 from fedlalr.training.personal import named
 from fedlalr.training.torch_state import copied, undisturbed
 

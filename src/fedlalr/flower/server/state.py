@@ -17,8 +17,7 @@ from torch import Tensor
 from fedlalr.algorithms.slots import Slots
 from fedlalr.data.batches import batches_per_pass
 from fedlalr.federation.compression.channel import Channel
-from fedlalr.federation.privacy.mechanism import Mechanism, secure_noise
-from fedlalr.federation.privacy.reducing import PrivateReduction
+from fedlalr.federation.privacy.mechanism import Mechanism, PrivateReduction, secure_noise
 from fedlalr.federation.problem import Problem
 from fedlalr.federation.replies.payload import Expected
 from fedlalr.federation.replies.reducing import reduce_buffers, weights
