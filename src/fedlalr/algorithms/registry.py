@@ -31,31 +31,9 @@ from fedlalr.algorithms.slots import Algorithm
 from fedlalr.algorithms.slowmo import SlowMo
 from fedlalr.common.named import check_known, created, options_of
 
-__all__ = [
-    "SCAFFOLD",
-    "AlignedLALR",
-    "DeltaSGD",
-    "DiLoCo",
-    "FedAMS",
-    "FedAdagrad",
-    "FedAdam",
-    "FedAdamW",
-    "FedAvg",
-    "FedAvgM",
-    "FedCM",
-    "FedLADA",
-    "FedLALR",
-    "FedMuon",
-    "FedNova",
-    "FedProx",
-    "FedYogi",
-    "LAFedOpt",
-    "LocalAdaAlter",
-    "LocalAdam",
-    "MimeLite",
-    "SharedAMSGrad",
-    "SlowMo",
-]
+__all__ = ["SCAFFOLD", "AlignedLALR", "DeltaSGD", "DiLoCo", "FedAMS", "FedAdagrad", "FedAdam", "FedAdamW", "FedAvg"]
+__all__ += ["FedAvgM", "FedCM", "FedLADA", "FedLALR", "FedMuon", "FedNova", "FedProx", "FedYogi", "LAFedOpt"]
+__all__ += ["LocalAdaAlter", "LocalAdam", "MimeLite", "SharedAMSGrad", "SlowMo"]
 """The methods that `fl` exports."""
 
 

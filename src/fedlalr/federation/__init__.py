@@ -21,27 +21,6 @@ from fedlalr.federation.storage.saved_result import load
 from fedlalr.federation.stragglers import Stragglers
 from fedlalr.federation.trajectory import Trajectory
 
-__all__ = [
-    "Async",
-    "CheckpointError",
-    "Compression",
-    "EarlyStopping",
-    "GradientNorms",
-    "Observer",
-    "Privacy",
-    "Record",
-    "Rejection",
-    "RepliesRejected",
-    "Result",
-    "RoundFailed",
-    "RunDirectoryError",
-    "RunInfo",
-    "Stop",
-    "Stragglers",
-    "Trajectory",
-    "codecs",
-    "load",
-    "reductions",
-    "run",
-    "schedules",
-]
+__all__ = ["Async", "CheckpointError", "Compression", "EarlyStopping", "GradientNorms", "Observer", "Privacy", "Record"]
+__all__ += ["Rejection", "RepliesRejected", "Result", "RoundFailed", "RunDirectoryError", "RunInfo", "Stop"]
+__all__ += ["Stragglers", "Trajectory", "codecs", "load", "reductions", "run", "schedules"]
