@@ -1,7 +1,7 @@
 """The round and the run: sample, train, check, reduce, step, evaluate, record, checkpoint."""
 
 from fedlalr.federation import schedules
-from fedlalr.federation.asynchronous.settings import Async
+from fedlalr.federation.asynchronous.clock import Async
 from fedlalr.federation.compression import codecs
 from fedlalr.federation.compression.compression import Compression
 from fedlalr.federation.early_stopping import EarlyStopping
@@ -11,13 +11,12 @@ from fedlalr.federation.privacy.privacy import Privacy
 from fedlalr.federation.record import Record
 from fedlalr.federation.replies import reductions
 from fedlalr.federation.replies.screening import Rejection
-from fedlalr.federation.result import Result
+from fedlalr.federation.result import Result, load
 from fedlalr.federation.round import RoundFailed
 from fedlalr.federation.run import run
 from fedlalr.federation.session import RepliesRejected
 from fedlalr.federation.storage.checkpoint import CheckpointError
 from fedlalr.federation.storage.journal import RunDirectoryError
-from fedlalr.federation.storage.saved_result import load
 from fedlalr.federation.stragglers import Stragglers
 from fedlalr.federation.trajectory import Trajectory
 

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from fedlalr.algorithms.slots import Algorithm
 from fedlalr.common.printable import has_terminal
 from fedlalr.data.population import Clients
-from fedlalr.federation.asynchronous.clock import Clock
-from fedlalr.federation.asynchronous.rounds import Unusable, run_update
-from fedlalr.federation.asynchronous.settings import Async
+from fedlalr.federation.asynchronous.clock import Async, Clock
+from fedlalr.federation.asynchronous.rounds import run_update
 from fedlalr.federation.debug import Debugger
 from fedlalr.federation.evaluation import Score, evaluate_clients
 from fedlalr.federation.observers import Observer, RunInfo
@@ -100,7 +99,6 @@ class Simulation:
         self._debugger = Debugger(problem.training) if problem.options.debug and self.ranks.is_first else None
         self._chosen: Engine | None = None
         self._clock: Clock | None = None
-        self._unusable: Unusable = {}
 
     def start(self, state: ServerState, choices: dict[str, Any]) -> RunInfo:
         """Create the engine: as requested, or as the run was started with."""
@@ -132,7 +130,7 @@ class Simulation:
             self._clock = Clock(self.problem.training, options.sampling, options.asynchronous, self.problem.speeds)
             known = self.ranks.first(choices.get("clock", {"more": [], "unusable": []}))
             self._clock.replay(updates, dict(known["more"]))
-            self._unusable = {(version, client): reason for version, client, reason in known["unusable"]}
+            self._clock.unusable = {(version, client): reason for version, client, reason in known["unusable"]}
 
     def _estimate(self, chosen: Engine, state: ServerState) -> float | None:
         """How long the rest of a heavy run takes on a CPU; None for other runs, and if the caller chose the engine."""
@@ -151,12 +149,8 @@ class Simulation:
         assert self._chosen is not None
         problem, training, t = self.problem, self.problem.training, state.round + 1
         if self._clock is not None:
-            assert isinstance(problem.options.asynchronous, Async)
             reject_chosen_clients(self.observers, t)
-            how, clock = problem.options.asynchronous, self._clock
-            return run_update(
-                state, clock, self._unusable, lr, self._chosen, training, problem.rules, how, self._debugger
-            )
+            return run_update(state, self._clock, lr, self._chosen, training, problem.rules, self._debugger)
         sampled = with_included(problem.cohort(t, training.seed), self.observers, t, problem)
         cohort, seconds, too_slow = _taken(problem, sampled, t)
         probe = _probe(self.observers, t)
@@ -173,7 +167,7 @@ class Simulation:
         """Record the chunk size, which a resumed run must reuse to get the same bits, and what its clock needs."""
         choices["chunk"] = getattr(self._chosen, "chunk", None)
         if self._clock is not None:
-            unusable = [[*flight, reason] for flight, reason in self._unusable.items()]
+            unusable = [[*flight, reason] for flight, reason in self._clock.unusable.items()]
             choices["clock"] = {"more": list(self._clock.more.items()), "unusable": unusable}
 
     def saved(self) -> None:

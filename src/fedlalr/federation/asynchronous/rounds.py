@@ -38,8 +38,7 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots
-from fedlalr.federation.asynchronous.clock import Clock, Period
-from fedlalr.federation.asynchronous.settings import Async
+from fedlalr.federation.asynchronous.clock import Async, Clock, Period
 from fedlalr.federation.compression.channel import Channel
 from fedlalr.federation.replies.reducing import reduce_replies, weights
 from fedlalr.federation.replies.screening import Rejection, screen
@@ -62,8 +61,6 @@ REPLY = "reply."
 """Prefix of the names under which a reply is stored until it arrives."""
 _BUFFER, _SAMPLES, _STEPS, _LOSS = "buffer.", "samples", "steps", "loss"
 
-Unusable = dict[tuple[int, int], str]
-"""(version, client) → why a reply in flight cannot be used."""
 OnRejected = Callable[[Work, Sequence[Rejection]], None]
 
 
@@ -81,19 +78,17 @@ def no_reply(training: Training, slots: Slots, buffers: Buffers) -> Slots:
 def run_update(
     state: ServerState,
     clock: Clock,
-    unusable: Unusable,
     lr: float,
     engine: Engine,
     training: Training,
     rules: Rules,
-    asynchronous: Async,
     on_rejected: OnRejected | None = None,
 ) -> RoundOutcome:
     """One update of the server. The state passed in is never changed, so it is still valid on `RoundFailed`.
 
-    `unusable` are the replies in flight that cannot be used: those that arrive are removed, new ones are added.
+    Of the clock's unusable replies in flight, those that arrive are removed, and new ones are added.
     """
-    watch = Stopwatch()
+    watch, asynchronous, unusable = Stopwatch(), clock.asynchronous, clock.unusable
     channel = Channel.of(rules.compression, training, state.round + 1)
     period, fresh, trained = clock.advance(), dict[int, Slots](), set[int]()
     while True:

@@ -94,7 +94,8 @@ class Privacy(Checked):
         return self.units.get(slot, 1.0)
 
     def _check_units(self, sent: Sequence[str], method: str) -> None:
-        check_names("privacy: units names", self.units, f"{method} sends", [*sent, BUFFERS])
+        slots = [slot for slot in self.units if slot != BUFFERS]
+        check_names("privacy: units names", slots, f"{method} sends", sent)
         for slot in sent[1:]:
             if slot not in self.units:
                 raise ValueError(

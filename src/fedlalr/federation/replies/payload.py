@@ -177,14 +177,13 @@ def as_tensor(name: str, array: object, shape: Iterable[int], dtype: torch.dtype
     return array.detach()
 
 
-def check_count(name: str, value: object) -> int:
+def check_count(name: str, value: Any) -> int:
     """A whole number from 1 to `LARGEST_COUNT`; else raises `Rejected`."""
     number = value.item() if isinstance(value, np.integer | np.floating) else value
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
-    if not is_number or not 1 <= number <= LARGEST_COUNT or number != int(number):  # type: ignore[operator,call-overload]
+    if not is_number or not 1 <= number <= LARGEST_COUNT or number != int(number):
         raise Rejected(f"{name} is {_short(value)}, but a whole number from 1 to {LARGEST_COUNT:,} is expected")
-    count: int = int(number)  # type: ignore[call-overload]
-    return count
+    return int(number)
 
 
 def clean_metrics(metrics: object) -> dict[str, int | float | str]:
@@ -245,9 +244,8 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
 
 def client_of(reply: Reply) -> int:
     """The id of the client that a reply names, or `NOBODY` if it is not a valid id."""
-    client: object = reply.client
-    is_whole = isinstance(client, int | np.integer) and not isinstance(client, bool)
-    return int(client) if is_whole and 0 <= client <= LARGEST_COUNT else NOBODY  # type: ignore[operator,call-overload]
+    is_whole = isinstance(reply.client, int | np.integer) and not isinstance(reply.client, bool)
+    return int(reply.client) if is_whole and 0 <= reply.client <= LARGEST_COUNT else NOBODY
 
 
 def _check_origin(reply: Reply, expected: Expected) -> int:

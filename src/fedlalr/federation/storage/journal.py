@@ -327,9 +327,9 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 @contextmanager
-def explained(what: str) -> Iterator[None]:
-    """Turn an `OSError` into a `RunDirectoryError` that says what failed."""
+def explained(what: str, advice: str = "") -> Iterator[None]:
+    """Turn an `OSError` into a `RunDirectoryError` that says what failed and what to do."""
     try:
         yield
     except OSError as error:
-        raise RunDirectoryError(f"{what}: {error.strerror or error}") from error
+        raise RunDirectoryError(f"{what}: {error.strerror or error}{advice}") from error
