@@ -22,11 +22,6 @@ def whole_number(name: str, value: object, least: int = 1, most: int | None = MO
     return int(value)
 
 
-def check_count(name: str, value: object, also: str = "") -> None:
-    """Reject anything but a whole number from 1 to `MOST`."""
-    whole_number(name, value, also=also)
-
-
 def squared(eps: float, params: Tensor) -> Tensor:
     """ε² in every coordinate, whose root is a divisor. Rejected if the parameters' precision cannot represent it."""
     least, most = torch.finfo(params.dtype).smallest_normal, torch.finfo(params.dtype).max
@@ -45,7 +40,7 @@ def squared(eps: float, params: Tensor) -> Tensor:
 def check_sizes(owner: str, **sizes: int) -> None:
     """Reject sizes of a network, named `owner` in the message, that are not whole numbers of at least 1."""
     for name, size in sizes.items():
-        check_count(f"{owner}: {name}", size)
+        whole_number(f"{owner}: {name}", size)
 
 
 def check_instance(name: str, value: object) -> None:

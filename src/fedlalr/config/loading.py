@@ -11,8 +11,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from fedlalr.algorithms import registry
+from fedlalr.common.named import hint
 from fedlalr.common.reading import read_file
-from fedlalr.common.suggestions import hint
 from fedlalr.config import yaml_file
 from fedlalr.config.errors import ConfigError, listed
 from fedlalr.config.overrides import Tree, expand, has_own_data, merge, parse_overrides

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.data import ConcatDataset
 
-from fedlalr.common.suggestions import hint
+from fedlalr.common.named import hint
 from fedlalr.config.errors import ConfigError, listed
 from fedlalr.data import Population
 from fedlalr.data.holdout import hold_out

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from fedlalr.common.checks import check_choice, check_count
-from fedlalr.common.option_types import NotNegative, check_type
+from fedlalr.common.checks import check_choice
+from fedlalr.common.option_types import Count, NotNegative, check_type
 from fedlalr.federation.observers import Observer, RunInfo, Stop
 from fedlalr.federation.record import Record
 
@@ -33,7 +33,7 @@ class EarlyStopping(Observer):
         min_delta: float = 0.0,
         mode: Literal["min", "max"] | None = None,
     ) -> None:
-        check_count("patience", patience)
+        check_type("patience", patience, Count)
         check_type("min_delta", min_delta, NotNegative)
         if mode is None and metric not in _MODES:
             raise ValueError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -222,8 +222,9 @@ def load(path: str | Path, model: nn.Module) -> Result:
             with torch.no_grad():
                 for name, tensor in _weights(trained).items():
                     tensor.copy_(found[f"model/{name}"])
-        own = _personal(found, clients) if content["personal"] is not None else None
-        return Result(history, _state(found), trained, info, own)
+        own = named(found, "personal/")
+        by_client = {client: {name: each[row] for name, each in own.items()} for row, client in enumerate(clients)}
+        return Result(history, _state(found), trained, info, None if content["personal"] is None else by_client)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -334,9 +335,3 @@ def _state(tensors: Mapping[str, Tensor]) -> State:
         slot, _, name = key.partition("/")
         state.setdefault(slot, {})[name] = tensor
     return state
-
-
-def _personal(tensors: Mapping[str, Tensor], clients: Sequence[int]) -> dict[int, dict[str, Tensor]]:
-    """What is personal among the tensors of a file, by client."""
-    own = named(tensors, "personal/")
-    return {client: {name: each[row] for name, each in own.items()} for row, client in enumerate(clients)}

@@ -120,7 +120,7 @@ class Simulation:
                 warn_if_busy()
         reason = "; ".join(filter(None, [reason, getattr(training.clients, "note", "")]))
         slots = tuple(starting_slots(training.algorithm, state.slots))
-        return run_info(self.problem, state, chosen.name, reason, slots, seconds)
+        return replace(run_info(self.problem, state, chosen.name, reason), slots=slots, seconds=seconds)
 
     def _restore_clock(self, updates: int, choices: dict[str, Any]) -> None:
         """The virtual clock of an asynchronous run after some updates, with the replies in flight."""

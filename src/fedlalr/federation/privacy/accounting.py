@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from fedlalr.common.checks import check_count
-from fedlalr.common.option_types import Positive, Share, check_type
+from fedlalr.common.option_types import Count, Positive, Share, check_type
 
 SMALLEST_DELTA = 1e-10
 """Below it, rounding errors of the FFT would matter."""
@@ -53,7 +52,7 @@ def composed_epsilon(spent: Sequence[Spent], delta: float) -> float:
         check_type("noise_multiplier", run.noise_multiplier, Positive)
         check_type("rate", run.rate, Share)
         if run.rounds != 0:
-            check_count("rounds", run.rounds, also=", or 0")
+            check_type("rounds", run.rounds, Count, ", or 0")
     return _composed_epsilon(tuple(run for run in spent if run.rounds), delta)
 
 
@@ -71,7 +70,7 @@ def _composed_epsilon(spent: tuple[Spent, ...], delta: float) -> float:
 def solve_noise_multiplier(epsilon: float, rate: float, rounds: int, delta: float) -> float:
     """The smallest noise multiplier, to three decimals, with which a run spends at most this ε."""
     check_type("epsilon", epsilon, Positive)
-    check_count("rounds", rounds)
+    check_type("rounds", rounds, Count)
 
     def is_enough(thousandths: int) -> bool:
         return composed_epsilon([Spent(thousandths / 1000, rate, rounds)], delta) <= epsilon
