@@ -45,14 +45,8 @@ class DeltaSGD(FedAvg):
 
     def start(self, broadcast: Slots, kept: Slots) -> Slots:
         x, one = broadcast.x, broadcast.x[..., :1]  # η and θ are one number for all coordinates
-        return Slots(
-            x=x,
-            x_here=x,
-            x_before=x,
-            g_before=torch.zeros_like(x),
-            eta=torch.zeros_like(one),
-            theta=torch.ones_like(one),
-        )
+        eta, theta = torch.zeros_like(one), torch.ones_like(one)
+        return Slots(x=x, x_here=x, x_before=x, g_before=torch.zeros_like(x), eta=eta, theta=theta)
 
     def step(self, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:
         # The gradients were taken at x_here and x_before; decoupled weight decay has moved x since.

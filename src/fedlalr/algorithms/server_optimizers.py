@@ -58,13 +58,7 @@ def adagrad(server: Slots, delta: Tensor, *, lr: float, beta1: float, eps: float
 
 
 def amsgrad(
-    server: Slots,
-    delta: Tensor,
-    *,
-    lr: float | Tensor,
-    betas: tuple[float, float],
-    eps: float = 0.0,
-    floor: float = 0.0,
+    server: Slots, delta: Tensor, *, lr: float | Tensor, betas: tuple[float, float], eps: float, floor: float
 ) -> Slots:
     """AMSGrad; `floor` bounds v̂ from below."""
     v = moving_average(server.v, delta**2, betas[1])

@@ -132,15 +132,8 @@ def run_jobs(
                 raise _died(jobs[over]) if isinstance(error, BrokenProcessPool) and over is not None else error
             if over is not None:
                 summaries[over] = jobs[over].directory.summary() or {} if error is None else _broken(jobs[over], error)
-            on_event(
-                Event(
-                    done=len(summaries),
-                    total=len(jobs),
-                    running=[jobs[j] for j in running],
-                    over=None if over is None else jobs[over],
-                    summary=None if over is None else summaries[over],
-                )
-            )
+            ending, found = (None, None) if over is None else (jobs[over], summaries[over])
+            on_event(Event(len(summaries), len(jobs), [jobs[j] for j in running], ending, found))
     return [summaries[i] for i in range(len(jobs))]
 
 

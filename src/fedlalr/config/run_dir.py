@@ -93,11 +93,7 @@ class RunDirectory:
 
 
 def summarise(
-    config: Config,
-    info: RunInfo,
-    records: list[Record],
-    failure: str | None = None,
-    rejected: Sequence[Rejection] = (),
+    config: Config, info: RunInfo, records: list[Record], failure: str | None = None, rejected: Sequence[Rejection] = ()
 ) -> Summary:
     """The summary of a run. `rejected` are the replies rejected in a failed round, which has no record."""
     accuracies = [record.accuracy for record in records if record.accuracy is not None]

@@ -23,7 +23,7 @@ from fedlalr.federation.options import Options, documented
 from fedlalr.federation.problem import Problem
 from fedlalr.federation.replies.screening import Rejection
 from fedlalr.federation.result import Result
-from fedlalr.federation.round import RoundOutcome, ServerState, check_enough, run_round
+from fedlalr.federation.round import RoundOutcome, ServerState, run_round
 from fedlalr.federation.session import Session, run_info
 from fedlalr.federation.stragglers import TOO_SLOW, Stragglers, first_arrivals
 from fedlalr.training import Engine
@@ -150,7 +150,7 @@ class Simulation:
         problem, training, t = self.problem, self.problem.training, state.round + 1
         if self._clock is not None:
             reject_chosen_clients(self.observers, t)
-            return run_update(state, self._clock, lr, self._chosen, training, problem.rules, self._debugger)
+            return run_update(state, self._clock, lr, self._chosen, problem.rules, self._debugger)
         sampled = with_included(problem.cohort(t, training.seed), self.observers, t, problem)
         cohort, seconds, too_slow = _taken(problem, sampled, t)
         probe = _probe(self.observers, t)
@@ -199,7 +199,7 @@ def _taken(problem: Problem, sampled: Tensor, round: int) -> tuple[Tensor, float
     count = len(sampled) if given is None else problem.cohort_size
     taken, seconds, slow = first_arrivals(sampled, count, steps, problem.speeds[sampled], stragglers)
     rejected = [Rejection(client, TOO_SLOW) for client in slow]
-    check_enough(round, len(taken), problem.rules, rejected)
+    problem.rules.check_enough(round, len(taken), rejected)
     return taken, seconds, rejected
 
 

@@ -42,16 +42,7 @@ from fedlalr.federation.asynchronous.clock import Async, Clock, Period
 from fedlalr.federation.compression.channel import Channel
 from fedlalr.federation.replies.reducing import reduce_replies, weights
 from fedlalr.federation.replies.screening import Rejection, screen
-from fedlalr.federation.round import (
-    RoundOutcome,
-    Rules,
-    ServerState,
-    Stopwatch,
-    by_client,
-    check_enough,
-    update_slots,
-    work_of,
-)
+from fedlalr.federation.round import RoundOutcome, Rules, ServerState, Stopwatch, by_client, update_slots, work_of
 from fedlalr.training.interfaces import Buffers, Engine, Replies, Training, Work
 from fedlalr.training.personal import from_clients, named, shared_buffers, shared_slots, to_clients
 from fedlalr.training.ranks import WHOLE
@@ -76,19 +67,13 @@ def no_reply(training: Training, slots: Slots, buffers: Buffers) -> Slots:
 
 
 def run_update(
-    state: ServerState,
-    clock: Clock,
-    lr: float,
-    engine: Engine,
-    training: Training,
-    rules: Rules,
-    on_rejected: OnRejected | None = None,
+    state: ServerState, clock: Clock, lr: float, engine: Engine, rules: Rules, on_rejected: OnRejected | None = None
 ) -> RoundOutcome:
     """One update of the server. The state passed in is never changed, so it is still valid on `RoundFailed`.
 
     Of the clock's unusable replies in flight, those that arrive are removed, and new ones are added.
     """
-    watch, asynchronous, unusable = Stopwatch(), clock.asynchronous, clock.unusable
+    watch, training, asynchronous, unusable = Stopwatch(), clock.training, clock.asynchronous, clock.unusable
     channel = Channel.of(rules.compression, training, state.round + 1)
     period, fresh, trained = clock.advance(), dict[int, Slots](), set[int]()
     while True:
@@ -125,14 +110,14 @@ def reduce_arrived(
 ) -> RoundOutcome:
     """Update the server with replies: client, version and what is stored of each. `work` is that of the clients that
     started; `rejected` are those whose replies cannot be used."""
-    check_enough(work.round, len(arrived), rules, rejected)
+    rules.check_enough(work.round, len(arrived), rejected)
     table, ids = training.algorithm.slots, [client for client, _, _ in arrived]
     current = shared_slots(training, state.slots.only(*table.down))
     replies = _rebased([row for _, _, row in arrived], current, work.buffers, training)
     ratio = rules.max_norm_ratio
     accepted, unusable, clipped = screen(replies, current, table, buffers=work.buffers, max_norm_ratio=ratio)
     rejected = tuple(sorted([*rejected, *(Rejection(ids[place], reason) for place, reason in unusable)]))
-    check_enough(work.round, len(accepted.clients), rules, rejected)
+    rules.check_enough(work.round, len(accepted.clients), rejected)
     clock.lap("screen")
 
     ages = torch.tensor([state.round - arrived[place][1] for place in accepted.clients.tolist()], device="cpu")

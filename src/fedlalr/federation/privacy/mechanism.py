@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -227,15 +228,10 @@ class PrivateReduction:
         return torch.full((self.mechanism.cohort,), 1 / self.mechanism.cohort, dtype=torch.float64)
 
     def _derived(self, change: Tensor) -> Tensor:
-        algorithm, privacy = self.training.algorithm, self.mechanism.privacy
-        return derived(
-            self.server.v_hat,
-            change,
-            self.mechanism.deviation(privacy.unit("x")) ** 2,
-            self._layout,
-            beta2=algorithm.betas[1],  # type: ignore[attr-defined]  # `is_derivable` checked both
-            eps=algorithm.eps,  # type: ignore[attr-defined]
-        )
+        algorithm: Any = self.training.algorithm  # `is_derivable` checked that it has betas and eps
+        variance = self.mechanism.deviation(self.mechanism.privacy.unit("x")) ** 2
+        beta2, eps = algorithm.betas[1], algorithm.eps
+        return derived(self.server.v_hat, change, variance, self._layout, beta2=beta2, eps=eps)
 
     def _next_buffers(self, change: Tensor) -> Buffers:
         """The buffers with their noised changes; whole numbers stay as they are, and variances above zero."""

@@ -8,14 +8,20 @@ The robust reductions of `reductions.py` have both properties, and so does the m
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots, SlotTable
 from fedlalr.federation.replies.reductions import BUFFERS, REDUCTIONS, Max, Mean, SlotReduction, as_rows, mean_change
-from fedlalr.training.interfaces import Buffers, Replies, real_numbers
+from fedlalr.training.interfaces import Buffers, Replies, Tensors, real_numbers
 from fedlalr.training.ranks import WHOLE, Spread
+
+Reductions = Mapping[str, SlotReduction]
+"""By slot, those that differ from the algorithm's."""
+NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 def weights(samples: Tensor, weighting: str, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -29,12 +35,7 @@ def weights(samples: Tensor, weighting: str, dtype: torch.dtype, device: torch.d
 
 
 def reduce_replies(
-    replies: Replies,
-    broadcast: Slots,
-    buffers: Mapping[str, Tensor],
-    share: Tensor,
-    table: SlotTable,
-    how: Mapping[str, SlotReduction] | None = None,
+    replies: Replies, broadcast: Slots, buffers: Tensors, share: Tensor, table: SlotTable, how: Reductions = NONE
 ) -> tuple[Slots, Buffers]:
     """A cohort's slots and buffers, each reduced to one value, also if their rows are spread over ranks."""
     slots = reduce_slots(replies.slots, broadcast, share, table, how, replies.spread)
@@ -42,12 +43,7 @@ def reduce_replies(
 
 
 def reduce_slots(
-    uploads: Slots,
-    broadcast: Slots,
-    share: Tensor,
-    table: SlotTable,
-    how: Mapping[str, SlotReduction] | None = None,
-    spread: Spread = WHOLE,
+    uploads: Slots, broadcast: Slots, share: Tensor, table: SlotTable, how: Reductions = NONE, spread: Spread = WHOLE
 ) -> Slots:
     """Every uploaded slot `[R, P]` reduced to `[P]`, by `how` or, for slots not named there, by the table.
 
@@ -55,7 +51,7 @@ def reduce_slots(
     """
     sums, maxima, reduced = {}, {}, {}
     for name, default in table.up.items():
-        chosen = (how or {}).get(name) or REDUCTIONS[default]()
+        chosen = how.get(name) or REDUCTIONS[default]()
         values, reference = uploads[name], broadcast.get(name)
         if spread.is_whole or type(chosen) not in (Mean, Max):  # a user's subclass may reduce differently
             every = spread.gather(values)
@@ -82,18 +78,14 @@ def _checked(name: str, value: Tensor, upload: Tensor) -> Tensor:
 
 
 def reduce_buffers(
-    stacked: Buffers,
-    share: Tensor,
-    how: Mapping[str, SlotReduction] | None = None,
-    broadcast: Mapping[str, Tensor] | None = None,
-    spread: Spread = WHOLE,
+    stacked: Buffers, share: Tensor, how: Reductions = NONE, broadcast: Tensors = NONE, spread: Spread = WHOLE
 ) -> Buffers:
     """Floating-point and complex buffers reduced by `how`, by default to their mean; integers to their median.
 
     For a number that never changes, the median is the value most clients have; a count is not moved far by one client.
     """
     reduced: Buffers = {}
-    chosen, before = (how or {}).get(BUFFERS, Mean()), broadcast or {}
+    chosen = how.get(BUFFERS, Mean())
     share = share.double() / share.double().sum()  # the slots' rounded weights would shift large numbers
     for dtype in dict.fromkeys(values.dtype for values in stacked.values()):  # once for all of a dtype
         alike = {name: values for name, values in stacked.items() if values.dtype == dtype}
@@ -103,7 +95,7 @@ def reduce_buffers(
         elif type(chosen) is Mean:
             row = _mean(flat, share, spread)
         else:
-            known = [before.get(name, values.new_zeros(values.shape[1:])) for name, values in alike.items()]
+            known = [broadcast.get(name, values.new_zeros(values.shape[1:])) for name, values in alike.items()]
             reference = torch.cat([real_numbers(each).flatten() for each in known])
             row = _reduce_floats(spread.gather(flat), reference, share, chosen)
         row = torch.view_as_complex(row.view(-1, 2)) if dtype.is_complex else row
