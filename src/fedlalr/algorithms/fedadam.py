@@ -46,9 +46,6 @@ class FedAdam(LocalSGD):
         return init_moments(params, self.eps**2 if self.initial_v is None else self.initial_v)
 
     def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
-        return adam(server, reduced.delta, lr=self._rate(context.round), betas=self.betas, eps=self.eps)
-
-    def _rate(self, round: int) -> float | Tensor:
-        if not self.bias_correction:
-            return self.server_lr
-        return corrected_rate(self.server_lr, self.betas, round + 1 if self.bias_correction == "flower" else round)
+        t = context.round + (self.bias_correction == "flower")
+        rate = corrected_rate(self.server_lr, self.betas, t) if self.bias_correction else self.server_lr
+        return adam(server, reduced.delta, lr=rate, betas=self.betas, eps=self.eps)

@@ -1,7 +1,7 @@
 """The round and the run: sample, train, check, reduce, step, evaluate, record, checkpoint."""
 
 from fedlalr.federation import schedules
-from fedlalr.federation.asynchronous.clock import Async
+from fedlalr.federation.asynchronous.settings import Async
 from fedlalr.federation.compression import codecs
 from fedlalr.federation.compression.compression import Compression
 from fedlalr.federation.early_stopping import EarlyStopping

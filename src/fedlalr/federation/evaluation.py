@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, SupportsFloat
+from typing import Any, Literal, NamedTuple, SupportsFloat, cast
 
 import torch
 from torch import Tensor, nn
@@ -127,8 +127,7 @@ def _class_weights(loss: object) -> Tensor | None:
     if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
         return loss.weight
     if isinstance(loss, partial) and loss.func in (nn.functional.cross_entropy, nn.functional.nll_loss):
-        weight: Tensor | None = loss.keywords.get("weight")
-        return weight
+        return cast(Tensor | None, loss.keywords.get("weight"))
     return None
 
 

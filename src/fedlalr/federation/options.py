@@ -18,7 +18,7 @@ from fedlalr.common.named import made
 from fedlalr.common.option_types import Count, Positive, check_fields
 from fedlalr.common.reading import at_home
 from fedlalr.data.population import Clients
-from fedlalr.federation.asynchronous.clock import Async
+from fedlalr.federation.asynchronous.settings import Async
 from fedlalr.federation.compression.compression import Compression, compression_for
 from fedlalr.federation.evaluation import Metrics
 from fedlalr.federation.observers import Observer

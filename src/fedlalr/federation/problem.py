@@ -12,8 +12,8 @@ from fedlalr.data.holdout import hold_out
 from fedlalr.data.population import Clients, Population, as_clients
 from fedlalr.data.test_set import as_test
 from fedlalr.data.transforms import Transform
-from fedlalr.federation.asynchronous.clock import Async
 from fedlalr.federation.asynchronous.rounds import no_reply
+from fedlalr.federation.asynchronous.settings import Async
 from fedlalr.federation.combinations import MAX, check_combinations, features_of
 from fedlalr.federation.evaluation import check_metrics
 from fedlalr.federation.options import Options

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from fedlalr.algorithms.slots import Algorithm
 from fedlalr.common.printable import has_terminal
 from fedlalr.data.population import Clients
-from fedlalr.federation.asynchronous.clock import Async, Clock
+from fedlalr.federation.asynchronous.clock import Clock
 from fedlalr.federation.asynchronous.rounds import run_update
+from fedlalr.federation.asynchronous.settings import Async
 from fedlalr.federation.debug import Debugger
 from fedlalr.federation.evaluation import Score, evaluate_clients
 from fedlalr.federation.observers import Observer, RunInfo

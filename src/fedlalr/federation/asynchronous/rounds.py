@@ -38,7 +38,8 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots
-from fedlalr.federation.asynchronous.clock import Async, Clock, Period
+from fedlalr.federation.asynchronous.clock import Clock, Period
+from fedlalr.federation.asynchronous.settings import Async
 from fedlalr.federation.compression.channel import Channel
 from fedlalr.federation.replies.reducing import reduce_replies, weights
 from fedlalr.federation.replies.screening import Rejection, screen

@@ -17,8 +17,9 @@ from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
 from fedlalr.algorithms.slots import Slots
-from fedlalr.federation.asynchronous.clock import Async, Line
+from fedlalr.federation.asynchronous.clock import Line
 from fedlalr.federation.asynchronous.rounds import reduce_arrived, stored
+from fedlalr.federation.asynchronous.settings import Async
 from fedlalr.federation.replies.payload import Rejected
 from fedlalr.federation.replies.screening import Rejection, measure_reply
 from fedlalr.federation.round import RoundOutcome, Stopwatch
