@@ -73,8 +73,9 @@ def _checked(name: str, value: Tensor, upload: Tensor) -> Tensor:
     if not isinstance(value, Tensor) or value.shape != upload.shape[1:]:
         given = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
         raise ValueError(f"the reduction of {name} must return a tensor {tuple(upload.shape[1:])}, not {given}")
+    value = value.to(upload.dtype)
     shared = value.untyped_storage().data_ptr() == upload.untyped_storage().data_ptr()
-    return value.clone() if shared else value.to(upload.dtype)
+    return value.clone() if shared else value
 
 
 def reduce_buffers(
