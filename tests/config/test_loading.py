@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from fedlalr import config
-from fedlalr.common.suggestions import nearest
+from fedlalr.common.named import nearest
 from fedlalr.config import ConfigError
 from fedlalr.config.loading import check, with_method
 from fedlalr.config.schema import Config

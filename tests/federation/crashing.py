@@ -29,7 +29,7 @@ import fedlalr as fl
 from fedlalr.algorithms import create
 from fedlalr.federation import round as server
 from fedlalr.federation.storage import journal as rundir
-from fedlalr.federation.storage import kept_files
+from fedlalr.federation.storage import tensor_files
 
 torch.set_num_threads(1)
 
@@ -41,7 +41,7 @@ def problem(width: int) -> tuple[nn.Module, list[tuple[torch.Tensor, torch.Tenso
 
 
 def train(options: dict, run_dir: Path | None, end: Path) -> None:
-    kept_files.FILES = options["kept_files"]
+    tensor_files.FILES = options["kept_files"]
     model, clients = problem(options["width"])
     how = {"clients_per_round": options["cohort"]}
     if options["asynchronous"] is not None:

@@ -95,7 +95,7 @@ def test_a_record_with_distributions_is_written_and_read_again(tmp_path):
     assert record.to_json() == lines[-1]
     broken = json.loads(lines[-1])
     broken["per_client"]["loss"]["worst"] = "high"
-    with pytest.raises(ValueError, match="worst of loss is 'high', not a number"):
+    with pytest.raises(ValueError, match="per_client/loss/worst is 'high', not a number"):
         fl.Record.from_json(json.dumps(broken))
     broken["per_client"]["loss"]["worst"] = None
     assert fl.Record.from_json(json.dumps(broken)).per_client["loss"].worst != 0

@@ -5,8 +5,7 @@ import torch
 
 import fedlalr as fl
 from conftest import make_clients, make_model
-from fedlalr.federation.speeds import client_speeds
-from fedlalr.federation.stragglers import TOO_SLOW, Stragglers, first_arrivals
+from fedlalr.federation.stragglers import TOO_SLOW, Stragglers, client_speeds, first_arrivals
 
 SPEEDS = [1.0, 4.0, 0.5, 2.0, 0.25, 8.0]
 

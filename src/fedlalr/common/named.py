@@ -1,13 +1,12 @@
-"""Objects that a setting names, with their options."""
+"""Objects that a setting names, with their options; and suggestions for misspelt names."""
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache, partial
 from typing import Any
-
-from fedlalr.common.suggestions import hint
 
 
 class UnknownOption(TypeError, ValueError):
@@ -55,9 +54,16 @@ def built(given: object, table: Mapping[str, Callable[..., Any]], unknown: str, 
         given = given.get("name")
     if not isinstance(given, str):
         return given
-    check_known(unknown, given, table)
-    check_options(called.format(repr(given)), options, options_of(table[given]))
-    return table[given](**options)
+    return created(given, options, table, unknown, called)
+
+
+def created(
+    name: str, options: Mapping[str, Any], table: Mapping[str, Callable[..., Any]], unknown: str, called: str = "{}"
+) -> Any:
+    """The object of a name in the table, with its options; see `built`."""
+    check_known(unknown, name, table)
+    check_options(called.format(name), options, options_of(table[name]))
+    return table[name](**options)
 
 
 def made(given: object, kind: type, name: str) -> Any:
@@ -72,3 +78,28 @@ def made(given: object, kind: type, name: str) -> Any:
         if default is inspect.Parameter.empty and option not in given:
             raise ValueError(f"{name} needs {option}; it takes {', '.join(options)}")
     return kind(**given)
+
+
+def nearest(given: object, choices: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The choice most similar to a name, comparing whole names or the parts after the last dot.
+
+    >>> nearest("alpha", ["partition.alpha", "rounds"])
+    'partition.alpha'
+    >>> nearest("zzz", ["rounds"]) is None
+    True
+    """
+    text, choices = str(given).lower(), list(choices)
+    whole = difflib.get_close_matches(text, choices, n=1, cutoff=cutoff)
+    if whole:
+        return whole[0]
+    by_last: dict[str, str] = {}
+    for choice in choices:
+        by_last.setdefault(choice.rsplit(".", 1)[-1], choice)
+    found = difflib.get_close_matches(text.rsplit(".", 1)[-1], by_last, n=1, cutoff=max(cutoff, 0.75))
+    return by_last[found[0]] if found else None
+
+
+def hint(given: object, choices: Iterable[str]) -> str:
+    """` Did you mean …?`, or an empty text if no choice is similar."""
+    near = nearest(given, choices)
+    return f" Did you mean {near!r}?" if near else ""

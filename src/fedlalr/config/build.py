@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -109,10 +109,8 @@ def build_interval(local: LocalConfig) -> Interval:
         return Epochs(local.epochs)
     if local.steps is not None:
         return Steps(local.steps)
-    start, base = local.start, local.base
-    assert start is not None  # checked by the schema
-    assert base is not None
-    return LogInterval(start, base, local.unit or "steps")
+    # the schema requires both
+    return LogInterval(cast(int, local.start), cast(float, local.base), local.unit or "steps")
 
 
 def build_options(config: Config) -> dict[str, Any]:
@@ -138,8 +136,8 @@ def execute(
     A configuration that cannot run raises `ConfigError` before the first round and writes no file. A run that fails or
     is interrupted leaves its records and a summary that says so.
     """
-    run_dir = None if run_dir is None else at_home(run_dir)
-    directory = RunDirectory(run_dir) if run_dir is not None else None
+    directory = None if run_dir is None else RunDirectory(at_home(run_dir))
+    path = None if directory is None else directory.path
     prepared = _prepare(config)
     if directory is not None and not resume:
         with as_config_errors(RunDirectoryError):  # another process uses the directory
@@ -148,10 +146,13 @@ def execute(
         directory.check_free()
     files = _RunFiles(config, directory)
     try:
-        watching = (files, *_recorders(config, run_dir), *observers)
+        watching = [files, *observers]
+        if (wanted := config.trajectory) is not None:
+            file = None if path is None else path / TRAJECTORY_FILE
+            watching.insert(1, Trajectory(wanted.clients, wanted.rounds, file))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RepliesRejected)  # records, progress and summary count them
-            result = run(**prepared, observers=watching, progress=False, run_dir=run_dir, resume=resume, debug=debug)
+            result = run(**prepared, observers=watching, progress=False, run_dir=path, resume=resume, debug=debug)
     except BaseException as error:
         if files.info is None and isinstance(error, ValueError | TypeError | ImportError | RunDirectoryError):
             raise ConfigError(str(error)) from error  # before the first round: incompatible settings, missing extras
@@ -179,15 +180,6 @@ def _prepare(config: Config) -> dict[str, Any]:
         **({} if config.loss is None else {"loss": find(config.loss, "loss")}),
         **build_options(config),
     }
-
-
-def _recorders(config: Config, run_dir: str | Path | None) -> list[Observer]:
-    """Observers for requested records other than the metrics."""
-    wanted = config.trajectory
-    if wanted is None:
-        return []
-    path = None if run_dir is None else Path(run_dir) / TRAJECTORY_FILE
-    return [Trajectory(wanted.clients, wanted.rounds, path)]
 
 
 class _RunFiles(Observer):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedlalr.algorithms import registry
 from fedlalr.common.files import as_file_name
@@ -110,12 +109,10 @@ def score(accuracies: Sequence[Sequence[float | None]], rounds: int) -> float:
 
 def _trial(config: Config, method: str, settings: Settings, seeds: int, folder: Path) -> GridPoint:
     name = as_file_name(",".join(f"{option}={value:g}" for option, value in settings.items()))
-    held_out: Mapping[str, Any] = {"validation": config.data.validation or VALIDATION}
     jobs = []
     for seed in range(config.seed + FIRST_SEED, config.seed + FIRST_SEED + seeds):
-        plain = with_method(config, method, seed=seed)
-        tree = plain.model_dump()
-        tree["data"] |= held_out
+        tree = with_method(config, method, seed=seed).model_dump()
+        tree["data"]["validation"] = config.data.validation or VALIDATION
         tree["algorithm"] |= settings
         jobs.append(Job(check(tree), folder / method / name / f"seed-{seed}"))
     return GridPoint(method, settings, tuple(jobs))
@@ -127,9 +124,5 @@ def _around(config: Config, method: str) -> dict[str, list[float]]:
     if rates is None:
         rates = [name for name in RATES if name in own]
     factors = _HALF_DECADES if len(rates) == 1 else _THREE
-    return {name: [_rounded(own[name] * factor) for factor in factors] for name in rates}
-
-
-def _rounded(rate: float) -> float:
-    """A rate rounded to two digits: precise enough, and easier to read in a table."""
-    return float(f"{rate:.2g}")
+    # two digits are precise enough, and easier to read in a table
+    return {name: [float(f"{own[name] * factor:.2g}") for factor in factors] for name in rates}

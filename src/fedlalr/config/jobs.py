@@ -131,16 +131,9 @@ def run_jobs(
             if error is not None and not keep_going:
                 raise _died(jobs[over]) if isinstance(error, BrokenProcessPool) and over is not None else error
             if over is not None:
-                summaries[over] = _summary(jobs[over]) if error is None else _broken(jobs[over], error)
-            on_event(
-                Event(
-                    done=len(summaries),
-                    total=len(jobs),
-                    running=[jobs[j] for j in running],
-                    over=None if over is None else jobs[over],
-                    summary=None if over is None else summaries[over],
-                )
-            )
+                summaries[over] = jobs[over].directory.summary() or {} if error is None else _broken(jobs[over], error)
+            ending, found = (None, None) if over is None else (jobs[over], summaries[over])
+            on_event(Event(len(summaries), len(jobs), [jobs[j] for j in running], ending, found))
     return [summaries[i] for i in range(len(jobs))]
 
 
@@ -252,9 +245,3 @@ def _broken(job: Job, error: Exception) -> Summary:
     died = isinstance(error, BrokenProcessPool)
     failure = "its process or a parallel one died" if died else f"{type(error).__name__}: {error}"
     return {"accuracy": None, "seconds": 0.0, **(job.directory.summary() or {}), "status": "failed", "failure": failure}
-
-
-def _summary(job: Job) -> Summary:
-    summary = job.directory.summary()
-    assert summary is not None, f"{job.folder} has no summary after its run"
-    return summary

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_args
@@ -13,8 +11,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from fedlalr.algorithms import registry
+from fedlalr.common.named import hint
 from fedlalr.common.reading import read_file
-from fedlalr.common.suggestions import hint
 from fedlalr.config import yaml_file
 from fedlalr.config.errors import ConfigError, listed
 from fedlalr.config.overrides import Tree, expand, has_own_data, merge, parse_overrides
@@ -84,8 +82,8 @@ def dump(config: Config) -> str:
 
 
 def _read(source: str | Path) -> Tree:
-    text = str(source)
-    if text in _preset_names():
+    text, names = str(source), _preset_names()
+    if text in names:
         return _read_preset(text)
     path = Path(text)
     if path.is_dir() and (path / CONFIG_FILE).is_file():
@@ -93,8 +91,8 @@ def _read(source: str | Path) -> Tree:
     if path.suffix in (".yaml", ".yml") or path.is_file():
         return _read_file(path)
     raise ConfigError(
-        f"there is no preset {text!r}; choose one of {listed(presets())}, or give a YAML file or a run directory."
-        f"{_like(path) or hint(text, presets())}"
+        f"there is no preset {text!r}; choose one of {listed(names)}, or give a YAML file or a run directory."
+        f"{_like(path) or hint(text, names)}"
     )
 
 
@@ -104,11 +102,6 @@ def _preset_names() -> list[str]:
 
 
 def _read_preset(name: str) -> Tree:
-    return copy.deepcopy(_parsed_preset(name))
-
-
-@cache
-def _parsed_preset(name: str) -> Tree:
     text = (resources.files("fedlalr.config") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
     return {"name": name, **yaml_file.parse(text)}
 
@@ -127,9 +120,10 @@ def _read_file(path: Path) -> Tree:
     named = {"name": path.stem, **tree}
     if base is None:
         return named
-    if not isinstance(base, str) or base not in presets():
-        near = hint(str(base), presets())
-        raise ConfigError(f"{path}: there is no preset {base!r}; choose one of {listed(presets())}.{near}")
+    names = _preset_names()
+    if not isinstance(base, str) or base not in names:
+        near = hint(str(base), names)
+        raise ConfigError(f"{path}: there is no preset {base!r}; choose one of {listed(names)}.{near}")
     return merge(_read_preset(base), named)
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.data import ConcatDataset
 
-from fedlalr.common.suggestions import hint
+from fedlalr.common.named import hint
 from fedlalr.config.errors import ConfigError, listed
 from fedlalr.data import Population
 from fedlalr.data.holdout import hold_out
@@ -43,7 +43,7 @@ def check_name(name: str) -> None:
 def own_model(name: str, options: Mapping[str, Any], sizes: Mapping[str, Any], seed: int) -> nn.Module:
     """The model that a function makes. Parameters without a default get the sizes of the data of that name."""
     function = find(name, "model")
-    wanted = _parameters(function)
+    wanted = inspect.signature(function).parameters
     derived = {size: value for size, value in sizes.items() if size in wanted and wanted[size].default is _REQUIRED}
     model = call(function, name, "model", {**derived, **options}, seed)
     if not isinstance(model, nn.Module):
@@ -97,7 +97,7 @@ def find(name: str, setting: str) -> Callable[..., Any]:
 
 def call(function: Callable[..., Any], name: str, setting: str, given: Mapping[str, Any], seed: int) -> Any:
     """Call a function with its options, and with the run's `seed` if it takes one; torch is seeded with it, too."""
-    wanted = _parameters(function)
+    wanted = inspect.signature(function).parameters
     arguments = {**({"seed": seed} if "seed" in wanted else {}), **given}
     any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in wanted.values())
     for option in arguments:
@@ -132,10 +132,6 @@ def held_out(clients: Clients, share: float, seed: int) -> tuple[Clients, Client
 
 
 _REQUIRED = inspect.Parameter.empty
-
-
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(function).parameters
 
 
 def _raised(error: Exception) -> str:

@@ -17,7 +17,7 @@ from fedlalr.config.errors import ConfigError
 from fedlalr.config.loading import CONFIG_FILE, dump, load
 from fedlalr.config.schema import Config
 from fedlalr.federation import Record, Rejection, RunInfo
-from fedlalr.federation.storage.journal import CHECKPOINTS, METRICS_FILE, RunDirectoryError, clear_run, versions
+from fedlalr.federation.storage.journal import CHECKPOINTS, METRICS_FILE, clear_run, explained, versions
 from fedlalr.federation.trajectory import TRAJECTORY_FILE
 from fedlalr.training.machine import hardware
 
@@ -44,8 +44,6 @@ class RunDirectory:
 
     def clear(self) -> None:
         """Remove the run, and nothing else."""
-        if not self.path.is_dir():
-            return
         clear_run(self.path, also=(REPORT_FILE, SUMMARY_FILE, TRAJECTORY_FILE, CONFIG_FILE))
 
     def check_free(self) -> None:
@@ -88,22 +86,14 @@ class RunDirectory:
         self._write(SUMMARY_FILE, json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
 
     def _write(self, name: str, text: str) -> None:
-        try:
+        advice = "; fix the problem, then start or resume the run again"
+        with explained(f"{self.path / name} cannot be written", advice):
             self.path.mkdir(parents=True, exist_ok=True)
             write_whole(self.path / name, text)
-        except OSError as error:
-            reason = error.strerror or error
-            raise RunDirectoryError(
-                f"{self.path / name} cannot be written: {reason}; fix the problem, then start or resume the run again"
-            ) from error
 
 
 def summarise(
-    config: Config,
-    info: RunInfo,
-    records: list[Record],
-    failure: str | None = None,
-    rejected: Sequence[Rejection] = (),
+    config: Config, info: RunInfo, records: list[Record], failure: str | None = None, rejected: Sequence[Rejection] = ()
 ) -> Summary:
     """The summary of a run. `rejected` are the replies rejected in a failed round, which has no record."""
     accuracies = [record.accuracy for record in records if record.accuracy is not None]

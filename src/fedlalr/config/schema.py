@@ -12,17 +12,7 @@ from collections.abc import Callable
 from types import ModuleType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    create_model,
-    field_serializer,
-    model_serializer,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_serializer, model_validator
 from torch import nn
 
 from fedlalr.algorithms import registry
@@ -48,7 +38,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 def _with_limits(kind: Any) -> Any:
     """The type of an option as Pydantic reads it."""
     if get_origin(kind) is Annotated:
-        base, bounds = get_args(kind)
+        base, bounds, *_ = get_args(kind)
         limits: dict[str, Any] = {name: value for name, value in bounds._asdict().items() if value is not None}
         if base is float:
             limits["allow_inf_nan"] = False
@@ -307,8 +297,10 @@ class Config(OptionsConfig):
         return given
 
     @model_serializer(mode="wrap")
-    def _without_partition(self, as_usual: SerializerFunctionWrapHandler) -> Settings:
-        tree: Settings = as_usual(self)
+    def _only_given(self, as_usual: Callable[[Any], Settings]) -> Settings:
+        """Everything, but of `local` only what is given, and no partition of data that has its own clients."""
+        tree = as_usual(self)
+        tree["local"] = {name: value for name, value in tree["local"].items() if value is not None}
         if is_own(self.data.name):
             tree.pop("partition", None)
         return tree
@@ -331,10 +323,6 @@ class Config(OptionsConfig):
                 f"{self.clients_per_round}, and all of them must take part in the recorded rounds"
             )
         return self
-
-    @field_serializer("local")
-    def _only_given(self, local: LocalConfig) -> Settings:
-        return {name: value for name, value in local if value is not None}
 
     @property
     def partition_seed(self) -> int:

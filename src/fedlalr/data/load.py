@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlalr.common.suggestions import nearest
+from fedlalr.common.named import nearest
 from fedlalr.data.partition import Partition, partition
 from fedlalr.data.population import Population, Samples
 from fedlalr.data.random import bits, key

@@ -11,13 +11,12 @@ from fedlalr.federation.privacy.privacy import Privacy
 from fedlalr.federation.record import Record
 from fedlalr.federation.replies import reductions
 from fedlalr.federation.replies.screening import Rejection
-from fedlalr.federation.result import Result
+from fedlalr.federation.result import Result, load
 from fedlalr.federation.round import RoundFailed
 from fedlalr.federation.run import run
 from fedlalr.federation.session import RepliesRejected
 from fedlalr.federation.storage.checkpoint import CheckpointError
 from fedlalr.federation.storage.journal import RunDirectoryError
-from fedlalr.federation.storage.saved_result import load
 from fedlalr.federation.stragglers import Stragglers
 from fedlalr.federation.trajectory import Trajectory
 

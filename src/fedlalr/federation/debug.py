@@ -48,16 +48,14 @@ def diagnosis(training: Training, work: Work, rejection: Rejection) -> str:
     if traces:
         shown = {1, len(traces), *range((bad or 1) - 1, (bad or 1) - 1 + SHOWN_STEPS)}
         lines.append(f"  norms of its slots after its {len(traces)} local steps, trained alone:")
-        lines += [f"    step {each.step}: {_norms(each)}" for each in traces if each.step in shown]
+        for each in (each for each in traces if each.step in shown):
+            norms = ", ".join(f"{name} {value:.3g}" for name, value in each.values.items())
+            lines.append(f"    step {each.step}: {norms}")
     if bad is not None:
         lines.append(f"  its numbers are not finite from step {bad} on")
     if error:
         lines += ["  it raised:", *(f"    {line}" for line in error.splitlines())]
     return "\n".join(lines)
-
-
-def _norms(trace: Trace) -> str:
-    return ", ".join(f"{name} {value:.3g}" for name, value in trace.values.items())
 
 
 @dataclass

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from fedlalr.common.checks import check_choice, check_count, check_not_negative
+from fedlalr.common.checks import check_choice
+from fedlalr.common.option_types import Count, NotNegative, check_type
 from fedlalr.federation.observers import Observer, RunInfo, Stop
 from fedlalr.federation.record import Record
 
@@ -32,8 +33,8 @@ class EarlyStopping(Observer):
         min_delta: float = 0.0,
         mode: Literal["min", "max"] | None = None,
     ) -> None:
-        check_count("patience", patience)
-        check_not_negative("min_delta", min_delta)
+        check_type("patience", patience, Count)
+        check_type("min_delta", min_delta, NotNegative)
         if mode is None and metric not in _MODES:
             raise ValueError(
                 f"{metric!r} may be a metric of your own: add mode='min' if smaller values are better, or mode='max' "

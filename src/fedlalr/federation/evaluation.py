@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, SupportsFloat
+from typing import Any, Literal, NamedTuple, SupportsFloat, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from fedlalr.data.population import Clients
 from fedlalr.data.random import MODULES, key
 from fedlalr.data.test_set import as_test
 from fedlalr.data.transforms import Transform
-from fedlalr.data.trees import Tree, leaves, moved
+from fedlalr.data.trees import leaves, moved
 from fedlalr.federation.record import Distribution
 from fedlalr.federation.round import ServerState
 from fedlalr.hf import is_causal, next_tokens
@@ -97,8 +97,9 @@ def evaluate(
             tally[1], tally[2], tally[3] = (hits & counted).sum(), counted.sum(), 1
             each = counted if weights is None else weights.to(device)[wanted.where(counted, 0).long()] * counted
             tally[4] = each.double().sum()
-        else:
-            tally[4] = _weight(wanted, len(index))
+        else:  # of tokens, those that are not ignored
+            tokens = isinstance(wanted, Tensor) and has_tokens(wanted)
+            tally[4] = (wanted != IGNORED_LABEL).sum() if tokens else len(index)
         tally[0] = torch.where(tally[4] > 0, mean * tally[4], 0.0)  # the mean over no targets is NaN
         if metrics:
             seen[0].append(readable(prediction(outputs)))
@@ -126,8 +127,7 @@ def _class_weights(loss: object) -> Tensor | None:
     if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
         return loss.weight
     if isinstance(loss, partial) and loss.func in (nn.functional.cross_entropy, nn.functional.nll_loss):
-        weight: Tensor | None = loss.keywords.get("weight")
-        return weight
+        return cast(Tensor | None, loss.keywords.get("weight"))
     return None
 
 
@@ -140,13 +140,6 @@ def _in_parts(measure: Callable[[Tensor], Tensor], index: Tensor) -> Tensor:
             raise
     first, second = index.tensor_split(2)
     return _in_parts(measure, first) + _in_parts(measure, second)
-
-
-def _weight(targets: Tree, samples: int) -> Tensor | int:
-    """The weight of a batch in the mean loss: its samples or, for tokens, the targets that are not ignored."""
-    if isinstance(targets, Tensor) and has_tokens(targets):
-        return (targets != IGNORED_LABEL).sum()
-    return samples
 
 
 def _at_once(numbers: int, device: torch.device) -> int:

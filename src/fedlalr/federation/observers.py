@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from fedlalr.common.suggestions import nearest
+from fedlalr.common.named import nearest
 from fedlalr.training.interfaces import Probe, Trace
 
 if TYPE_CHECKING:

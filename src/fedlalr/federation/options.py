@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,8 +28,7 @@ from fedlalr.federation.replies.screening import MAX_NORM_RATIO
 from fedlalr.federation.round import Rules
 from fedlalr.federation.sampling import Kind, Sampler, check_sampling
 from fedlalr.federation.schedules import Constant, Schedule, check_rates, check_schedule, rates
-from fedlalr.federation.speeds import Speeds, check_speeds
-from fedlalr.federation.stragglers import Stragglers
+from fedlalr.federation.stragglers import Speeds, Stragglers, check_speeds
 from fedlalr.federation.validation import check_algorithm, check_model
 from fedlalr.training import Engine, Training
 from fedlalr.training.engines.registry import check_engine
@@ -259,16 +258,13 @@ class Options(LocalOptions):
         return rates(self.schedule, algorithm.lr, self.rounds)(round)
 
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
 def in_reading_order() -> list[Field[Any]]:
     """All options, starting with those that almost every call sets."""
     first = ("rounds", "clients_per_round", "sampling")
     return sorted(fields(Options), key=lambda each: first.index(each.name) if each.name in first else len(first))
 
 
-def documented(function: Function) -> Function:
+def documented(function: Any) -> Any:
     """Add the options to the signature and documentation of a function of `**options`."""
     own = inspect.signature(function)
     given = [
@@ -276,7 +272,7 @@ def documented(function: Function) -> Function:
         for each in in_reading_order()
     ]
     parameters = [each for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
-    function.__signature__ = own.replace(parameters=[*parameters, *given])  # type: ignore[attr-defined]
+    function.__signature__ = own.replace(parameters=[*parameters, *given])
     lines = [f"    {each.name}: {each.metadata['doc']}" for each in in_reading_order()]
     function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__ or ""), *lines])
     return function

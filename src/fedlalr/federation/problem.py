@@ -22,9 +22,8 @@ from fedlalr.federation.privacy.privacy import Privacy
 from fedlalr.federation.round import Rules, ServerState
 from fedlalr.federation.sampling import draw_cohort, poisson
 from fedlalr.federation.schedules import depends_on_rounds
-from fedlalr.federation.speeds import client_speeds
 from fedlalr.federation.storage.fingerprint import data_facts, facts_of
-from fedlalr.federation.stragglers import Stragglers
+from fedlalr.federation.stragglers import Stragglers, client_speeds
 from fedlalr.federation.validation import as_client_tests, check_cohort, check_data, check_observers
 from fedlalr.training import Training
 from fedlalr.training.calling import target_of

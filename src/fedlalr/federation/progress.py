@@ -102,7 +102,8 @@ class RunProgress(Observer):
 
     def _line(self, record: Record) -> str:
         place = f"round {record.round:>{len(str(self.info.rounds))}}/{self.info.rounds}"
-        return f"{place}  {self._facts(record)}  {self._left(record.round)} left"
+        each = (time.monotonic() - self._began) / (record.round - self.info.first_round + 1)
+        return f"{place}  {self._facts(record)}  {duration(each * (self.info.rounds - record.round))} left"
 
     def _facts(self, record: Record) -> str:
         accuracy = "" if record.accuracy is None else f"accuracy {record.accuracy:6.1%}  "
@@ -113,10 +114,6 @@ class RunProgress(Observer):
     def _is_due(self, round: int) -> bool:
         rounds = self.info.rounds
         return self.lines is None or round in (1, rounds) or round % max(1, rounds // self.lines) == 0
-
-    def _left(self, round: int) -> str:
-        done = round - self.info.first_round + 1
-        return duration((time.monotonic() - self._began) / done * (self.info.rounds - round))
 
 
 class NotebookProgress(RunProgress):

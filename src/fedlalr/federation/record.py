@@ -102,10 +102,7 @@ class Record:
 
     def _check_numbers(self) -> None:
         """Reject a record in which a number is something else, as in an edited file."""
-        others = ("rejected", "clipped", "repeatedly", "timing", "metrics", "per_client")
-        numbers = {name: value for name, value in vars(self).items() if name not in others}
-        over = {f"{part} of {name}": v for name, each in self.per_client.items() for part, v in each._asdict().items()}
-        for name, value in {**numbers, **self.timing, **self.metrics, **over}.items():
+        for name, value in self.numbers().items():
             missing = name in ("accuracy", "epsilon", "virtual_seconds", "staleness") and value is None
             if not missing and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise ValueError(f"{name} is {value!r}, not a number")

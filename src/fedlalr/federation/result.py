@@ -1,22 +1,38 @@
-"""What a run returns."""
+"""What a run returns, and a result in one file: `result.save(path)` and `fl.load(path, model)`.
+
+The file is a safetensors file: by name the model's parameters and buffers, the server's slots, and what is personal,
+stacked over the clients that have it. Its metadata is a JSON description with the history, `info`, those clients and a
+hash of every tensor. Reading executes nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from fedlalr.common.colours import COLOURS
+from fedlalr.common.files import write_whole
+from fedlalr.common.reading import at_home, open_file, read_file
 from fedlalr.federation.observers import RunInfo
 from fedlalr.federation.record import Record, over_clients, spent
 from fedlalr.federation.round import ServerState
+from fedlalr.federation.storage.checkpoint import LARGEST_DESCRIPTION, CheckpointError, sealed
+from fedlalr.federation.storage.fingerprint import hash_tensor
+from fedlalr.federation.storage.tensor_files import storable, take
 from fedlalr.training import Training
 from fedlalr.training.personal import BUFFER, SLOT, named
-from fedlalr.training.torch_state import copied, set_buffers
+from fedlalr.training.torch_state import copied, set_buffers, undisturbed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,8 +113,6 @@ class Result:
 
     def save(self, path: str | Path) -> None:
         """Write history, state, model and `info` to one file, without pickle; `fl.load(path, model)` reads it."""
-        from fedlalr.federation.storage.saved_result import save_result  # here, as it imports this module
-
         save_result(self, path)
 
     def __repr__(self) -> str:
@@ -153,3 +167,171 @@ def trained_model(model: nn.Module, state: ServerState, training: Training) -> n
     for own, given in zip(trained.parameters(), model.parameters(), strict=True):
         own.requires_grad_(given.requires_grad)  # `trainable` froze some of them
     return trained
+
+
+FORMAT = 1
+_KEY = "fedlalr"
+_CONVERSIONS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "float32": nn.Module.float,
+    "float64": nn.Module.double,
+    "bfloat16": nn.Module.bfloat16,
+    "float16": nn.Module.half,
+}
+
+
+def save_result(result: Result, path: str | Path) -> None:
+    """Write a result to a file; a file that is already there is replaced."""
+    tensors = {name: storable(tensor).to("cpu", copy=True).contiguous() for name, tensor in _tensors(result).items()}
+    content = {
+        "format": FORMAT,
+        "dtype": _dtype_of(result.model),
+        "info": {each.name: getattr(result.info, each.name) for each in _info_fields()},
+        "history": [record.as_dict() for record in result.history],
+        "personal": None if result.personal is None else list(result.personal),
+        "tensors": {name: hash_tensor(tensor) for name, tensor in tensors.items()},
+    }
+    write_whole(at_home(path), save_tensors(tensors, metadata={_KEY: json.dumps(sealed(content))}))
+
+
+def load(path: str | Path, model: nn.Module) -> Result:
+    """The result in a file that `result.save` wrote.
+
+    path: The file.
+    model: A module of the same structure; it is not changed, and its weights do not matter.
+
+    Raises `CheckpointError` if the file is damaged, was written by something else, or belongs to another model.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module of the structure that was trained, not {model!r}")
+    place = at_home(path)
+    try:
+        length, header, content = _read_header(place)
+        history = [Record.from_json(json.dumps(record)) for record in content["history"]]
+        if [record.round for record in history] != list(range(1, len(history) + 1)):
+            raise ValueError("its history does not hold the rounds from 1 on, in order")
+        info = _info(content["info"])
+        with undisturbed(torch.device("cpu")):
+            trained = _converted(model, content["dtype"])
+            clients = content["personal"] or []
+            stated = {name: header[name] for name in content["tensors"]}  # in the order of the run
+            like = _expected(stated, trained, len(clients))
+            tensors = load_tensors(read_file(place, length + sum(tensor.nbytes for tensor in like.values())))
+            if {name: hash_tensor(tensor) for name, tensor in tensors.items()} != content["tensors"]:
+                raise ValueError("it is damaged: its tensors do not match the hashes taken when they were written")
+            found = {name: take(tensors, name, tensor) for name, tensor in like.items()}
+            with torch.no_grad():
+                for name, tensor in _weights(trained).items():
+                    tensor.copy_(found[f"model/{name}"])
+        own = named(found, "personal/")
+        by_client = {client: {name: each[row] for name, each in own.items()} for row, client in enumerate(clients)}
+        return Result(history, _state(found), trained, info, None if content["personal"] is None else by_client)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise CheckpointError(f"the result in {place} cannot be loaded: {error.strerror}") from error
+    except (SafetensorError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"the result in {place} cannot be loaded: {error}") from error
+
+
+def _tensors(result: Result) -> dict[str, Tensor]:
+    slots = {f"slot/{slot}/{name}": part for slot, parts in result.state.items() for name, part in parts.items()}
+    each = list((result.personal or {}).values())
+    own = {f"personal/{name}": torch.stack([one[name] for one in each]) for name in (each[0] if each else ())}
+    return {f"model/{name}": tensor for name, tensor in _weights(result.model).items()} | slots | own
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters, tied ones once, and buffers."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _dtype_of(model: nn.Module) -> str | None:
+    """The precision of a model that has one; `dtype=` may have changed it for the run."""
+    kinds = {str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.is_floating_point()}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _read_header(place: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
+    """The length of a safetensors file up to its numbers, its table of tensors, and the verified description."""
+    with open_file(place) as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if not 0 < length <= min(size - 8, LARGEST_DESCRIPTION):
+            raise ValueError("it is not a file that result.save wrote")
+        header = json.loads(file.read(length))
+    metadata = header.pop("__metadata__", None)
+    if not isinstance(metadata, dict) or not isinstance(metadata.get(_KEY), str):
+        raise ValueError("it is not a file that result.save wrote; for weights alone use safetensors.torch.load_file")
+    whole = json.loads(metadata[_KEY])
+    content = whole["content"]
+    if sealed(content)["sha256"] != whole["sha256"]:
+        raise ValueError("it is damaged: its description does not match its own hash")
+    if content["format"] != FORMAT:
+        raise ValueError(f"it has format {content['format']!r}, and this version of fedlalr reads format {FORMAT}")
+    content.setdefault("personal", [])  # a file of an older version
+    for name, fits in _FITS.items():
+        if not fits(content[name]):
+            raise ValueError(f"its {name} is invalid")
+    return 8 + length, header, content
+
+
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "dtype": lambda value: value is None or value in _CONVERSIONS,
+    "info": lambda value: isinstance(value, dict),
+    "history": lambda value: isinstance(value, list) and all(isinstance(record, dict) for record in value),
+    "tensors": lambda value: isinstance(value, dict),
+    "personal": lambda value: (
+        value is None or (isinstance(value, list) and all(type(client) is int for client in value))
+    ),
+}
+"""Checks of each part of a description: a manipulated file may have a correct hash."""
+
+
+def _info_fields() -> list[dataclasses.Field[Any]]:
+    return [each for each in dataclasses.fields(RunInfo) if each.name != "history"]  # a resumed run's, not the result's
+
+
+def _info(given: Mapping[str, Any]) -> RunInfo:
+    """A `RunInfo` whose values have the types of its fields."""
+    kinds, values = get_type_hints(RunInfo, {"Record": Record}), dict(given)
+    values["slots"] = tuple(values["slots"])
+    for each in (each for each in _info_fields() if each.name in values):  # an older version has fewer
+        kind = tuple if each.name == "slots" else kinds[each.name]
+        whole = values[each.name]
+        if not isinstance(whole, kind) or isinstance(whole, bool):
+            raise ValueError(f"its info is invalid: {each.name} is {whole!r}")
+    return RunInfo(**values)
+
+
+def _converted(model: nn.Module, dtype: str | None) -> nn.Module:
+    """A copy of the model on the CPU, in the precision of the saved one."""
+    trained = copied(model).to("cpu")
+    return trained if dtype is None or _dtype_of(trained) in (None, dtype) else _CONVERSIONS[dtype](trained)
+
+
+def _expected(header: Mapping[str, Any], model: nn.Module, clients: int) -> dict[str, Tensor]:
+    """For each tensor in a file one of the shape and type that it must have; personal ones are stacks over clients."""
+    weights, parameters = _weights(model), dict(model.named_parameters())
+    missing = [name for name in weights if f"model/{name}" not in header]
+    if missing:
+        raise ValueError(f"it has no {missing[0]}, which this model has")
+    like = {}
+    for key, stated in header.items():
+        kind, _, rest = key.partition("/")
+        owner, name = (parameters, rest.partition("/")[2]) if kind == "slot" else (weights, rest)
+        if kind not in ("model", "slot", "personal") or name not in owner:
+            raise ValueError(f"it holds {key}, which this model does not have")
+        like[key] = owner[name].expand(clients, *owner[name].shape) if kind == "personal" else owner[name]
+        shape = tuple(stated["shape"])
+        if shape not in (like[key].shape, (*like[key].shape, 2)):  # the latter for complex numbers
+            raise ValueError(f"its {key} is {shape}, but this model's is {tuple(like[key].shape)}")
+    return like
+
+
+def _state(tensors: Mapping[str, Tensor]) -> State:
+    """The slots among the tensors of a file."""
+    state: State = {}
+    for key, tensor in named(tensors, "slot/").items():
+        slot, _, name = key.partition("/")
+        state.setdefault(slot, {})[name] = tensor
+    return state

@@ -12,8 +12,7 @@ from torch import Tensor
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
 from fedlalr.federation.compression.channel import Channel
 from fedlalr.federation.compression.compression import NONE, Compression
-from fedlalr.federation.privacy.mechanism import Mechanism, seeded_noise
-from fedlalr.federation.privacy.reducing import PrivateReduction
+from fedlalr.federation.privacy.mechanism import Mechanism, PrivateReduction, seeded_noise
 from fedlalr.federation.replies.reducing import reduce_buffers, reduce_replies, weights
 from fedlalr.federation.replies.reductions import SlotReduction
 from fedlalr.federation.replies.screening import MAX_NORM_RATIO, Rejection, screen
@@ -63,6 +62,11 @@ class Rules:
     def least(self) -> int:
         """The fewest usable replies with which a round does not fail. With privacy, a round without any is valid."""
         return self.min_clients if self.mechanism is None else 0
+
+    def check_enough(self, round: int, accepted: int, rejected: Sequence[Rejection], advice: str = "") -> None:
+        """Fail a round with too few usable replies."""
+        if accepted < self.least:
+            raise RoundFailed(too_few(round, accepted, self.least, rejected) + advice, rejected)
 
     def screening(self, table: SlotTable) -> tuple[SlotTable, float | None]:
         """By which slots and which ratio replies are screened. With privacy each reply is screened alone, and may be
@@ -125,7 +129,7 @@ def run_round(
     accepted, rejected, clipped = screen(replies, work.broadcast, table, buffers=work.buffers, max_norm_ratio=ratio)
     if rejected and on_rejected is not None:
         on_rejected(given, rejected)
-    check_enough(work.round, len(accepted.clients), rules, rejected, DEBUG_HINT if on_rejected is None else "")
+    rules.check_enough(work.round, len(accepted.clients), rejected, DEBUG_HINT if on_rejected is None else "")
     clock.lap("screen")
 
     new = _reduce(state, work, accepted, training, rules, channel)
@@ -213,7 +217,7 @@ def _recalibrated(
     usable, unusable, clipped = screen(measured, new.slots, table, buffers=before, max_norm_ratio=ratio)
     rejected = tuple(Rejection(client, f"recalibrated {reason}") for client, reason in unusable)
     overflow = ". If the new model overflows on their data, lower the learning rates"
-    check_enough(new.round, len(usable.clients), rules, rejected, overflow)
+    rules.check_enough(new.round, len(usable.clients), rejected, overflow)
     share = _share(usable, training, rules)
     return reduce_buffers(usable.buffers, share, rules.reduce, new.buffers), rejected, clipped
 
@@ -261,12 +265,6 @@ def _kept(state: ServerState, cohort: Tensor, training: Training) -> Slots:
     if not rows:
         return first.map(lambda tensor: tensor[None][:0])
     return Slots(**{name: torch.stack([row[name] for row in rows]) for name in first})
-
-
-def check_enough(round: int, accepted: int, rules: Rules, rejected: Sequence[Rejection], advice: str = "") -> None:
-    """Fail a round with too few usable replies."""
-    if accepted < rules.least:
-        raise RoundFailed(too_few(round, accepted, rules.least, rejected) + advice, rejected)
 
 
 def too_few(round: int, accepted: int, wanted: int, rejected: Sequence[Rejection]) -> str:

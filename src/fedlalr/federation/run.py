@@ -15,7 +15,7 @@ from fedlalr.algorithms.slots import Algorithm
 from fedlalr.common.printable import has_terminal
 from fedlalr.data.population import Clients
 from fedlalr.federation.asynchronous.clock import Clock
-from fedlalr.federation.asynchronous.rounds import Unusable, run_update
+from fedlalr.federation.asynchronous.rounds import run_update
 from fedlalr.federation.asynchronous.settings import Async
 from fedlalr.federation.debug import Debugger
 from fedlalr.federation.evaluation import Score, evaluate_clients
@@ -24,7 +24,7 @@ from fedlalr.federation.options import Options, documented
 from fedlalr.federation.problem import Problem
 from fedlalr.federation.replies.screening import Rejection
 from fedlalr.federation.result import Result
-from fedlalr.federation.round import RoundOutcome, ServerState, check_enough, run_round
+from fedlalr.federation.round import RoundOutcome, ServerState, run_round
 from fedlalr.federation.session import Session, run_info
 from fedlalr.federation.stragglers import TOO_SLOW, Stragglers, first_arrivals
 from fedlalr.training import Engine
@@ -100,7 +100,6 @@ class Simulation:
         self._debugger = Debugger(problem.training) if problem.options.debug and self.ranks.is_first else None
         self._chosen: Engine | None = None
         self._clock: Clock | None = None
-        self._unusable: Unusable = {}
 
     def start(self, state: ServerState, choices: dict[str, Any]) -> RunInfo:
         """Create the engine: as requested, or as the run was started with."""
@@ -122,7 +121,7 @@ class Simulation:
                 warn_if_busy()
         reason = "; ".join(filter(None, [reason, getattr(training.clients, "note", "")]))
         slots = tuple(starting_slots(training.algorithm, state.slots))
-        return run_info(self.problem, state, chosen.name, reason, slots, seconds)
+        return replace(run_info(self.problem, state, chosen.name, reason), slots=slots, seconds=seconds)
 
     def _restore_clock(self, updates: int, choices: dict[str, Any]) -> None:
         """The virtual clock of an asynchronous run after some updates, with the replies in flight."""
@@ -132,7 +131,7 @@ class Simulation:
             self._clock = Clock(self.problem.training, options.sampling, options.asynchronous, self.problem.speeds)
             known = self.ranks.first(choices.get("clock", {"more": [], "unusable": []}))
             self._clock.replay(updates, dict(known["more"]))
-            self._unusable = {(version, client): reason for version, client, reason in known["unusable"]}
+            self._clock.unusable = {(version, client): reason for version, client, reason in known["unusable"]}
 
     def _estimate(self, chosen: Engine, state: ServerState) -> float | None:
         """How long the rest of a heavy run takes on a CPU; None for other runs, and if the caller chose the engine."""
@@ -151,12 +150,8 @@ class Simulation:
         assert self._chosen is not None
         problem, training, t = self.problem, self.problem.training, state.round + 1
         if self._clock is not None:
-            assert isinstance(problem.options.asynchronous, Async)
             reject_chosen_clients(self.observers, t)
-            how, clock = problem.options.asynchronous, self._clock
-            return run_update(
-                state, clock, self._unusable, lr, self._chosen, training, problem.rules, how, self._debugger
-            )
+            return run_update(state, self._clock, lr, self._chosen, problem.rules, self._debugger)
         sampled = with_included(problem.cohort(t, training.seed), self.observers, t, problem)
         cohort, seconds, too_slow = _taken(problem, sampled, t)
         probe = _probe(self.observers, t)
@@ -173,7 +168,7 @@ class Simulation:
         """Record the chunk size, which a resumed run must reuse to get the same bits, and what its clock needs."""
         choices["chunk"] = getattr(self._chosen, "chunk", None)
         if self._clock is not None:
-            unusable = [[*flight, reason] for flight, reason in self._unusable.items()]
+            unusable = [[*flight, reason] for flight, reason in self._clock.unusable.items()]
             choices["clock"] = {"more": list(self._clock.more.items()), "unusable": unusable}
 
     def saved(self) -> None:
@@ -205,7 +200,7 @@ def _taken(problem: Problem, sampled: Tensor, round: int) -> tuple[Tensor, float
     count = len(sampled) if given is None else problem.cohort_size
     taken, seconds, slow = first_arrivals(sampled, count, steps, problem.speeds[sampled], stragglers)
     rejected = [Rejection(client, TOO_SLOW) for client in slow]
-    check_enough(round, len(taken), problem.rules, rejected)
+    problem.rules.check_enough(round, len(taken), rejected)
     return taken, seconds, rejected
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlalr.common.suggestions import hint
+from fedlalr.common.named import hint
 from fedlalr.data.random import COHORT, key
 
 Kind = Literal["uniform", "size", "round-robin"]

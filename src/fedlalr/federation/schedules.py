@@ -11,10 +11,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from fedlalr.common.checks import check_count, check_fraction, check_instance, check_share, whole_number
-from fedlalr.common.named import check_known, check_options, options_of
+from fedlalr.common.checks import MOST, check_instance
+from fedlalr.common.named import check_known, created, options_of
+from fedlalr.common.option_types import Bounds, Checked, Count, Fraction, Share
 
 Schedule = Callable[[int], float] | Callable[[int, int], float]
 
@@ -33,38 +34,31 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Exponential:
+class Exponential(Checked):
     """Multiply the rate by `factor` every `every` rounds.
 
     >>> [Exponential(0.5, every=2)(t) for t in (1, 2, 3, 4, 5)]
     [1.0, 1.0, 0.5, 0.5, 0.25]
     """
 
-    factor: float = 0.998
-    every: int = 1
-
-    def __post_init__(self) -> None:
-        check_share("Exponential's factor", self.factor)
-        check_count("Exponential's every", self.every)
+    called = "{owner}'s {field}"
+    factor: Share = 0.998
+    every: Count = 1
 
     def __call__(self, round: int) -> float:
         return float(self.factor ** ((round - 1) // self.every))
 
 
 @dataclass(frozen=True)
-class _Falling(ABC):
+class _Falling(Checked, ABC):
     """Rise linearly during the first `warmup` rounds, reach 1 in the next round, then fall to `final` in the last.
 
     With the default `final` the last round still trains; with 0 it would not.
     """
 
-    warmup: int = 0
-    final: float = 0.01
-
-    def __post_init__(self) -> None:
-        kind = type(self).__name__
-        whole_number(f"{kind}'s warmup", self.warmup, least=0)
-        check_fraction(f"{kind}'s final", self.final)
+    called = "{owner}'s {field}"
+    warmup: Annotated[int, Bounds(ge=0, le=MOST)] = 0
+    final: Fraction = 0.01
 
     def __call__(self, round: int, rounds: int) -> float:
         if self.warmup >= rounds:
@@ -114,8 +108,8 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 
 def create(name: str, **given: Any) -> Schedule:
     """A schedule by its name in configurations."""
-    check_options(name, given, options(name))
-    return SCHEDULES[name](**given)
+    schedule: Schedule = created(name, given, SCHEDULES, "there is no schedule")
+    return schedule
 
 
 def options(name: str) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from fedlalr.federation.record import Record
 from fedlalr.federation.replies.screening import SEVERAL, Streaks
 from fedlalr.federation.result import Result, named_state, personal_states, trained_model
 from fedlalr.federation.round import RoundOutcome, ServerState
+from fedlalr.federation.storage.fingerprint import plain
 from fedlalr.federation.storage.journal import Journal
-from fedlalr.federation.storage.plain_values import plain
 from fedlalr.federation.validation import check_slots
 from fedlalr.training import Training
 from fedlalr.training.memory import check_kept
@@ -45,16 +45,11 @@ class RepliesRejected(UserWarning):
 class Transport(Protocol):
     """Carries a round to the clients and back: an engine in the simulator, nodes on Flower."""
 
-    @property
-    def ranks(self) -> Ranks: ...
-
-    @property
-    def holds_kept(self) -> bool:
-        """Whether this process holds what clients keep, so that its checkpoints contain it."""
-
-    @property
-    def engine(self) -> str:
-        """The requested engine, which a resumed run must agree with."""
+    ranks: Ranks
+    holds_kept: bool
+    """Whether this process holds what clients keep, so that its checkpoints contain it."""
+    engine: str
+    """The requested engine, which a resumed run must agree with."""
 
     def start(self, state: ServerState, choices: dict[str, Any]) -> RunInfo:
         """Prepare the first round. `choices` are those a resumed run was started with; a new run fills them in."""
@@ -164,13 +159,8 @@ class Session:
         outcome = self.transport.run_round(self.state, lr)
         self.state = outcome.state
         self.transport.recorded(self.journal.choices)
-        evaluating = time.perf_counter()
-        evaluation = self._evaluate()
         last = t == self.options.rounds
-        due = last or t % self.options.evaluate_every == 0
-        scores = self.transport.evaluate_clients(self.state) if due else {}
-        outcome.timing["evaluate"] = time.perf_counter() - evaluating
-        record = self._record(outcome, lr, evaluation, scores, time.perf_counter() - began)
+        record = self._record(outcome, lr, began, due=last or t % self.options.evaluate_every == 0)
         for observer in self.observers if outcome.traces else ():
             observer.on_traces(t, lr, outcome.traces)  # first: a round that is saved is not run again
         record = self.journal.add(self.state, record, last=last)
@@ -178,18 +168,16 @@ class Session:
             self.transport.saved()
         return record
 
-    def _record(
-        self,
-        outcome: RoundOutcome,
-        lr: float,
-        evaluation: Evaluation | None,
-        scores: Mapping[int, Score],
-        seconds: float,
-    ) -> Record:
-        """The record of a round. Bytes include everything that is sent: the table's slots as they are encoded, the
-        module's buffers and, if statistics are recalibrated or clients evaluated, the new x and the buffers once
-        more."""
-        state, training = outcome.state, self.training
+    def _record(self, outcome: RoundOutcome, lr: float, began: float, *, due: bool) -> Record:
+        """Evaluate the new model, and every client's if it is due; the record of the round.
+
+        Bytes include everything that is sent: the table's slots as they are encoded, the module's buffers and, if
+        statistics are recalibrated or clients evaluated, the new x and the buffers once more.
+        """
+        state, training, evaluating = outcome.state, self.training, time.perf_counter()
+        evaluation = self._evaluate()
+        scores = self.transport.evaluate_clients(state) if due else {}
+        outcome.timing["evaluate"] = time.perf_counter() - evaluating
         channel = Channel.of(self.problem.rules.compression, training, state.round)
         vector = training.division.shared.size * state.slots.x.element_size()
         buffers = sum(buffer.nbytes for buffer in shared_buffers(training, state.buffers).values())
@@ -201,7 +189,7 @@ class Session:
             accuracy=evaluation.accuracy if evaluation else over["accuracy"].mean if "accuracy" in over else None,
             train_loss=outcome.train_loss,
             lr=lr,
-            seconds=seconds,
+            seconds=time.perf_counter() - began,
             bytes_up=outcome.replied * channel.bytes_up + (outcome.replied + outcome.measured) * buffers,
             bytes_down=len(outcome.cohort) * (channel.bytes_down + buffers) + again * (vector + buffers),
             clients=outcome.accepted,
@@ -237,10 +225,9 @@ class Session:
 
     def _shared(self) -> dict[str, object]:
         """What must be the same on all ranks."""
-        chosen = self.options
-        options = {each.name: plain(getattr(chosen, each.name)) for each in options_in(Options, "server")}
-        facts = {"rounds": chosen.rounds, "seed": chosen.seed, "options": options}
-        return {"algorithm": repr(self.training.algorithm), **facts}
+        options = {each.name: plain(getattr(self.options, each.name)) for each in options_in(Options, "server")}
+        rounds, seed = self.options.rounds, self.options.seed
+        return {"algorithm": repr(self.training.algorithm), "rounds": rounds, "seed": seed, "options": options}
 
 
 def initial_state(training: Training) -> ServerState:
@@ -251,14 +238,7 @@ def initial_state(training: Training) -> ServerState:
     return ServerState(round=0, slots=slots, buffers=get_buffers(training.model))
 
 
-def run_info(
-    problem: Problem,
-    state: ServerState,
-    engine: str,
-    reason: str,
-    slots: tuple[str, ...] = (),
-    seconds: float | None = None,
-) -> RunInfo:
+def run_info(problem: Problem, state: ServerState, engine: str, reason: str) -> RunInfo:
     """What is known when a run starts."""
     training = problem.training
     return RunInfo(
@@ -271,8 +251,6 @@ def run_info(
         population=len(training.clients),
         clients_per_round=problem.cohort_size,
         parameters=training.layout.size,
-        slots=slots,
-        seconds=seconds,
         accuracy_every=problem.accuracy_every,
     )
 

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fedlalr.common.checks import check_choice, check_fraction, check_sizes
+from fedlalr.common.checks import check_choice, check_sizes
+from fedlalr.common.option_types import Fraction, check_type
 
 Positions = Literal["learned", "rotary"]
 
@@ -248,4 +249,4 @@ def check_transformer(name: str, dim: int, heads: int, dropout: float) -> None:
     """Reject sizes that do not fit together."""
     if dim % heads:
         raise ValueError(f"{name}: dim must be a multiple of heads, but {dim} is not a multiple of {heads}")
-    check_fraction(f"{name}: dropout", dropout)
+    check_type(f"{name}: dropout", dropout, Fraction)

@@ -10,7 +10,7 @@ from fedlalr.data.population import as_clients
 from fedlalr.federation.asynchronous.clock import Clock, Period
 from fedlalr.federation.options import Options
 from fedlalr.federation.problem import Problem
-from fedlalr.federation.speeds import client_speeds
+from fedlalr.federation.stragglers import client_speeds
 
 UPDATES = 40
 

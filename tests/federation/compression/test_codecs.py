@@ -265,8 +265,8 @@ def test_random_numbers_depend_on_seed_round_slot_and_client_alone():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Int(5), "bits must be 4 or 8, not 5"),
-        (lambda: Log(True), "bits must be 4 or 8"),
+        (lambda: Int(5), "bits must be one of 8, 4, not 5"),
+        (lambda: Log(True), "bits must be one of 8, 4"),
         (lambda: Int(8, 0), "block must be a whole number of at least 1"),
         (lambda: Log(4, 1 << 21), "block must be at most"),
         (lambda: Int(rounding="up"), "rounding must be one of"),

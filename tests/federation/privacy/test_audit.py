@@ -28,7 +28,7 @@ from torch import Tensor
 
 import fedlalr as fl
 from fedlalr.federation import problem, round
-from fedlalr.federation.privacy import reducing
+from fedlalr.federation.privacy import mechanism as mechanisms
 from fedlalr.federation.privacy.accounting import epsilon
 from fedlalr.federation.privacy.mechanism import Noise, clipped_sum, seeded_noise
 from fedlalr.federation.sampling import poisson
@@ -179,8 +179,8 @@ def always_the_same(population: int, count: int, seed: int | bytes, round: int) 
     ("module", "name", "broken", "runs"),
     [
         pytest.param(round, "seeded_noise", weaker(0.5), 20, id="noise halved"),
-        pytest.param(reducing, "clipped_sum", without_clip, 20, id="clip ignored"),
-        pytest.param(reducing, "clipped_sum", slot_by_slot, 20, id="slots clipped one by one"),
+        pytest.param(mechanisms, "clipped_sum", without_clip, 20, id="clip ignored"),
+        pytest.param(mechanisms, "clipped_sum", slot_by_slot, 20, id="slots clipped one by one"),
         pytest.param(problem, "poisson", in_turn, 40, id="clients in turn"),
         pytest.param(problem, "poisson", always_the_same, 80, id="the same clients always", marks=pytest.mark.slow),
         pytest.param(round, "seeded_noise", weaker(0.85), 80, id="noise 15 % too weak", marks=pytest.mark.slow),

@@ -20,8 +20,7 @@ from fedlalr.algorithms.slots import Slots
 from fedlalr.data.population import as_clients
 from fedlalr.federation.compression.channel import Channel
 from fedlalr.federation.options import Options
-from fedlalr.federation.privacy.mechanism import Mechanism, clipped_sum, secure_noise, seeded_noise
-from fedlalr.federation.privacy.reducing import PrivateReduction
+from fedlalr.federation.privacy.mechanism import Mechanism, PrivateReduction, clipped_sum, secure_noise, seeded_noise
 from fedlalr.federation.problem import Problem
 from fedlalr.federation.session import initial_state
 from fedlalr.training.engines.reference import ReferenceEngine

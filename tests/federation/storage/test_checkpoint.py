@@ -19,7 +19,7 @@ from torch import nn
 
 import fedlalr as fl
 from conftest import make_clients, make_model
-from fedlalr.federation.storage import kept_files
+from fedlalr.federation.storage import tensor_files
 from fedlalr.federation.storage.checkpoint import sealed
 from fedlalr.federation.storage.journal import RunDirectoryError, clear_run, versions
 from fedlalr.training.stacked.engine import StackedEngine
@@ -203,7 +203,7 @@ def test_what_clients_keep_is_written_as_far_as_it_changed_and_goes_when_nothing
 
 
 def test_cohorts_of_one_leave_few_files_of_what_clients_keep(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept_files, "FILES", 16)
+    monkeypatch.setattr(tensor_files, "FILES", 16)
     counts = []
 
     class Watch(fl.Observer):

@@ -53,21 +53,23 @@ class Clock:
     """The virtual clock of an asynchronous run."""
 
     def __init__(self, training: Training, sampling: Kind | Sampler, asynchronous: Async, speeds: Tensor) -> None:
-        self._local, self._sampling, self._speeds = training, sampling, speeds
-        self._buffer, self._concurrency = asynchronous.buffer, asynchronous.concurrency
+        self.training, self._sampling, self._speeds = training, sampling, speeds
+        self.asynchronous = asynchronous
         self._flights: list[Flight] = []  # a heap
-        self._training: set[int] = set()
+        self._busy: set[int] = set()
         self.now, self.version = 0.0, -1
         self.more: dict[int, int] = {}
         """Version → replies beyond the buffer that the server waited for before it updated that version."""
+        self.unusable: dict[tuple[int, int], str] = {}
+        """(version, client) → why a reply in flight cannot be used."""
 
     def advance(self) -> Period:
         """Receive the first replies after an update, as many as the buffer takes."""
         self.version += 1
-        local = self._local
-        self._line = Line(self._sampling, local.clients.sizes, self._concurrency, local.seed, self.version + 1)
+        local, how = self.training, self.asynchronous
+        self._line = Line(self._sampling, local.clients.sizes, how.concurrency, local.seed, self.version + 1)
         self._began, self._started, self._arrived = self.now, list[int](), list[Flight]()
-        return self._receive(self._buffer)
+        return self._receive(how.buffer)
 
     def extend(self, count: int) -> Period:
         """The same period with this many more replies; with fewer if nobody trains and nobody is left to start."""
@@ -92,19 +94,19 @@ class Clock:
                     break
                 self.now = self._flights[0].arrives
             self._arrived.append(heappop(self._flights))
-            self._training.remove(self._arrived[-1].client)
+            self._busy.remove(self._arrived[-1].client)
         started, arrived = _ids(sorted(self._started)), tuple(self._arrived)
-        return Period(started, arrived, frozenset(self._training), self.now - self._began)
+        return Period(started, arrived, frozenset(self._busy), self.now - self._began)
 
     def _start(self, line: Line) -> list[int]:
         """Let clients start until enough train; returns them."""
-        chosen = line.take(self._concurrency - len(self._training), self._training)
+        chosen = line.take(self.asynchronous.concurrency - len(self._busy), self._busy)
         if chosen:
             ids = _ids(chosen)
-            seconds = self._local.steps(self.version + 1, ids).double() / self._speeds[ids]
+            seconds = self.training.steps(self.version + 1, ids).double() / self._speeds[ids]
             for client, needed in zip(chosen, seconds.tolist(), strict=True):
                 heappush(self._flights, Flight(self.now + needed, self.version, client))
-            self._training.update(chosen)
+            self._busy.update(chosen)
         return chosen
 
 

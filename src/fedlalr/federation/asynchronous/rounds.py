@@ -43,16 +43,7 @@ from fedlalr.federation.asynchronous.settings import Async
 from fedlalr.federation.compression.channel import Channel
 from fedlalr.federation.replies.reducing import reduce_replies, weights
 from fedlalr.federation.replies.screening import Rejection, screen
-from fedlalr.federation.round import (
-    RoundOutcome,
-    Rules,
-    ServerState,
-    Stopwatch,
-    by_client,
-    check_enough,
-    update_slots,
-    work_of,
-)
+from fedlalr.federation.round import RoundOutcome, Rules, ServerState, Stopwatch, by_client, update_slots, work_of
 from fedlalr.training.interfaces import Buffers, Engine, Replies, Training, Work
 from fedlalr.training.personal import from_clients, named, shared_buffers, shared_slots, to_clients
 from fedlalr.training.ranks import WHOLE
@@ -62,8 +53,6 @@ REPLY = "reply."
 """Prefix of the names under which a reply is stored until it arrives."""
 _BUFFER, _SAMPLES, _STEPS, _LOSS = "buffer.", "samples", "steps", "loss"
 
-Unusable = dict[tuple[int, int], str]
-"""(version, client) → why a reply in flight cannot be used."""
 OnRejected = Callable[[Work, Sequence[Rejection]], None]
 
 
@@ -79,21 +68,13 @@ def no_reply(training: Training, slots: Slots, buffers: Buffers) -> Slots:
 
 
 def run_update(
-    state: ServerState,
-    clock: Clock,
-    unusable: Unusable,
-    lr: float,
-    engine: Engine,
-    training: Training,
-    rules: Rules,
-    asynchronous: Async,
-    on_rejected: OnRejected | None = None,
+    state: ServerState, clock: Clock, lr: float, engine: Engine, rules: Rules, on_rejected: OnRejected | None = None
 ) -> RoundOutcome:
     """One update of the server. The state passed in is never changed, so it is still valid on `RoundFailed`.
 
-    `unusable` are the replies in flight that cannot be used: those that arrive are removed, new ones are added.
+    Of the clock's unusable replies in flight, those that arrive are removed, and new ones are added.
     """
-    watch = Stopwatch()
+    watch, training, asynchronous, unusable = Stopwatch(), clock.training, clock.asynchronous, clock.unusable
     channel = Channel.of(rules.compression, training, state.round + 1)
     period, fresh, trained = clock.advance(), dict[int, Slots](), set[int]()
     while True:
@@ -130,14 +111,14 @@ def reduce_arrived(
 ) -> RoundOutcome:
     """Update the server with replies: client, version and what is stored of each. `work` is that of the clients that
     started; `rejected` are those whose replies cannot be used."""
-    check_enough(work.round, len(arrived), rules, rejected)
+    rules.check_enough(work.round, len(arrived), rejected)
     table, ids = training.algorithm.slots, [client for client, _, _ in arrived]
     current = shared_slots(training, state.slots.only(*table.down))
     replies = _rebased([row for _, _, row in arrived], current, work.buffers, training)
     ratio = rules.max_norm_ratio
     accepted, unusable, clipped = screen(replies, current, table, buffers=work.buffers, max_norm_ratio=ratio)
     rejected = tuple(sorted([*rejected, *(Rejection(ids[place], reason) for place, reason in unusable)]))
-    check_enough(work.round, len(accepted.clients), rules, rejected)
+    rules.check_enough(work.round, len(accepted.clients), rejected)
     clock.lap("screen")
 
     ages = torch.tensor([state.round - arrived[place][1] for place in accepted.clients.tolist()], device="cpu")

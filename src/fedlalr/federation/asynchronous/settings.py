@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedlalr.algorithms.slots import Algorithm
-from fedlalr.common.checks import check_count, check_not_negative
+from fedlalr.common.option_types import Checked, Count, NotNegative
 from fedlalr.federation.round import Rules
 
 
 @dataclass(frozen=True)
-class Async:
+class Async(Checked):
     """buffer: the server updates its model after this many replies.
     concurrency: clients that train at the same time.
     staleness: a reply whose version is s updates old has the weight (1 + s)^-staleness; 0: all weigh the same.
@@ -18,17 +18,13 @@ class Async:
         staleness (FADAS); None: never.
     """
 
-    buffer: int = 10
-    concurrency: int = 50
-    staleness: float = 0.5
-    delay_threshold: int | None = None
+    buffer: Count = 10
+    concurrency: Count = 50
+    staleness: NotNegative = 0.5
+    delay_threshold: Count | None = None
 
     def __post_init__(self) -> None:
-        check_count("buffer", self.buffer)
-        check_count("concurrency", self.concurrency)
-        check_not_negative("staleness", self.staleness)
-        if self.delay_threshold is not None:
-            check_count("delay_threshold", self.delay_threshold, " or None")
+        super().__post_init__()
         if self.buffer > self.concurrency:
             raise ValueError(
                 f"buffer is {self.buffer}, but only {self.concurrency} clients train at the same time, and each trains "

@@ -18,17 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from fedlalr.common.checks import check_choice, check_flag, whole_number
+from fedlalr.common.option_types import Bounds, Checked
 
 Draw = Callable[[], Tensor]
 """Returns uniform random numbers in [0, 1), one for each value, from the counter-based generator."""
 
-LARGEST_BLOCK = 1 << 20
+Block = Annotated[int, Bounds(ge=1, le=1 << 20)]
 
 
 @runtime_checkable
@@ -64,7 +64,22 @@ class BFloat16:
 
 
 @dataclass(frozen=True)
-class Int:
+class _Blocks(Checked):
+    """Codes of some bits, and one scale for each block of numbers."""
+
+    bits: Literal[8, 4] = 8
+    block: Block = 256
+
+    def _codes(self, count: int) -> int:
+        """Bytes of the codes."""
+        return -(-count * self.bits // 8)
+
+    def _blocks(self, count: int) -> int:
+        return -(-count // self.block)
+
+
+@dataclass(frozen=True)
+class Int(_Blocks):
     """Writes changes as whole multiples of a step, in blocks: the step is the block's largest change, divided by 127
     (8 bits) or 7 (4 bits).
 
@@ -72,18 +87,11 @@ class Int:
     feedback: the client adds the error of its last accepted reply to its next change.
     """
 
-    bits: Literal[8, 4] = 8
-    block: int = 256
     rounding: Literal["stochastic", "nearest"] = "stochastic"
     feedback: bool = False
 
-    def __post_init__(self) -> None:
-        _check_bits_and_block(self.bits, self.block)
-        check_choice("rounding", self.rounding, ("stochastic", "nearest"))
-        check_flag("feedback", self.feedback)
-
     def size(self, count: int, dtype: torch.dtype, reference: bool) -> int:
-        return _packed(count, self.bits) + 2 * _blocks(count, self.block)
+        return self._codes(count) + 2 * self._blocks(count)
 
     def encode(self, values: Tensor, reference: Tensor | None, draw: Draw) -> Tensor:
         change = in_blocks(_change(values, reference), self.block)
@@ -99,10 +107,11 @@ class Int:
         return joined(pack(codes, self.bits), scale)
 
     def decode(self, content: Tensor, reference: Tensor | None, count: int, dtype: torch.dtype) -> Tensor:
-        codes = unpack(content[:, : _packed(count, self.bits)], self.bits, count).view(torch.int8)
+        blocks, start = self._blocks(count), self._codes(count)
+        codes = unpack(content[:, :start], self.bits, count).view(torch.int8)
         if self.bits == 4:
             codes = (codes << 4) >> 4  # extends the sign
-        scale = taken(content, _packed(count, self.bits), torch.int16, _blocks(count, self.block))
+        scale = taken(content, start, torch.int16, blocks)
         products = in_blocks(codes, self.block).to(dtype) * _long(scale[..., None], dtype)
         return _applied((products / _on(products, self._most)).flatten(1)[:, :count], reference)
 
@@ -112,7 +121,7 @@ class Int:
 
 
 @dataclass(frozen=True)
-class Log:
+class Log(_Blocks):
     """Writes the growth of slots that are never negative in equal steps of its logarithm, in blocks; never below the
     reference, or below the smallest number of a block.
 
@@ -121,14 +130,9 @@ class Log:
     """
 
     bits: Literal[8, 4] = 4
-    block: int = 256
-
-    def __post_init__(self) -> None:
-        _check_bits_and_block(self.bits, self.block)
 
     def size(self, count: int, dtype: torch.dtype, reference: bool) -> int:
-        blocks = _blocks(count, self.block)
-        return _packed(count, self.bits) + 2 * blocks + (0 if reference else dtype.itemsize * blocks)
+        return self._codes(count) + (2 if reference else 2 + dtype.itemsize) * self._blocks(count)
 
     def encode(self, values: Tensor, reference: Tensor | None, draw: Draw) -> Tensor:
         numbers = in_blocks(values, self.block)
@@ -142,7 +146,7 @@ class Log:
         return joined(pack(codes, self.bits), width, *([base] if reference is None else []))
 
     def decode(self, content: Tensor, reference: Tensor | None, count: int, dtype: torch.dtype) -> Tensor:
-        blocks, start = _blocks(count, self.block), _packed(count, self.bits)
+        blocks, start = self._blocks(count), self._codes(count)
         codes = unpack(content[:, :start], self.bits, count)
         width = _wide(taken(content, start, torch.float16, blocks)[..., None], dtype)
         if reference is None:
@@ -165,20 +169,6 @@ class Log:
 def has_feedback(codec: Codec | None) -> bool:
     """Whether clients keep the errors of a codec."""
     return bool(getattr(codec, "feedback", False))
-
-
-def _check_bits_and_block(bits: object, block: object) -> None:
-    if bits not in (4, 8):
-        raise ValueError(f"bits must be 4 or 8, not {bits!r}")
-    whole_number("block", block, most=LARGEST_BLOCK)
-
-
-def _blocks(count: int, block: int) -> int:
-    return -(-count // block)
-
-
-def _packed(count: int, bits: int) -> int:
-    return -(-count * bits // 8)
 
 
 def _change(values: Tensor, reference: Tensor | None) -> Tensor:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from fedlalr.algorithms.slots import Algorithm, SlotTable
-from fedlalr.common.checks import check_count
 from fedlalr.common.named import built, check_known, check_names, check_options, options_of
+from fedlalr.common.option_types import Count, check_type
 from fedlalr.federation.compression.codecs import BFloat16, Codec, Int, Log, has_feedback
 
 CODECS: dict[str, Callable[..., Codec]] = {"bfloat16": BFloat16, "int": Int, "log": Log}
@@ -42,7 +42,7 @@ class Compression:
         if not isinstance(self.every, Mapping):
             raise TypeError(f"every must be a dict from slot to a number of rounds, not {self.every!r}")
         for slot, rounds in self.every.items():
-            check_count(f"every of {slot}", rounds)
+            check_type(f"every of {slot}", rounds, Count)
 
     @property
     def with_feedback(self) -> tuple[str, ...]:
@@ -216,7 +216,7 @@ def _too_coarse(slot: str, algorithm: Algorithm) -> str:
 
 
 def _as_codec(where: str, given: object) -> Codec:
-    given = built(given, CODECS, f"{where}: there is no codec", f"{where}: the codec {{}}")
+    given = built(given, CODECS, f"{where}: there is no codec", f"{where}: the codec {{!r}}")
     if isinstance(given, type) or not isinstance(given, Codec):
         raise TypeError(
             f"{where}: a codec is an object such as fl.codecs.Int(bits=8), or one of {', '.join(map(repr, CODECS))} "

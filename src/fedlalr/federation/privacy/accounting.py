@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from fedlalr.common.checks import check_count, check_positive, check_share
+from fedlalr.common.option_types import Count, Positive, Share, check_type
 
 SMALLEST_DELTA = 1e-10
 """Below it, rounding errors of the FFT would matter."""
@@ -49,10 +49,10 @@ def composed_epsilon(spent: Sequence[Spent], delta: float) -> float:
     """ε of several runs on the same clients together."""
     check_delta(delta)
     for run in spent:
-        check_positive("noise_multiplier", run.noise_multiplier)
-        check_share("rate", run.rate)
+        check_type("noise_multiplier", run.noise_multiplier, Positive)
+        check_type("rate", run.rate, Share)
         if run.rounds != 0:
-            check_count("rounds", run.rounds, also=", or 0")
+            check_type("rounds", run.rounds, Count, ", or 0")
     return _composed_epsilon(tuple(run for run in spent if run.rounds), delta)
 
 
@@ -69,8 +69,8 @@ def _composed_epsilon(spent: tuple[Spent, ...], delta: float) -> float:
 
 def solve_noise_multiplier(epsilon: float, rate: float, rounds: int, delta: float) -> float:
     """The smallest noise multiplier, to three decimals, with which a run spends at most this ε."""
-    check_positive("epsilon", epsilon)
-    check_count("rounds", rounds)
+    check_type("epsilon", epsilon, Positive)
+    check_type("rounds", rounds, Count)
 
     def is_enough(thousandths: int) -> bool:
         return composed_epsilon([Spent(thousandths / 1000, rate, rounds)], delta) <= epsilon
@@ -84,7 +84,7 @@ def solve_noise_multiplier(epsilon: float, rate: float, rounds: int, delta: floa
 
 def check_delta(delta: float) -> None:
     """Reject a δ that is no probability, or too small to compute with."""
-    check_positive("delta", delta)
+    check_type("delta", delta, Positive)
     if not SMALLEST_DELTA <= delta < 1:
         raise ValueError(
             f"delta must be at least {SMALLEST_DELTA:g} and below 1, not {delta!r}; use less than 1 / number of clients"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedlalr.algorithms.slots import Algorithm, Context, Slots, SlotTable
-from fedlalr.common.checks import check_choice, check_flag, check_positive
-from fedlalr.common.suggestions import hint
+from fedlalr.algorithms.slots import Algorithm, Context, Slots
+from fedlalr.common.named import check_names
+from fedlalr.common.option_types import Checked, Positive, check_type
 from fedlalr.federation.compression.compression import Compression
 from fedlalr.federation.privacy.second_moment import DEGREES, is_derivable, second_moment_of
 from fedlalr.federation.replies.reductions import BUFFERS
@@ -20,7 +20,7 @@ from fedlalr.training.options import LocalOptions
 
 
 @dataclass(frozen=True)
-class Privacy:
+class Privacy(Checked):
     """Client-level differential privacy, around any method whose slots are averaged.
 
     In every round each client takes part with probability `clients_per_round` / clients. The changes of all slots that
@@ -38,22 +38,19 @@ class Privacy:
     scaled: divide changes also by the root of the server's second moment, a public scale of each coordinate.
     """
 
-    clip: float
-    noise_multiplier: float | None = None
-    epsilon: float | None = None
-    delta: float | None = None
+    clip: Positive
+    noise_multiplier: Positive | None = None
+    epsilon: Positive | None = None
+    delta: Positive | None = None
     units: Mapping[str, float] = field(default_factory=dict)
     second_moment: Literal["clients", "server"] = "clients"
     scaled: bool = False
 
     def __post_init__(self) -> None:
-        check_positive("clip", self.clip)
+        super().__post_init__()
         if (self.noise_multiplier is None) == (self.epsilon is None):
             given = "neither" if self.epsilon is None else "both"
             raise ValueError(f"privacy needs either noise_multiplier or epsilon, but {given} is given")
-        for name in ("noise_multiplier", "epsilon", "delta"):
-            if getattr(self, name) is not None:
-                check_positive(name, getattr(self, name))
         if self.epsilon is not None and self.delta is None:
             raise ValueError("privacy with epsilon needs delta, such as delta=1e-5: less than 1 / (number of clients)")
         if self.delta is not None and self.delta >= 1:
@@ -61,19 +58,18 @@ class Privacy:
         if not isinstance(self.units, Mapping):
             raise TypeError(f"units must be a dict from slot to scale, not {self.units!r}")
         for slot, unit in self.units.items():
-            check_positive(f"the unit of {slot}", unit)
-        check_choice("second_moment", self.second_moment, ("clients", "server"))
-        check_flag("scaled", self.scaled)
+            check_type(f"the unit of {slot}", unit, Positive)
 
     def check(self, algorithm: Algorithm, local: LocalOptions, buffers: Mapping[str, Tensor]) -> None:
         """Reject what does not fit a method, its local steps, or the buffers of its model."""
-        method, table = type(algorithm).__name__, self.table(algorithm.slots)
+        method = type(algorithm).__name__
+        sent = [slot for slot in algorithm.slots.up if slot not in self.withheld]
         if self.second_moment == "server" and not is_derivable(algorithm):
             raise ValueError(
                 f"privacy with second_moment='server' needs a method that broadcasts x and v_hat alone, such as "
                 f"fl.FedLALR(momentum='restart'); {method} broadcasts {', '.join(algorithm.slots.down)}"
             )
-        self._check_units(table, method)
+        self._check_units(sent, method)
         floats = [name for name, buffer in buffers.items() if buffer.is_floating_point()]
         if floats and local.buffers == "average" and BUFFERS not in self.units:
             raise ValueError(
@@ -86,12 +82,7 @@ class Privacy:
                 f"private numbers of samples; use local=fl.Steps(K)"
             )
         if self.scaled:
-            self._check_scaled(algorithm, table)
-
-    def table(self, slots: SlotTable) -> SlotTable:
-        """The slots of a method that clients send, none of which is checked to grow: noise may lower it."""
-        up = {slot: how for slot, how in slots.up.items() if slot not in self.withheld}
-        return replace(slots, up=up, grows=())
+            self._check_scaled(algorithm, sent)
 
     @property
     def withheld(self) -> tuple[str, ...]:
@@ -102,31 +93,27 @@ class Privacy:
         """The scale of a slot's changes."""
         return self.units.get(slot, 1.0)
 
-    def _check_units(self, table: SlotTable, method: str) -> None:
-        allowed = [*table.up, BUFFERS]
-        for slot in self.units:
-            if slot not in allowed:
-                raise ValueError(
-                    f"privacy: units names {slot!r}, but {method} sends {', '.join(table.up)}.{hint(slot, allowed)}"
-                )
-        for slot in list(table.up)[1:]:
+    def _check_units(self, sent: Sequence[str], method: str) -> None:
+        slots = [slot for slot in self.units if slot != BUFFERS]
+        check_names("privacy: units names", slots, f"{method} sends", sent)
+        for slot in sent[1:]:
             if slot not in self.units:
                 raise ValueError(
-                    f"privacy: {method} also sends {slot}, which is clipped together with {next(iter(table.up))}; give "
+                    f"privacy: {method} also sends {slot}, which is clipped together with {sent[0]}; give "
                     f"units a public scale of its changes, such as units={{{slot!r}: 1e-3}}"
                 )
 
-    def _check_scaled(self, algorithm: Algorithm, table: SlotTable) -> None:
+    def _check_scaled(self, algorithm: Algorithm, sent: Sequence[str]) -> None:
         method = type(algorithm).__name__
-        unknown = [slot for slot in table.up if slot not in DEGREES]
+        unknown = [slot for slot in sent if slot not in DEGREES]
         if second_moment_of(algorithm.init(torch.ones(1, dtype=torch.float64))) is None or unknown:
             raise ValueError(
                 f"privacy with scaled=True needs a method whose server has a second moment v or v_hat, and that sends "
                 f"only {', '.join(DEGREES)}, such as fl.FedAdam() or fl.FedLALR(); not {method}"
             )
-        if not any(DEGREES[slot] for slot in table.up):
+        if not any(DEGREES[slot] for slot in sent):
             raise ValueError(
-                f"privacy: scaled=True changes nothing here: {method} sends only {', '.join(table.up)}, which its "
+                f"privacy: scaled=True changes nothing here: {method} sends only {', '.join(sent)}, which its "
                 f"clients have already divided by the root of v̂; leave it out"
             )
 

@@ -158,17 +158,16 @@ def as_tensor(name: str, array: object, shape: Iterable[int], dtype: torch.dtype
     if isinstance(array, np.ndarray):
         if not array.dtype.isnative:
             raise Rejected(f"{name} has swapped bytes ({array.dtype.str})")
-        if array.dtype != numpy_dtype(dtype):
-            raise Rejected(f"{name} is {array.dtype}, but {dtype} is expected")
+        kind: object = numpy_dtype(dtype)
         contiguous = array.flags.c_contiguous
     elif isinstance(array, Tensor):
         if array.layout is not torch.strided or array.is_quantized or array.device.type == "meta":
             raise Rejected(f"{name} is not a plain tensor")
-        if array.dtype != dtype:
-            raise Rejected(f"{name} is {array.dtype}, but {dtype} is expected")
-        contiguous = array.is_contiguous()
+        kind, contiguous = dtype, array.is_contiguous()
     else:
         raise Rejected(f"{name} is a {type(array).__name__} and not an array")
+    if array.dtype != kind:
+        raise Rejected(f"{name} is {array.dtype}, but {dtype} is expected")
     if tuple(array.shape) != shape:
         raise Rejected(f"{name} has shape {tuple(array.shape)}, but {shape} is expected")
     if not contiguous:
@@ -178,14 +177,13 @@ def as_tensor(name: str, array: object, shape: Iterable[int], dtype: torch.dtype
     return array.detach()
 
 
-def check_count(name: str, value: object) -> int:
+def check_count(name: str, value: Any) -> int:
     """A whole number from 1 to `LARGEST_COUNT`; else raises `Rejected`."""
     number = value.item() if isinstance(value, np.integer | np.floating) else value
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
-    if not is_number or not 1 <= number <= LARGEST_COUNT or number != int(number):  # type: ignore[operator,call-overload]
+    if not is_number or not 1 <= number <= LARGEST_COUNT or number != int(number):
         raise Rejected(f"{name} is {_short(value)}, but a whole number from 1 to {LARGEST_COUNT:,} is expected")
-    count: int = int(number)  # type: ignore[call-overload]
-    return count
+    return int(number)
 
 
 def clean_metrics(metrics: object) -> dict[str, int | float | str]:
@@ -246,9 +244,8 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
 
 def client_of(reply: Reply) -> int:
     """The id of the client that a reply names, or `NOBODY` if it is not a valid id."""
-    client: object = reply.client
-    is_whole = isinstance(client, int | np.integer) and not isinstance(client, bool)
-    return int(client) if is_whole and 0 <= client <= LARGEST_COUNT else NOBODY  # type: ignore[operator,call-overload]
+    is_whole = isinstance(reply.client, int | np.integer) and not isinstance(reply.client, bool)
+    return int(reply.client) if is_whole and 0 <= reply.client <= LARGEST_COUNT else NOBODY
 
 
 def _check_origin(reply: Reply, expected: Expected) -> int:

@@ -8,14 +8,20 @@ The robust reductions of `reductions.py` have both properties, and so does the m
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots, SlotTable
 from fedlalr.federation.replies.reductions import BUFFERS, REDUCTIONS, Max, Mean, SlotReduction, as_rows, mean_change
-from fedlalr.training.interfaces import Buffers, Replies, real_numbers
+from fedlalr.training.interfaces import Buffers, Replies, Tensors, real_numbers
 from fedlalr.training.ranks import WHOLE, Spread
+
+Reductions = Mapping[str, SlotReduction]
+"""By slot, those that differ from the algorithm's."""
+NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 def weights(samples: Tensor, weighting: str, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -29,65 +35,58 @@ def weights(samples: Tensor, weighting: str, dtype: torch.dtype, device: torch.d
 
 
 def reduce_replies(
-    replies: Replies,
-    broadcast: Slots,
-    buffers: Mapping[str, Tensor],
-    share: Tensor,
-    table: SlotTable,
-    how: Mapping[str, SlotReduction] | None = None,
+    replies: Replies, broadcast: Slots, buffers: Tensors, share: Tensor, table: SlotTable, how: Reductions = NONE
 ) -> tuple[Slots, Buffers]:
     """A cohort's slots and buffers, each reduced to one value, also if their rows are spread over ranks."""
-    spread = replies.spread
-    if spread.is_whole:
-        slots = reduce_slots(replies.slots, broadcast, share, table, how)
-    else:
-        slots = Slots(**_reduce_spread(_chosen(table, how), replies.slots.only(*table.up), broadcast, share, spread))
-    return slots, reduce_buffers(replies.buffers, share, how, buffers, spread)
+    slots = reduce_slots(replies.slots, broadcast, share, table, how, replies.spread)
+    return slots, reduce_buffers(replies.buffers, share, how, buffers, replies.spread)
 
 
 def reduce_slots(
-    uploads: Slots, broadcast: Slots, share: Tensor, table: SlotTable, how: Mapping[str, SlotReduction] | None = None
+    uploads: Slots, broadcast: Slots, share: Tensor, table: SlotTable, how: Reductions = NONE, spread: Spread = WHOLE
 ) -> Slots:
-    """Every uploaded slot `[R, P]` reduced to `[P]`, by `how` or, for slots not named there, by the table."""
-    reduced = {}
-    for name, chosen in _chosen(table, how).items():
-        value = chosen.reduce(uploads[name], broadcast.get(name), share)
-        reduced[name] = _own(_checked(name, value, uploads[name]), uploads[name])
-    return Slots(**reduced)
+    """Every uploaded slot `[R, P]` reduced to `[P]`, by `how` or, for slots not named there, by the table.
 
-
-def _chosen(table: SlotTable, how: Mapping[str, SlotReduction] | None) -> dict[str, SlotReduction]:
-    """The reduction of every slot."""
-    return {name: (how or {}).get(name) or REDUCTIONS[default]() for name, default in table.up.items()}
+    If the rows are spread over ranks, means and maxima are reduced part by part, all others on the gathered stack.
+    """
+    sums, maxima, reduced = {}, {}, {}
+    for name, default in table.up.items():
+        chosen = how.get(name) or REDUCTIONS[default]()
+        values, reference = uploads[name], broadcast.get(name)
+        if spread.is_whole or type(chosen) not in (Mean, Max):  # a user's subclass may reduce differently
+            every = spread.gather(values)
+            reduced[name] = _checked(name, chosen.reduce(every, reference, share), every)
+        elif type(chosen) is Mean:
+            sums[name] = _part_of_mean(values, reference, share, spread)
+        else:
+            maxima[name] = _highest(values)
+    for name, total in spread.ranks.sum(sums).items():
+        reduced[name] = broadcast[name] + total if name in broadcast else total
+    return Slots(**reduced, **spread.ranks.max(maxima))
 
 
 def _checked(name: str, value: Tensor, upload: Tensor) -> Tensor:
-    """The result of a user's reduction in the slot's precision, checked to have one number per coordinate."""
+    """The result of a user's reduction in the slot's precision, checked to have one number per coordinate.
+
+    It shares no memory with the replies: an engine reuses theirs, and a reduction may return a reply.
+    """
     if not isinstance(value, Tensor) or value.shape != upload.shape[1:]:
         given = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
         raise ValueError(f"the reduction of {name} must return a tensor {tuple(upload.shape[1:])}, not {given}")
-    return value.to(upload.dtype)
-
-
-def _own(value: Tensor, upload: Tensor) -> Tensor:
-    """A value that shares no memory with the replies: an engine reuses theirs, and a reduction may return a reply."""
+    value = value.to(upload.dtype)
     shared = value.untyped_storage().data_ptr() == upload.untyped_storage().data_ptr()
     return value.clone() if shared else value
 
 
 def reduce_buffers(
-    stacked: Buffers,
-    share: Tensor,
-    how: Mapping[str, SlotReduction] | None = None,
-    broadcast: Mapping[str, Tensor] | None = None,
-    spread: Spread = WHOLE,
+    stacked: Buffers, share: Tensor, how: Reductions = NONE, broadcast: Tensors = NONE, spread: Spread = WHOLE
 ) -> Buffers:
     """Floating-point and complex buffers reduced by `how`, by default to their mean; integers to their median.
 
     For a number that never changes, the median is the value most clients have; a count is not moved far by one client.
     """
     reduced: Buffers = {}
-    chosen, before = (how or {}).get(BUFFERS, Mean()), broadcast or {}
+    chosen = how.get(BUFFERS, Mean())
     share = share.double() / share.double().sum()  # the slots' rounded weights would shift large numbers
     for dtype in dict.fromkeys(values.dtype for values in stacked.values()):  # once for all of a dtype
         alike = {name: values for name, values in stacked.items() if values.dtype == dtype}
@@ -97,7 +96,7 @@ def reduce_buffers(
         elif type(chosen) is Mean:
             row = _mean(flat, share, spread)
         else:
-            known = [before.get(name, values.new_zeros(values.shape[1:])) for name, values in alike.items()]
+            known = [broadcast.get(name, values.new_zeros(values.shape[1:])) for name, values in alike.items()]
             reference = torch.cat([real_numbers(each).flatten() for each in known])
             row = _reduce_floats(spread.gather(flat), reference, share, chosen)
         row = torch.view_as_complex(row.view(-1, 2)) if dtype.is_complex else row
@@ -130,29 +129,6 @@ def _reduce_floats(values: Tensor, reference: Tensor, share: Tensor, how: SlotRe
 def _middle(values: Tensor) -> Tensor:
     """The lower median of each number over the replies."""
     return values.sort(0).values[(len(values) - 1) // 2].clone()
-
-
-def _reduce_spread(
-    how: Mapping[str, SlotReduction],
-    stacks: Mapping[str, Tensor],
-    broadcast: Mapping[str, Tensor],
-    share: Tensor,
-    spread: Spread,
-) -> dict[str, Tensor]:
-    """Reduce stacks that are spread over processes: means and maxima part by part, all others on the gathered stack."""
-    sums, maxima, reduced = {}, {}, {}
-    for name, values in stacks.items():
-        reference = broadcast.get(name)
-        if type(how[name]) is Mean:  # a user's subclass may reduce differently
-            sums[name] = _part_of_mean(values, reference, share, spread)
-        elif type(how[name]) is Max:
-            maxima[name] = _highest(values)
-        else:
-            every = spread.gather(values)
-            reduced[name] = _checked(name, how[name].reduce(every, reference, share), every)
-    for name, total in spread.ranks.sum(sums).items():
-        reduced[name] = broadcast[name] + total if name in broadcast else total
-    return reduced | spread.ranks.max(maxima)
 
 
 def _part_of_mean(values: Tensor, reference: Tensor | None, share: Tensor, spread: Spread) -> Tensor:

@@ -10,14 +10,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
-from typing import Any, Protocol, cast
+from typing import Annotated, Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import SlotTable
-from fedlalr.common.checks import check_positive
 from fedlalr.common.named import built, check_names
+from fedlalr.common.option_types import Bounds, Checked, Positive
 from fedlalr.training.interfaces import real_numbers
 from fedlalr.training.kernels import cohort
 
@@ -75,19 +75,14 @@ class Median:
 
 
 @dataclass(frozen=True)
-class Trimmed:
+class Trimmed(Checked):
     """The mean of each coordinate without the lowest and the highest `share` of the replies. Weights are ignored.
 
     If there are at least three replies, at least one is left out at either end.
     """
 
-    share: float = 0.2
-
-    def __post_init__(self) -> None:
-        if isinstance(self.share, bool) or not isinstance(self.share, int | float) or not 0 < self.share < 0.5:
-            raise ValueError(
-                f"the share that Trimmed leaves out at either end must lie in (0, 0.5), not {self.share!r}"
-            )
+    called = "the {field} that {owner} leaves out at either end"
+    share: Annotated[float, Bounds(gt=0, lt=0.5), "lie in (0, 0.5)"] = 0.2
 
     def reduce(self, values: Tensor, reference: Tensor | None, share: Tensor) -> Tensor:
         count = len(values)
@@ -96,16 +91,14 @@ class Trimmed:
 
 
 @dataclass(frozen=True)
-class Bounded:
+class Bounded(Checked):
     """The weighted mean of changes, each clipped to at most `ratio` times the slot's scale.
 
     The scale is the cohort's median norm of the change, or `SHARE` of the broadcast's norm if that is more.
     """
 
-    ratio: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_positive("the ratio of Bounded", self.ratio)
+    called = "the {field} of {owner}"
+    ratio: Positive = 1.0
 
     def reduce(self, values: Tensor, reference: Tensor | None, share: Tensor) -> Tensor:
         change = values if reference is None else values - reference
@@ -280,7 +273,7 @@ def _middle(ordered: Tensor) -> Tensor:
 
 
 def _as_reduction(slot: str, how: object) -> SlotReduction:
-    how = built(how, REDUCTIONS, f"{slot} cannot be reduced by", f"the reduction {{}} of {slot}")
+    how = built(how, REDUCTIONS, f"{slot} cannot be reduced by", f"the reduction {{!r}} of {slot}")
     if isinstance(how, type) or not hasattr(how, "reduce"):
         raise TypeError(
             f"the reduction of {slot} must be one of {', '.join(map(repr, REDUCTIONS))}, or an object such as "

@@ -3,7 +3,7 @@
     round-000012/
         state.safetensors    slots and buffers
         checkpoint.json      round, record, the facts of the run, automatic choices, and the hashes of all files
-    kept-000012.safetensors  what clients keep, if it changed; see `kept_files.py`
+    kept-000012.safetensors  what clients keep, if it changed; see `tensor_files.py`
 
 Both files are written to a temporary folder and flushed to disk; then the folder is renamed. Reading executes nothing.
 """
@@ -28,8 +28,7 @@ from fedlalr.common.reading import read_file
 from fedlalr.federation.record import Record
 from fedlalr.federation.round import ServerState
 from fedlalr.federation.storage.fingerprint import Facts
-from fedlalr.federation.storage.kept_files import KeptFiles
-from fedlalr.federation.storage.tensor_file import Seal, read_tensors, take, write_tensors
+from fedlalr.federation.storage.tensor_files import KeptFiles, Seal, read_tensors, take, write_tensors
 
 FORMAT = 2
 WRITTEN_BY = {"1": "fedlalr 0.1"}

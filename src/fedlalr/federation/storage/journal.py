@@ -44,7 +44,7 @@ from fedlalr.federation.storage.checkpoint import (
     save_checkpoint,
 )
 from fedlalr.federation.storage.fingerprint import Facts, differences
-from fedlalr.federation.storage.kept_files import KeptFiles
+from fedlalr.federation.storage.tensor_files import KeptFiles
 
 METRICS_FILE, CHECKPOINTS, LOCK_FILE = "metrics.jsonl", "checkpoint", ".lock"
 KEPT = 2
@@ -283,9 +283,8 @@ class Journal:
         return file.is_file() and file.stat().st_size > 0
 
 
-def clear_run(directory: str | Path, also: Iterable[str] = ()) -> None:
+def clear_run(path: Path, also: Iterable[str] = ()) -> None:
     """Remove the metrics, checkpoints and `also` other files of a run, unless a process is working on it."""
-    path = Path(directory)
     if not path.is_dir():
         return
     with Journal(path, resume=True), explained(f"the run directory {path} cannot be cleared"):
@@ -328,9 +327,9 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 @contextmanager
-def explained(what: str) -> Iterator[None]:
-    """Turn an `OSError` into a `RunDirectoryError` that says what failed."""
+def explained(what: str, advice: str = "") -> Iterator[None]:
+    """Turn an `OSError` into a `RunDirectoryError` that says what failed and what to do."""
     try:
         yield
     except OSError as error:
-        raise RunDirectoryError(f"{what}: {error.strerror or error}") from error
+        raise RunDirectoryError(f"{what}: {error.strerror or error}{advice}") from error

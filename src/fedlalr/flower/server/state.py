@@ -17,12 +17,11 @@ from torch import Tensor
 from fedlalr.algorithms.slots import Slots
 from fedlalr.data.batches import batches_per_pass
 from fedlalr.federation.compression.channel import Channel
-from fedlalr.federation.privacy.mechanism import Mechanism, secure_noise
-from fedlalr.federation.privacy.reducing import PrivateReduction
+from fedlalr.federation.privacy.mechanism import Mechanism, PrivateReduction, secure_noise
 from fedlalr.federation.problem import Problem
 from fedlalr.federation.replies.payload import Expected
 from fedlalr.federation.replies.reducing import reduce_buffers, weights
-from fedlalr.federation.round import RoundOutcome, ServerState, Stopwatch, check_enough, update_slots
+from fedlalr.federation.round import RoundOutcome, ServerState, Stopwatch, update_slots
 from fedlalr.federation.run import with_included
 from fedlalr.federation.storage.fingerprint import contract
 from fedlalr.federation.storage.journal import KEPT
@@ -183,7 +182,7 @@ class FederatedServer:
         try:
             closed = inbox.close(rules.screening(channel.table)[1])
             replies, count = closed.accepted, len(closed.accepted.clients)
-            check_enough(work.round, count, rules, closed.rejected)
+            rules.check_enough(work.round, count, closed.rejected)
             clock.lap("screen")
             with torch.no_grad():
                 if rules.mechanism is None:

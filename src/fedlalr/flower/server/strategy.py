@@ -19,7 +19,8 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor, nn
 
 from fedlalr.algorithms.slots import Algorithm
-from fedlalr.common.checks import check_choice, check_count, check_positive, whole_number
+from fedlalr.common.checks import check_choice, whole_number
+from fedlalr.common.option_types import Count, Positive, check_type
 from fedlalr.data.population import Population, Samples
 from fedlalr.federation.combinations import PACKED, SCORES
 from fedlalr.federation.evaluation import Metrics, Score
@@ -90,9 +91,9 @@ class FederatedStrategy(Strategy):
         poll: float = 1.0,
         spool_dir: str | Path | None = None,
     ) -> None:
-        check_count("population", population)
+        check_type("population", population, Count)
         for name, value in (("deadline", deadline), ("join_deadline", join_deadline), ("poll", poll)):
-            check_positive(name, value)
+            check_type(name, value, Positive)
         check_choice("layout", layout, LAYOUTS)
         whole_number("retries", retries, least=0)
         given, theirs = (None, test.test) if isinstance(test, Population) else (test, None)
@@ -128,7 +129,7 @@ class FederatedStrategy(Strategy):
         if evaluate_config is not None:
             raise ValueError("evaluate_config must be None: nodes evaluate according to holdout and evaluate_every")
         if num_rounds is not None:
-            check_count("rounds", num_rounds)
+            check_type("rounds", num_rounds, Count)
             if self.problem.rules.mechanism is not None:
                 self.problem.rules.mechanism.check_rounds(num_rounds)
             self.problem = replace(self.problem, options=replace(self.problem.options, rounds=num_rounds))
