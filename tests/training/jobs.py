@@ -13,6 +13,7 @@ from torch import nn
 
 import fedlalr as fl
 from closeness import difference
+from conftest import set_seed
 from fedlalr.algorithms import ALGORITHMS, Algorithm
 from fedlalr.data.population import as_clients
 from fedlalr.federation.round import RoundOutcome, Rules, ServerState, run_round
@@ -59,7 +60,7 @@ MODELS = {
 
 
 def make_training(model: str = "batchnorm", algorithm: str = "fedlalr", **options: object) -> Training:
-    torch.manual_seed(1)
+    set_seed(1)
     module = MODELS[model]().double()
     sizes = options.pop("sizes", (7, 12, 6, 10, 11, 23))  # no batch of a single sample, which BatchNorm rejects
     generator = torch.Generator().manual_seed(2)

@@ -7,6 +7,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
+from conftest import set_seed
+
 VOCABULARY, LENGTH, WIDTH = 11, 6, 8
 
 
@@ -35,7 +37,7 @@ def token_loss(logits, labels):
 
 
 def token_model():
-    torch.manual_seed(3)
+    set_seed(3)
     return TinyTransformer().double()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_args
@@ -102,6 +104,11 @@ def _preset_names() -> list[str]:
 
 
 def _read_preset(name: str) -> Tree:
+    return copy.deepcopy(_parsed_preset(name))
+
+
+@cache
+def _parsed_preset(name: str) -> Tree:
     text = (resources.files("fedlalr.config") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
     return {"name": name, **yaml_file.parse(text)}
 

@@ -27,7 +27,7 @@ from fedlalr.federation.replies.reductions import SlotReduction, as_reductions
 from fedlalr.federation.replies.screening import MAX_NORM_RATIO
 from fedlalr.federation.round import Rules
 from fedlalr.federation.sampling import Kind, Sampler, check_sampling
-from fedlalr.federation.schedules import Constant, Schedule, check_rates, check_schedule, rates
+from fedlalr.federation.schedules import Constant, Schedule, check_rates, check_schedule
 from fedlalr.federation.stragglers import Speeds, Stragglers, check_speeds
 from fedlalr.federation.validation import check_algorithm, check_model
 from fedlalr.training import Engine, Training
@@ -252,10 +252,6 @@ class Options(LocalOptions):
         if isinstance(self.privacy, Privacy) and self.privacy.withheld:
             compression = Withholding(compression.up, compression.down, compression.every, self.privacy.withheld)
         return Rules(self.weighting, self.min_clients, reductions, self.max_norm_ratio, compression)
-
-    def rate(self, algorithm: Algorithm, round: int) -> float:
-        """The clients' rate in a round (from 1)."""
-        return rates(self.schedule, algorithm.lr, self.rounds)(round)
 
 
 def in_reading_order() -> list[Field[Any]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -21,7 +23,7 @@ from fedlalr.federation.privacy.mechanism import Mechanism
 from fedlalr.federation.privacy.privacy import Privacy
 from fedlalr.federation.round import Rules, ServerState
 from fedlalr.federation.sampling import draw_cohort, poisson
-from fedlalr.federation.schedules import depends_on_rounds
+from fedlalr.federation.schedules import depends_on_rounds, rates
 from fedlalr.federation.storage.fingerprint import data_facts, facts_of
 from fedlalr.federation.stragglers import Stragglers, client_speeds
 from fedlalr.federation.validation import as_client_tests, check_cohort, check_data, check_observers
@@ -49,6 +51,11 @@ class Problem:
     """What each client is evaluated on, if it is here."""
     speeds: Tensor | None = None
     """Local steps per virtual second of every client; None: the run has no virtual clock."""
+
+    @cached_property
+    def rate(self) -> Callable[[int], float]:
+        """The clients' rate in a round (from 1)."""
+        return rates(self.options.schedule, self.training.algorithm.lr, self.options.rounds)
 
     @classmethod
     def of(

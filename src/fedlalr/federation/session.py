@@ -155,7 +155,7 @@ class Session:
     def _round(self) -> Record:
         """Train, check, reduce, update, evaluate, record, checkpoint."""
         began, t = time.perf_counter(), self.state.round + 1
-        lr = self.options.rate(self.training.algorithm, t)
+        lr = self.problem.rate(t)
         outcome = self.transport.run_round(self.state, lr)
         self.state = outcome.state
         self.transport.recorded(self.journal.choices)

@@ -16,6 +16,7 @@ from fedlalr.flower.wire.instruction import Instruction
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.interfaces import Buffers, Replies, Training, Work, write_reply
 from fedlalr.training.personal import BUFFER, from_clients, to_clients
+from fedlalr.training.torch_state import seed_generators
 
 
 class Answer(NamedTuple):
@@ -68,7 +69,7 @@ def train_locally(
     )
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         # For dropout. The key contains the client's id, so that nodes do not all draw the same numbers.
-        torch.manual_seed(key(training.seed, MODULES, work.round, client))
+        seed_generators(device, key(training.seed, MODULES, work.round, client))
         given, limit = to_clients(work, training), StepLimit(instruction.deadline, device)
         memory = Replies.memory(given, training)
         write_reply(memory, 0, *ReferenceEngine(training).train_client(given, 0, client, [], limit))

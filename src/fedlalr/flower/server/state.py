@@ -133,7 +133,7 @@ class FederatedServer:
         content = channel.encode_broadcast(slots)
         work = Work(
             round=t,
-            lr=self.problem.options.rate(training.algorithm, t),
+            lr=self.problem.rate(t),
             clients=cohort,
             broadcast=channel.decoded_broadcast(slots, content),
             buffers=shared_buffers(training, self.state.buffers),
