@@ -10,6 +10,7 @@ from functools import cache
 
 import pytest
 import torch
+import typer.testing
 from torch import Tensor, nn
 
 from fedlalr.data.sources import digits
@@ -87,6 +88,14 @@ def digits_read_once() -> Iterator[None]:
     """Hundreds of runs use the handwritten digits, and their text takes longer to read than a round."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(digits, "_table", cache(digits._table))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def commands_built_once() -> Iterator[None]:
+    """Typer builds all commands anew for every call of one, which takes longer than most of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.testing, "_get_command", cache(typer.testing._get_command))
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -23,3 +24,14 @@ def federation(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
     yield federation
     federation.__exit__(None, None, None)
     assert federation.processes.members() == []
+
+
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    """What Flower logs. Pytest's own way would add a handler to each of torch's many loggers for each test."""
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("flwr").addHandler(handler)
+    yield messages
+    logging.getLogger("flwr").removeHandler(handler)

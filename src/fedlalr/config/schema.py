@@ -348,6 +348,12 @@ def _check_axis(method: str, option: str, values: list[float]) -> None:
         if values.count(value) > 1:
             raise ValueError(f"{key} contains {value:g} twice; give every value once")
         try:
-            check_method(method, {option: value})
+            _check_value(method, option, value)
         except (ValueError, TypeError) as error:
             raise ValueError(f"{key} cannot be {value:g}: {error}") from error
+
+
+@functools.cache
+def _check_value(method: str, option: str, value: float) -> None:
+    """Presets have hundreds of values to try, and a comparison checks its configuration for every run."""
+    check_method(method, {option: value})
