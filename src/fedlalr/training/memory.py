@@ -31,16 +31,23 @@ def fitting_clients(training: Training, work: Work, one_step: Callable[[Work], o
 
     `each`: the memory of one client if it is known exactly and need not be measured.
     """
+
+    def room() -> float:
+        vector = training.layout.size * work.broadcast.x.element_size()
+        replies = len(work.clients) * len(training.algorithm.slots.up) * vector
+        return SHARE[training.device.type] * free_memory(training.device) - replies
+
+    def taken(clients: int) -> int:
+        return peak_memory(partial(one_step, _some(training, work, clients)), training.device)
+
     if each is None:
         try:
-            few, more = (peak_memory(partial(one_step, _some(training, work, n)), training.device) for n in (2, 4))
+            few = taken(2)
+            plenty = 2 * len(work.clients) * few < room()  # then one client's share of it need not be known
+            each = few if plenty else (taken(4) - few) // 2
         except Exception:  # perhaps a client's faulty data; if it is memory, the round will find out and halve
             return len(work.clients)
-        each = max((more - few) // 2, 1)
-    vector = training.layout.size * work.broadcast.x.element_size()
-    replies = len(work.clients) * len(training.algorithm.slots.up) * vector
-    room = SHARE[training.device.type] * free_memory(training.device) - replies
-    return max(int(room // each), 1)
+    return max(int(room() // max(each, 1)), 1)
 
 
 def _some(training: Training, work: Work, count: int) -> Work:
