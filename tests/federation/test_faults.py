@@ -79,14 +79,14 @@ ASYNCHRONOUS = {"asynchronous": {"buffer": 2, "concurrency": 4}, "rounds": 8}
 def test_a_run_killed_at_some_operations_on_files_or_at_random_instants_resumes_to_the_same_bits(memory):
     synchronous, asynchronous, instants = crash_in_turn(
         memory,
-        ("operations", {"rounds": 2, "stride": 5}),
-        ("operations", {"stride": 29, **ASYNCHRONOUS}),
-        ("times", {"deaths": 4, "algorithm": "scaffold", "width": 2000}),
+        ("operations", {"rounds": 2, "stride": 7}),
+        ("operations", {"stride": 43, **ASYNCHRONOUS}),
+        ("times", {"deaths": 3, "algorithm": "scaffold", "width": 2000}),
     )
-    assert synchronous["kills"] >= 6
+    assert synchronous["kills"] >= 4
     assert synchronous["half_written"] >= 1
-    assert asynchronous["kills"] >= 6
-    assert instants["kills"] + instants["interrupts"] >= 4
+    assert asynchronous["kills"] >= 4
+    assert instants["kills"] + instants["interrupts"] >= 3
 
 
 @pytest.mark.faults

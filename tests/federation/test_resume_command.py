@@ -49,7 +49,7 @@ def cli(*arguments: str, code: int = 0) -> str:
     ("stop", "engine"),
     [
         (signal.SIGINT, "workers:1"),
-        (signal.SIGTERM, "reference"),
+        pytest.param(signal.SIGTERM, "reference", marks=pytest.mark.faults),
         pytest.param(signal.SIGTERM, "workers:1", marks=pytest.mark.faults),
         pytest.param(signal.SIGKILL, "workers:1", marks=pytest.mark.faults),
     ],

@@ -36,7 +36,7 @@ def random_settings(count: int) -> list[tuple[float, float, int, float]]:
     return found
 
 
-@pytest.mark.parametrize("batch", [0, 1, *(pytest.param(batch, marks=pytest.mark.slow) for batch in (2, 3, 4))])
+@pytest.mark.parametrize("batch", [0, *(pytest.param(batch, marks=pytest.mark.slow) for batch in (1, 2, 3, 4))])
 def test_epsilon_agrees_with_the_second_accountant(batch: int) -> None:
     for noise, rate, rounds, delta in random_settings(50)[batch::5]:
         exact = fourier_epsilon([Rounds(noise, rate, rounds)], delta)

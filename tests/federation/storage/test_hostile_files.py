@@ -92,13 +92,13 @@ def with_one_changed(tree: Any, value: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize(
     ("value", "every", "first"),
-    [(None, 1, 0), (10**9, 1, 0), (-1, 3, 0), (10**30, 3, 1), ("x", 3, 2), ([], 2, 0), ({}, 2, 1)],
+    [(None, 2, 0), (10**9, 1, 0), (-1, 6, 0), (10**30, 6, 1), ("x", 6, 2), ([], 6, 3), ({}, 6, 4)],
     ids=repr,
 )
 def test_a_checkpoint_of_wrong_types_and_a_right_hash_is_used_or_rejected(
     value: Any, every: int, first: int, library: Path
 ) -> None:
-    """Every part gets four of the values. `threads` of 10**9 is one of them."""
+    """Every part gets two of the values. `threads` of 10**9 is one of them."""
     shutil.rmtree(library / "checkpoint" / "round-000001")
     place = library / "checkpoint" / "round-000002"
     files = {path: path.read_bytes() for path in library.rglob("*") if path.is_file()}
