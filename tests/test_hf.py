@@ -54,7 +54,11 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+ALIKE = ("bert, own loss", "tokens", "distilbert")
+"""Their layers are those of another kind."""
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in ALIKE)) for kind in KINDS])
 def test_the_stack_gives_what_the_reference_gives(kind):
     make, data, options = KINDS[kind]
     right, mine = (train(hf.made(make), data(), engine, **options) for engine in ("reference", "stacked"))

@@ -45,6 +45,13 @@ def test_training_has_every_option_of_a_client():
     assert {each.name for each in options_in(LocalOptions, "client")} <= {each.name for each in fields(Training)}
 
 
+def test_an_option_of_clients_is_defined_where_they_find_it():
+    """With the scope "client", which is the default, one of the server would be in no fingerprint."""
+    assert {each.name for each in options_in(Options, "client")} == {
+        each.name for each in options_in(LocalOptions, "client")
+    }
+
+
 def test_a_misspelt_option_is_rejected_with_the_nearest():
     with pytest.raises(TypeError, match=r"fl\.run has no option 'batchsize'.*Did you mean 'batch_size'"):
         fl.run(make_model(), make_clients(), fl.FedAvg(), batchsize=3)

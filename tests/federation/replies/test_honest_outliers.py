@@ -54,7 +54,9 @@ def honest(attacks, defences):
     return attacks.run(None, 0.0, defences["default"], FIFTY).accuracy
 
 
-@pytest.mark.parametrize("attack", ["x reversed", "m reversed", "v̂ inflation", "buffers"])
+@pytest.mark.parametrize(
+    "attack", ["x reversed", pytest.param("m reversed", marks=pytest.mark.slow), "v̂ inflation", "buffers"]
+)
 def test_one_attacker_of_fifty_is_stopped_by_default(attack, attacks, defences, honest):
     attacked = attacks.run(attacks.ATTACKS[attack], 0.02, defences["default"], FIFTY).accuracy
     assert attacked > honest - 0.05

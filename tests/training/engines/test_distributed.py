@@ -181,7 +181,10 @@ def test_torchrun_runs_the_command_line_and_the_first_process_alone_shows(tmp_pa
 
 @pytest.mark.parametrize(
     ("device", "second_moment"),
-    [("cpu", "max"), *(pytest.param("cuda", how, marks=pytest.mark.gpu) for how in ("mean", "max"))],
+    [
+        pytest.param("cpu", "max", marks=pytest.mark.slow),
+        *(pytest.param("cuda", how, marks=pytest.mark.gpu) for how in ("mean", "max")),
+    ],
 )
 def test_two_nodes_share_a_cohort_as_one_process_has_it(device: str, second_moment: str, tmp_path: Path):
     """Between GPUs through NCCL: it rejects a GPU that two processes of a machine share, but not one of two nodes.

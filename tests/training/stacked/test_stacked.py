@@ -494,12 +494,14 @@ ragged = (6, 8, 10, 12, 14, 16, 18, 20) * 3
 
 FIXED = ("fedlalr", "fedavg", "lafedopt", "localadam", "scaffold", "adaalter", "mimelite", "deltasgd", "alignedlalr")
 ALTERNATELY = [
-    (name, model, 0.01 * ((place + other) % 2))
+    pytest.param(
+        name, model, 0.01 * ((place + other) % 2), marks=[pytest.mark.slow] if (place // 2 + other) % 2 else []
+    )
     for place, name in enumerate([*FIXED, "fedmuon"])
     for other, model in enumerate(["batchnorm", "perceptron"])
 ]
-"""Every method on both models, with decay and without: without it a step may hand the very memory of x on to another
-slot."""
+"""Every method on one of the models, the other is slow; with decay and without: without it a step may hand the very
+memory of x on to another slot."""
 
 
 @pytest.mark.parametrize(("algorithm", "model", "decay"), ALTERNATELY)
