@@ -24,7 +24,7 @@ from fedlalr.federation.round import Rules, run_round
 from fedlalr.federation.session import initial_state
 from fedlalr.training import Training
 from fedlalr.training.engines.registry import create_engine
-from fedlalr.training.engines.worker_process import Worker
+from fedlalr.training.engines.worker_process import private_engine
 from fedlalr.training.engines.workers import ALLOCATOR
 from fedlalr.training.interfaces import Work
 from fedlalr.training.layout import Layout
@@ -50,9 +50,9 @@ def prepare(name: str, method: str) -> Callable[[], object]:
     if name in ("logistic", "perceptron"):
         engine, _ = create_engine("stacked", training, job.cohort)
         return lambda: run_round(state, cohort, 0.01, engine, training, Rules())
-    worker = Worker(training)
+    engine = private_engine(training)
     work = Work(1, 0.01, cohort, state.slots.only(*training.algorithm.slots.down), {}, Slots(), job.cohort, job.clients)
-    return lambda: worker.engine.train_client(work, 0, 0, [])
+    return lambda: engine.train_client(work, 0, 0, [])
 
 
 def main() -> None:
