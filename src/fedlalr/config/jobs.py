@@ -131,7 +131,9 @@ def run_jobs(
             if error is not None and not keep_going:
                 raise _died(jobs[over]) if isinstance(error, BrokenProcessPool) and over is not None else error
             if over is not None:
-                summaries[over] = jobs[over].directory.summary() or {} if error is None else _broken(jobs[over], error)
+                summary = jobs[over].directory.summary() if error is None else _broken(jobs[over], error)
+                assert summary is not None, f"{jobs[over].folder} has no summary after its run"
+                summaries[over] = summary
             ending, found = (None, None) if over is None else (jobs[over], summaries[over])
             on_event(Event(len(summaries), len(jobs), [jobs[j] for j in running], ending, found))
     return [summaries[i] for i in range(len(jobs))]
