@@ -90,6 +90,11 @@ def test_ties_go_to_the_lower_ids_and_a_round_with_too_few_lasts_until_the_deadl
     assert (found.clients.tolist(), found.seconds, found.too_slow) == ([3], 7.0, (5, 8, 9))
 
 
+def test_an_array_of_speeds_is_rejected_with_the_way_to_a_list():
+    with pytest.raises(ValueError, match=r"a list with a number for every client \(array.tolist\(\)\).*\.\]\)$"):
+        run(speeds=torch.ones(6).numpy() * 2)
+
+
 def test_log_normal_speeds_have_median_one_and_the_spread_that_was_given():
     logs = client_speeds(0.7, 20_000, seed=5).log()
     assert abs(float(logs.median())) < 0.03  # ten standard errors are 0.06

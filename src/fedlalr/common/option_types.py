@@ -106,5 +106,5 @@ def _is_number(value: Any, base: type) -> bool:
 
 def _shown(value: object, base: type) -> str:
     """The value and, for a NumPy or torch number, how to convert it to a Python number."""
-    foreign = hasattr(value, "__float__") and not isinstance(value, int | float)
+    foreign = hasattr(value, "__float__") and not isinstance(value, int | float) and not getattr(value, "ndim", 0)
     return f"{value!r}; convert it with {base.__name__}(value)" if foreign else repr(value)

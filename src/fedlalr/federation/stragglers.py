@@ -114,7 +114,8 @@ def check_speeds(speeds: object) -> None:
             if isinstance(each, bool) or not isinstance(each, int | float):
                 raise TypeError(f"speeds contains {each!r}; give a number for every client")
         return
-    check_type("speeds", speeds, NotNegative, ", a list with a number for every client, or the name of a file")
+    also = ", a list with a number for every client (array.tolist()), or the name of a file"
+    check_type("speeds", speeds, NotNegative, also)
 
 
 def _in_file(path: str | Path) -> list[float]:
