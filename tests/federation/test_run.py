@@ -18,6 +18,7 @@ import fedlalr as fl
 from closeness import assert_close
 from conftest import make_clients, make_model
 from fedlalr.federation.round import too_few
+from fedlalr.federation.run import Simulation
 from fedlalr.federation.sampling import sample
 from fedlalr.federation.session import RepliesRejected
 
@@ -606,3 +607,22 @@ def test_a_method_that_nobody_would_call_is_rejected_where_an_observer_is_define
     with pytest.raises(TypeError, match=f"Mine.{name} would never be called; did you mean {meant}"):
         type("Mine", (fl.Observer,), {name: lambda self, record: None})
     type("Mine", (fl.Observer,), {"on_paper": lambda self: None, "on_round": lambda self, record: None})
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "round-robin"])
+def test_rounds_that_are_planned_ahead_are_the_same(model, clients, sampling, monkeypatch):
+    settings = {**SETTINGS, "engine": "stacked", "clients_per_round": 3, "sampling": sampling}
+    before = fl.run(model, clients, fl.FedLALR(), **settings)
+    start, planned = Simulation.start, []
+
+    def started(self, state, choices):
+        info = start(self, state, choices)
+        self._plans_ahead = True  # as on a GPU
+        plan = self._chosen.plan
+        self._chosen.plan = lambda round, cohort: planned.append((round, cohort.tolist())) or plan(round, cohort)
+        return info
+
+    monkeypatch.setattr(Simulation, "start", started)
+    after = fl.run(model, clients, fl.FedLALR(), **settings)
+    assert torch.equal(flat(after.state["x"]), flat(before.state["x"]))
+    assert [round for round, _ in planned] == [2, 3]

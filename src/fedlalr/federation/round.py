@@ -107,10 +107,12 @@ def run_round(
     rules: Rules,
     probe: Probe | None = None,
     on_rejected: Callable[[Work, Sequence[Rejection]], None] | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> RoundOutcome:
     """One round with the given cohort. The state passed in is never changed, so it is still valid on `RoundFailed`.
 
-    `on_rejected` is called with the rejected replies before the round continues or fails.
+    `on_rejected` is called with the rejected replies before the round continues or fails, `meanwhile` while a GPU may
+    still be training.
     """
     clock, mechanism = Stopwatch(), rules.mechanism
     epsilon = None if mechanism is None else mechanism.spend(state.round + 1)
@@ -121,6 +123,8 @@ def run_round(
     given = to_clients(work, training)
     with module_randomness(training, work.round):
         trained = engine.train(given) if len(cohort) else Replies.empty(given, training)
+        if meanwhile is not None:
+            meanwhile()
         replies = from_clients(trained, work, training)
     replies = channel.replies(replies, work.broadcast, state.kept)
     clock.lap("train")

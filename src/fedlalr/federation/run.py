@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, ParamSpec, Protocol
 
 import torch
@@ -100,6 +101,8 @@ class Simulation:
         self._debugger = Debugger(problem.training) if problem.options.debug and self.ranks.is_first else None
         self._chosen: Engine | None = None
         self._clock: Clock | None = None
+        self._sampled: dict[int, Tensor] = {}
+        """The cohort of the next round, if it is known."""
 
     def start(self, state: ServerState, choices: dict[str, Any]) -> RunInfo:
         """Create the engine: as requested, or as the run was started with."""
@@ -109,6 +112,8 @@ class Simulation:
         else:
             chosen, reason = create_engine(choices.get("engine", self._requested), training, self.problem.cohort_size)
         self._chosen = chosen
+        own = callable(self.problem.options.sampling)  # may do anything, so it is called when its round begins
+        self._plans_ahead = training.device.type == "cuda" and hasattr(chosen, "plan") and not own
         self._restore_clock(state.round, choices)
         seconds = self._estimate(chosen, state)
         if choices:
@@ -152,12 +157,25 @@ class Simulation:
         if self._clock is not None:
             reject_chosen_clients(self.observers, t)
             return run_update(state, self._clock, lr, self._chosen, problem.rules, self._debugger)
-        sampled = with_included(problem.cohort(t, training.seed), self.observers, t, problem)
+        sampled = with_included(self._sample(t), self.observers, t, problem)
         cohort, seconds, too_slow = _taken(problem, sampled, t)
         probe = _probe(self.observers, t)
-        outcome = run_round(state, cohort, lr, self._chosen, training, problem.rules, probe, self._debugger)
+        ahead = partial(self._plan, t + 1) if self._plans_ahead and t < problem.options.rounds else None
+        outcome = run_round(state, cohort, lr, self._chosen, training, problem.rules, probe, self._debugger, ahead)
         rejected = tuple(sorted([*outcome.rejected, *too_slow]))
         return replace(outcome, cohort=sampled.tolist(), rejected=rejected, virtual_seconds=seconds)
+
+    def _sample(self, round: int) -> Tensor:
+        """The clients sampled for a round, which may be known already."""
+        known = self._sampled.pop(round, None)
+        return self.problem.cohort(round, self.problem.training.seed) if known is None else known
+
+    def _plan(self, round: int) -> None:
+        """Sample and plan the next round while a GPU trains this one. If other clients take part, they are planned
+        when it begins."""
+        cohort = self._sample(round)
+        self._sampled = {round: cohort}
+        self._chosen.plan(round, cohort)  # type: ignore[union-attr]
 
     def evaluate_clients(self, state: ServerState) -> dict[int, Score]:
         """Evaluate every client on this machine, or on its ranks."""

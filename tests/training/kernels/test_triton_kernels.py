@@ -323,6 +323,82 @@ def test_a_convolution_gives_no_gradient_of_images_that_need_none() -> None:
     assert torch.equal(slope, torch.full_like(weight, 4.0))
 
 
+@pytest.mark.parametrize(("size", "kernel"), [((8, 6), (2, 2)), ((7, 9), (2, 3)), ((6, 6), (3, 1))])
+def test_pooling_takes_the_first_of_equals_like_torchs_and_keeps_what_is_no_number(
+    size: tuple[int, int], kernel: tuple[int, int]
+) -> None:
+    from fedlalr.training.kernels.convolution import StackedPooling
+
+    torch.manual_seed(0)
+    images = torch.randint(4, (5, *size, 6), device=DEVICE).float()  # many are equal
+    images[1, 1, 0, 2] = torch.nan
+    leaf = images.movedim(3, 1).requires_grad_()
+    mine = StackedPooling.apply(leaf, *kernel)  # type: ignore[no-untyped-call]
+    right = F.max_pool2d(leaf, kernel)
+    assert torch.equal(mine.nan_to_num(9.0), right.nan_to_num(9.0))
+    assert mine.isnan().sum() == 1
+    slope = torch.randn(right.shape, device=DEVICE)
+    of_mine, of_right = (torch.autograd.grad(output, leaf, slope)[0] for output in (mine, right))
+    assert torch.equal(of_mine, of_right)
+
+
+@pytest.mark.parametrize(("rows", "outputs", "columns"), [(10, 70, 1300), (16, 64, 2048), (1, 129, 700)])
+def test_products_of_few_rows_and_their_gradients(rows: int, outputs: int, columns: int) -> None:
+    from fedlalr.training.kernels import narrow
+
+    torch.manual_seed(0)
+    flat = torch.randn(CLIENTS, outputs * columns + 5, device=DEVICE)  # a matrix that is not aligned
+    weight = flat[:, 3:-2].view(CLIENTS, outputs, columns)
+    x, slope = torch.randn(CLIENTS, rows, columns, device=DEVICE), torch.randn(CLIENTS, rows, outputs, device=DEVICE)
+    assert narrow.fits(x, weight)
+    place = torch.full_like(flat, 7.0)
+    mine = narrow.weight_gradient(slope, x, place[:, 3:-2].view(weight.shape))
+    pairs = [
+        (narrow.product(x, weight), x.double() @ weight.double().mT),
+        (narrow.input_gradient(slope, weight), slope.double() @ weight.double()),
+        (mine, slope.double().mT @ x.double()),
+    ]
+    assert max(relative(a, b) for a, b in pairs) < 1e-5
+    assert torch.equal(place[:, [0, 1, 2, -2, -1]], torch.full((CLIENTS, 5), 7.0, device=DEVICE))
+
+
+class Lopsided(nn.Module):
+    """One layer has most of the parameters; it may be used twice."""
+
+    def __init__(self, twice: bool) -> None:
+        super().__init__()
+        self.first, self.large, self.last = nn.Linear(5, 260), nn.Linear(260, 260), nn.Linear(260, 3)
+        self.twice = twice
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.large(torch.tanh(self.first(x))))
+        return self.last(torch.tanh(self.large(x)) if self.twice else x)
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_large_layer_writes_its_gradient_where_it_belongs(twice: bool) -> None:
+    torch.manual_seed(0)
+    data = [(torch.randn(8, 5), torch.randint(3, (8,))) for _ in range(CLIENTS)]
+    module = Lopsided(twice).to(DEVICE)
+    layout = Layout.of(module)
+    training = Training(
+        module, layout, as_clients(data).to(torch.device(DEVICE)), FedAvg(), device=torch.device(DEVICE)
+    )
+    gradient = ForwardGradient(training, VmapForward(module))
+    assert gradient._direct
+    flat = layout.flatten(dict(module.named_parameters()))
+    x = torch.stack([flat + 0.01 * place for place in range(CLIENTS)])
+    inputs, targets = (torch.stack([pair[place] for pair in data]).to(DEVICE) for place in (0, 1))
+    losses, mine, _ = gradient(x, {}, Batch(inputs, targets))
+    wide = module.double()
+    for place in range(CLIENTS):
+        leaf = x[place].double().requires_grad_()
+        loss = F.cross_entropy(functional_call(wide, layout.views(leaf), inputs[place].double()), targets[place])
+        (right,) = torch.autograd.grad(loss, leaf)
+        assert relative(losses[place], loss) < 1e-5
+        assert relative(mine[place], right) < 1e-4  # up to four products, one after another, each to within about 1e-6
+
+
 @pytest.mark.parametrize("size", [1, 1500, 20_000])
 def test_changes_are_the_norms_of_the_replies_distances_and_name_the_rows_that_fell(size: int) -> None:
     from fedlalr.training.kernels import cohort

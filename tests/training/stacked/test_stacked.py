@@ -7,6 +7,7 @@ import copy
 import re
 import resource
 import warnings
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -37,6 +38,7 @@ from fedlalr.training.fused_steps import fused_step
 from fedlalr.training.interfaces import Training
 from fedlalr.training.local_step import local_step
 from fedlalr.training.memory import free_memory, is_out_of_memory, peak_memory
+from fedlalr.training.stacked import feed as feed_module
 from fedlalr.training.stacked import grouped_layers
 from fedlalr.training.stacked.cuda_graphs import StaticSteps, WatchedContext, keeps_its_slots, rounded
 from fedlalr.training.stacked.engine import StackedEngine
@@ -846,3 +848,25 @@ def test_a_step_that_waits_for_the_host_is_not_captured_but_still_right():
         mine = federate("stacked", training)
     assert_same_outcomes(mine, federate("reference", training))
     assert torch.rand(9, device=training.device).unique().numel() > 1, "the broken capture has left the generator alone"
+
+
+def test_a_planned_round_is_the_round_and_a_plan_for_others_is_not_used(monkeypatch):
+    training = make_training("batchnorm", "fedlalr", sizes=(8, 6, 7, 6))
+    cohort, others = torch.tensor([0, 2, 3]), torch.tensor([0, 1, 3])
+    state, plan = initial_state(training), feed_module.plan
+
+    def trained(*planned: tuple[int, torch.Tensor]) -> torch.Tensor:
+        with closing(StackedEngine(training)) as engine:
+            engine.chunk = 3  # known after the first round
+            for round, clients in planned:
+                engine.plan(round, clients)
+            made: list[int] = []
+            monkeypatch.setattr(feed_module, "plan", lambda *given: made.append(1) or plan(*given))
+            outcome = run_round(state, cohort, 0.01, engine, training, Rules())
+            plans.append(len(made))
+            return outcome.state.slots.x
+
+    plans: list[int] = []
+    runs = [trained(), trained((1, cohort)), trained((1, others)), trained((2, cohort))]
+    assert all(torch.equal(x, runs[0]) for x in runs)
+    assert plans == [1, 0, 1, 1]

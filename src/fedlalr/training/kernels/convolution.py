@@ -12,14 +12,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fedlalr.training.kernels.convolution_triton import convolve, weight_gradient
+from fedlalr.training.kernels.convolution_triton import convolve, max_pool, max_pool_backward, weight_gradient
 
 Sizes = tuple[int, ...]
 
 # Places, features and weights per block, and launch options, tuned on an H200.
-FORWARD = {"PLACES": 256, "WEIGHTS": 32, "num_warps": 4, "num_stages": 3}
-WEIGHT_GRADIENT = {"PLACES": 64, "num_warps": 4, "num_stages": 3}
-PROGRAMS = 512
+FORWARD = {"PLACES": 256, "WEIGHTS": 32, "num_warps": 4}
+WEIGHT_GRADIENT = {"PLACES": 32, "num_warps": 4, "num_stages": 3}
+MOST_PRODUCTS = 3
+POOLING = {"BLOCK": 512, "num_warps": 4}
+PROGRAMS = 1024
 """The number of programs that keeps a large GPU busy; a weight gradient's places are split among them."""
 
 
@@ -64,6 +66,38 @@ class StackedConvolution(torch.autograd.Function):
         return of_images, _weight_gradient(places, slope, weight.shape, ctx.options), of_bias, None, None, None
 
 
+class StackedPooling(torch.autograd.Function):
+    """Max-pooling over windows that do not overlap. Images are `[N, i, h, w]` with channels innermost in memory."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, *kernel: int) -> Tensor:
+        places = images.movedim(1, 3)
+        count, height, width, channels = places.shape
+        out = places.new_empty(count, height // kernel[0], width // kernel[1], channels)
+        which = torch.empty_like(out, dtype=torch.uint8)
+        max_pool[(-(-out.numel() // POOLING["BLOCK"]),)](
+            places, out, which, out.numel(), height, width, *out.shape[1:],
+            KERNEL_H=kernel[0], KERNEL_W=kernel[1], **POOLING,
+        )  # fmt: skip
+        ctx.save_for_backward(which)
+        ctx.kernel, ctx.shape = kernel, places.shape
+        return out.movedim(3, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        (which,) = ctx.saved_tensors
+        slope = slope.movedim(1, 3).contiguous()
+        height, width = ctx.shape[1:3]
+        whole = height % ctx.kernel[0] == width % ctx.kernel[1] == 0
+        out = (slope.new_empty if whole else slope.new_zeros)(ctx.shape)
+        max_pool_backward[(-(-slope.numel() // POOLING["BLOCK"]),)](
+            slope, which, out, slope.numel(), height, width, *slope.shape[1:],
+            KERNEL_H=ctx.kernel[0], KERNEL_W=ctx.kernel[1], **POOLING,
+        )  # fmt: skip
+        return out.movedim(3, 1), None, None
+
+
 def _convolve(
     x: Tensor, kernels: Tensor, bias: Tensor | None, out: Tensor, options: tuple[Sizes, ...], transposed: bool
 ) -> None:
@@ -77,7 +111,7 @@ def _convolve(
         *(size for option in options for size in option),
         CHANNELS=channels, KERNEL_H=kernels.shape[1], KERNEL_W=kernels.shape[2], TRANSPOSED=transposed,
         STRIDED=max(options[0]) > 1, PADDED=transposed or max(options[1]) > 0,
-        BIASED=bias is not None, PRECISION=precision(), FEATURES=block, **FORWARD,
+        BIASED=bias is not None, PRECISION=precision(), FEATURES=block, num_stages=3 if transposed else 2, **FORWARD,
     )  # fmt: skip
 
 
@@ -87,7 +121,8 @@ def _weight_gradient(x: Tensor, slope: Tensor, shape: torch.Size, options: tuple
     kernel = shape[3:]
     weights = kernel[0] * kernel[1] * channels
     block, beside = block_size(features), block_size(min(weights, 32))
-    blocks = (-(-weights // beside), -(-features // block))
+    products = min(MOST_PRODUCTS, -(-weights // beside))
+    blocks = (-(-weights // (products * beside)), -(-features // block))
     places = images * rows * columns
     parts = max(1, min(PROGRAMS // (blocks[0] * blocks[1] * clients), -(-places // 512)))
     share = -(-places // (parts * WEIGHT_GRADIENT["PLACES"])) * WEIGHT_GRADIENT["PLACES"]
@@ -96,7 +131,7 @@ def _weight_gradient(x: Tensor, slope: Tensor, shape: torch.Size, options: tuple
         x, slope, out, clients, images, height, width, rows, columns, features,
         *(size for option in options for size in option),
         CHANNELS=channels, KERNEL_H=kernel[0], KERNEL_W=kernel[1], PADDED=max(options[1]) > 0, PRECISION=precision(),
-        SHARE=share, FEATURES=block, WEIGHTS=beside, **WEIGHT_GRADIENT,
+        SHARE=share, FEATURES=block, WEIGHTS=beside, PRODUCTS=products, **WEIGHT_GRADIENT,
     )  # fmt: skip
     total = out[0] if parts == 1 else out.sum(0)
     return total.view(clients, *kernel, channels, features).permute(0, 4, 3, 1, 2)

@@ -54,6 +54,7 @@ class StackedEngine:
         self._linear = self._linear_rounds()
         if training.device.type == "cpu":
             keep_freed_memory()
+        self._planned: Feed | None = None
         self.chunk: int | None = None
         """How many clients are trained at once, as soon as it is known. A resumed run sets the original value."""
         self._stack_error: str | None = None
@@ -90,6 +91,13 @@ class StackedEngine:
                 f"of them raised {self._stack_error}"
             )
         return replies
+
+    def plan(self, round: int, clients: Tensor) -> None:
+        """Plan the batches of a coming round on the host, while a GPU is still training."""
+        feed = Feed(self.training, round, clients)
+        if feed.is_small:
+            self._planned = feed
+            feed.positions  # noqa: B018  computed on first use
 
     def _chunk_size(self, work: Work) -> int:
         if len(work.clients) <= 2:
@@ -131,7 +139,11 @@ class StackedEngine:
     def _train_chunk(self, work: Work, steps: int | None = None, *, sole: bool = False) -> Replies:
         """Train clients as one stack; only their first `steps` steps, if given. If they are the round's `sole` chunk,
         the replies may stay in the stack's memory, which nothing else needs before they are used."""
-        feed = Feed(self.training, work.round, work.clients)
+        planned, self._planned = self._planned, None
+        if planned is not None and planned.is_for(work.round, work.clients):
+            feed = planned
+        else:
+            feed = Feed(self.training, work.round, work.clients)
         if isinstance(self._forward, VmapForward) and self._forward.needs_two_samples:
             alone = torch.zeros(len(work.clients), dtype=torch.bool, device="cpu")
             alone[feed.order] = has_single(feed.counts, self.training.batch_size).any(0)

@@ -7,7 +7,7 @@ rows of the stack and nothing is computed for the others. The whole round is pla
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -38,22 +38,33 @@ class Feed:
     """The whole round's batches for a stack of clients."""
 
     def __init__(self, training: Training, round: int, clients: Tensor) -> None:
-        self.training, self.round = training, round
+        self.training, self.round, self._given = training, round, clients
         steps = training.steps(round, clients)
         self.order = steps.argsort(descending=True, stable=True)
         """The rows of the caller's clients, in the order of the stack."""
         self.clients, self.steps = clients[self.order], steps[self.order]
-        self.steps_there = self.steps.to(training.device)
-        """The same on the device, copied before there is work that the copy would wait for."""
-        sizes = training.clients.sizes[self.clients]
-        self.counts = batch_counts(sizes, self.steps, training.step_size, training.drop_last).T
+        self._sizes = training.clients.sizes[self.clients]
+        self.counts = batch_counts(self._sizes, self.steps, training.step_size, training.drop_last).T
         """Real samples of every batch, `[K, C]`."""
-        small = self.counts.numel() * int(sizes.max()) < LARGE_PLAN
-        device = None if small or not isinstance(training.clients, Population) else training.device
-        size, drop_last = training.step_size, training.drop_last
-        positions = plan(training.seed, round, self.clients, sizes, self.steps, size, drop_last, device)
-        self.positions = positions.transpose(0, 1).contiguous()
+        self.is_small = self.counts.numel() * int(self._sizes.max()) < LARGE_PLAN
+
+    @cached_property
+    def steps_there(self) -> Tensor:
+        """K of every client on the device."""
+        return self.steps.to(self.training.device)
+
+    @cached_property
+    def positions(self) -> Tensor:
         """Places in each client's own samples, `[K, C, B]`, −1 for padding."""
+        training = self.training
+        device = None if self.is_small or not isinstance(training.clients, Population) else training.device
+        size, drop_last = training.step_size, training.drop_last
+        positions = plan(training.seed, self.round, self.clients, self._sizes, self.steps, size, drop_last, device)
+        return positions.transpose(0, 1).contiguous()
+
+    def is_for(self, round: int, clients: Tensor) -> bool:
+        """Whether these are the batches of some clients in a round."""
+        return self.round == round and torch.equal(self._given, clients)
 
     def shapes(self, first: int = 0, last: int | None = None) -> list[Shape]:
         """The layout of every local step of the clients in some rows, as long as any of them trains."""

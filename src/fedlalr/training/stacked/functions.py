@@ -8,6 +8,7 @@ caller's own module. A layer that all clients share, such as a frozen one, sees 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedlalr.training.kernels import kernels_available
 from fedlalr.training.kernels.products import column_sums, product_float32
+from fedlalr.training.stacked.flat_gradient import FlatGradient
 from fedlalr.training.stacked.grouped_layers import Batched, Dims, stacked
 from fedlalr.training.stacked.no_dropout import NoDropout
 
@@ -65,6 +67,10 @@ class StackedProduct(torch.autograd.Function):
         ctx.transposed, ctx.wide, outputs = weight.stride(-1) != 1, weight.dtype, weight.shape[1]
         x, weight = x.to(dtype), weight.to(dtype)
         ctx.save_for_backward(x, weight)
+        ctx.place = FlatGradient.place_of(weight)
+        if narrow := _narrow(x, weight):
+            y = narrow.product(x, weight)
+            return y if bias is None else y + bias[:, None]
         if extra := -outputs % ALIGNED if dtype.itemsize == 2 else 0:
             weight = F.pad(weight, (0, 0, 0, extra))
             bias = None if bias is None else F.pad(bias, (0, extra))
@@ -83,6 +89,13 @@ class StackedProduct(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         slope = slope.to(x.dtype)
         dx = dweight = dbias = None
+        if narrow := _narrow(x, weight):
+            if ctx.needs_input_grad[0]:
+                dx = narrow.input_gradient(slope, weight)
+            if ctx.needs_input_grad[1]:
+                out = torch.empty_like(weight) if ctx.place is None else ctx.place
+                dweight = narrow.weight_gradient(slope, x, out)
+            return dx, dweight, slope.sum(1) if ctx.needs_input_grad[2] else None, None
         mixed = x.dtype.itemsize == 2 and ctx.wide == torch.float32
         product = product_float32 if mixed else torch.bmm
         if ctx.needs_input_grad[0]:
@@ -96,6 +109,15 @@ class StackedProduct(torch.autograd.Function):
         if ctx.needs_input_grad[2]:
             dbias = column_sums(slope) if mixed else slope.sum(1, dtype=ctx.wide)
         return dx, dweight, dbias, None
+
+
+def _narrow(x: Tensor, weight: Tensor) -> ModuleType | None:
+    """The kernels for products of few rows, if they are for this one."""
+    if not kernels_available(x.device):
+        return None
+    from fedlalr.training.kernels import narrow  # Triton is not installed everywhere
+
+    return narrow if narrow.fits(x, weight) else None
 
 
 class BatchedLinear(Batched):

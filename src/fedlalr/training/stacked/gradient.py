@@ -8,6 +8,7 @@ vmap, or a hand-written form. `LinearGradient` is written out by hand for the sm
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,8 @@ from fedlalr.data.trees import Tree, first_leaf, rows
 from fedlalr.training.accumulation import Part, terms_of, weighted_mean
 from fedlalr.training.calling import MODEL_LOSS
 from fedlalr.training.interfaces import Buffers, Training
+from fedlalr.training.kernels import kernels_available
+from fedlalr.training.stacked.flat_gradient import FlatGradient
 from fedlalr.training.stacked.forms import StackedForward
 from fedlalr.training.stacked.functions import batched_functions
 from fedlalr.training.stacked.masked_loss import mean_loss, without_padding
@@ -61,6 +64,7 @@ class ForwardGradient:
         """`ignored`: the label that the caller's own loss leaves out, if there is one."""
         self.training, self.forward, self._ignored = training, forward, ignored
         self._fast = getattr(forward, "grouped", True)
+        self._direct = kernels_available(training.device) and FlatGradient.pays(training.layout)
 
     @without_fallback_warnings()
     def __call__(self, x: Tensor, buffers: Buffers, batch: Batch) -> tuple[Tensor, Tensor, Buffers]:
@@ -71,17 +75,23 @@ class ForwardGradient:
             training.device.type, training.compute, enabled=training.compute is not None, cache_enabled=False
         )
         with torch.enable_grad():
-            with autocast:
+            with autocast, self._parameters(leaf) as parameters:
                 if training.loss == MODEL_LOSS:
                     targets = targets if mask is None else without_padding(targets, mask)
-                    losses, after = self.forward(training.layout.views(leaf), buffers, inputs, mask, targets)
+                    losses, after = self.forward(parameters, buffers, inputs, mask, targets)
                 else:
-                    outputs, after = self.forward(training.layout.views(leaf), buffers, inputs, mask)
+                    outputs, after = self.forward(parameters, buffers, inputs, mask)
                     each = vmap(self._loss, (0, 0, None if mask is None else 0), randomness="different")
                     losses = each(outputs, targets, mask)
             # The gradient of the sum is each client's own: no loss depends on another client's parameters.
             (gradient,) = torch.autograd.grad(losses.sum(), leaf)
         return losses.detach(), gradient, after
+
+    def _parameters(self, leaf: Tensor) -> AbstractContextManager[dict[str, Tensor]]:
+        """The parameters of the stack by name."""
+        layout = self.training.layout
+        direct = self._direct and leaf.is_contiguous()
+        return FlatGradient(layout, leaf) if direct else nullcontext(layout.views(leaf))
 
     def _loss(self, outputs: Any, targets: Tree, mask: Tensor | None) -> Tensor:
         """One client's loss."""

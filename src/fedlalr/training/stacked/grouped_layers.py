@@ -68,7 +68,7 @@ class GroupedPooling(Batched):
         clients = info.batch_size
         images = stacked(input, in_dims[0], clients)
         if images.stride(0) == images.shape[1] * images.stride(1):  # clients outermost: one long batch
-            pooled = F.max_pool2d(images.flatten(0, 1), *options)
+            pooled = pool(images.flatten(0, 1), *options)
             return pooled.view(*images.shape[:2], *pooled.shape[1:]), 0
         return apart(F.max_pool2d(beside(input, in_dims[0], clients), *options), clients), 0
 
@@ -128,6 +128,19 @@ def product_convolution(
         return StackedConvolution.apply(images, kernels, shifts, *options)
     output = PatchConvolution.apply(images, kernels.to(images.dtype), *options)
     return output if shifts is None else output + shifts[:, None, :, None, None].to(output.dtype)
+
+
+def pool(images: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil: bool) -> Tensor:
+    """Max-pooling of images `[N, channels, h, w]`; a kernel for windows that do not overlap, channels innermost."""
+    window, step, around, hop = (
+        (size, size) if isinstance(size, int) else size for size in (kernel, stride, padding, dilation)
+    )
+    apart = step == window and around == (0, 0) and hop == (1, 1) and not ceil
+    if apart and images.dim() == 4 and images.movedim(1, 3).is_contiguous() and kernels_available(images.device):
+        from fedlalr.training.kernels.convolution import StackedPooling  # Triton is not installed everywhere
+
+        return StackedPooling.apply(images, *window)
+    return F.max_pool2d(images, kernel, stride, padding, dilation, ceil)
 
 
 def beside(images: Tensor, client_dim: int | None, clients: int) -> Tensor:
