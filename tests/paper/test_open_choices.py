@@ -79,7 +79,7 @@ def test_choices_are_drawn_in_panels_that_name_their_lines():
     figure = choices_figure(results, ["A note."])
     shown = [axes for axes in figure.axes if axes.get_visible()]
     assert [axes.get_title() for axes in shown] == [result.panel.short for result in results]
-    assert [text.get_text() for text in shown[2].get_legend().get_texts()] == ["none", "norm 10"]
+    assert [text.get_text() for text in shown[2].get_legend().get_texts()] == ["none, 79.6 %", "norm 10, 69.7 %"]
     assert len(shown[2].get_lines()) == 2
     assert [axes.get_xlabel() for axes in shown] == ["", "", "", "round", "round"]
 

@@ -161,14 +161,15 @@ def test_some_methods_alone_can_be_run():
 
 def test_notes_tell_the_size_of_the_problem_and_what_becomes_of_statistics():
     notes = " ".join(plans.cifar(PAPER).notes)
-    assert notes.startswith("The paper's setting.")
+    assert notes.startswith("The paper's setting; where it is silent, our choices.")
     assert "say little about the paper's setting" in " ".join(SMOKE.verdict_scope)
-    assert PAPER.verdict_scope == ["The paper's setting."]
+    assert PAPER.verdict_scope == ["The paper's setting; where it is silent, our choices."]
     assert "stand in" not in " ".join(SMOKE.verdict_scope)
     assert "Digits stand in for CIFAR-100, not" in " ".join(Request("smoke", EVERYTHING - {"cifar100"}).verdict_scope)
     assert plans.cifar(SMOKE).notes[0] == "Small runs, not the paper's setting."
     assert (
-        plans.cifar(Request("paper", EVERYTHING, ("device=cuda", "engine=stacked"))).notes[0] == "The paper's setting."
+        plans.cifar(Request("paper", EVERYTHING, ("device=cuda", "engine=stacked"))).notes[0]
+        == "The paper's setting; where it is silent, our choices."
     )
     assert "CIFAR-10: 50 of 100 clients per round, 100 rounds, 5 local epochs, batches of 50" in notes
     assert "BatchNorm statistics averaged" in notes

@@ -7,17 +7,19 @@ from matplotlib.colors import to_hex
 
 from fedlalr.algorithms.registry import PAPER_METHODS
 from fedlalr.federation.trajectory import QUANTILES, V_HAT_SQUARED, TrajectoryPoint, rate_name
+from fedlalr.paper.curves import PanelCurves
 from fedlalr.paper.line_drawing import METHOD_LOOKS, method_looks
-from fedlalr.paper.plans import Beside
+from fedlalr.paper.plans import Beside, FigureLine, Panel
 from fedlalr.paper.plots import (
     accuracy_figure,
     interval_figure,
     scalability_figure,
     shakespeare_figure,
     trajectory_figure,
+    variants_figure,
 )
 from fedlalr.paper.style import WIDTH, save
-from paper.synthetic_curves import ROUNDS, curves, interval_panel, panel, rising, six
+from paper.synthetic_curves import CONFIG, ROUNDS, curves, interval_panel, panel, rising, six
 
 
 def lines_of(axes):
@@ -77,6 +79,36 @@ def test_a_run_that_broke_off_is_marked_where_it_ended():
 def test_notes_stand_at_the_foot_of_the_figure():
     note = "Digits stand in for CIFAR-100, which is not on this machine."
     assert note in foot(accuracy_figure([panel(six())], [note]))
+
+
+def told(axes):
+    return [text.get_text() for text in axes.texts]
+
+
+def test_every_panel_names_the_method_that_ends_best_in_its_colour():
+    ends = {"fedlalr": 0.6, "fedavg": 0.5, "fedadam": 0.55, "fedamsv1": 0.5, "fedamsv2": 0.65, "lafedopt": 0.5}
+    axes = accuracy_figure([panel({key: curves(np.full(ROUNDS, end)) for key, end in ends.items()})], []).axes[0]
+    assert told(axes) == ["best end: FedAMSv2, 65.0 %"]
+    assert axes.texts[0].get_color() == METHOD_LOOKS["fedamsv2"]["color"]
+
+
+def test_the_best_loss_is_the_lowest_and_a_diverging_one_is_not_enlarged():
+    flat = {key: curves(rising(0.5), loss=[np.full(ROUNDS, loss)]) for key, loss in (("fedlalr", 2.0), ("fedavg", 1.8))}
+    diverging = curves(rising(0.5), loss=[np.full(ROUNDS, 90.0)])
+    figure = shakespeare_figure([panel({**flat, "fedadam": diverging})], [])
+    loss = figure.axes[1]
+    assert told(loss) == ["best end: FedAvg, 1.80"]
+    assert [len(line.get_ydata()) < ROUNDS for line in loss.child_axes[0].get_lines()] == [True, True]
+
+
+def test_variants_are_compared_by_bytes_where_they_rise():
+    lines = [FigureLine(name, name, CONFIG) for name in ("slow", "fast")]
+    shown = {"slow": curves(rising(0.8, half=9), label="slow"), "fast": curves(rising(0.8, half=4), label="fast")}
+    figure = variants_figure(
+        [PanelCurves(Panel("key", "Digits, variants", tuple(lines), "Digits", "variants"), shown)], []
+    )
+    assert told(figure.axes[1]) == ["fewest bytes to 65 %: fast"]
+    assert figure.axes[1].child_axes
 
 
 def test_a_panel_without_runs_says_so():

@@ -13,9 +13,11 @@ from fedlalr.paper.results_page import (
     NO_RUN,
     claims_table,
     comparisons,
+    compressed,
     lines_of,
     main,
     one_number,
+    seconds_table,
     write_pages,
 )
 from fedlalr.paper.verdicts import Check, Claim, save_verdicts
@@ -43,6 +45,15 @@ def test_bold_needs_several_seeds_and_a_star_marks_one():
     assert rows[0] == f"| 1b. {claims[0].text} | **holds** | does not hold\\* | 1 against 2 |"
     assert rows[1].endswith("| undecided |  | 1 against 2 |")
     assert rows[2].endswith("| not run |  | – |")
+
+
+def test_a_claim_that_holds_in_one_panel_and_is_undecided_in_another_says_where():
+    six, three = (
+        [Check(statement, f"CIFAR-10, Dirichlet {where}", "", outcome, (0, 1, 2)) for statement, outcome in told]
+        for where, told in (("0.6", [("a", "holds"), ("b", "holds")]), ("0.3", [("a", "undecided"), ("b", "holds")]))
+    )
+    row = claims_table([Claim("2", (*six, *three))]).splitlines()[2]
+    assert "| **holds** at Dirichlet 0.6, undecided at Dirichlet 0.3 |" in row
 
 
 def test_the_number_is_that_of_a_deciding_statement_of_the_first_measured_reading():
@@ -107,6 +118,34 @@ def test_lines_are_methods_with_their_rates_over_their_seeds():
     assert line.final == pytest.approx(sum(record["accuracy"] for record in records[-10:]) / 10)
     assert line.gigabytes == pytest.approx(sum(r["bytes_up"] for r in records[: first["round"]]) / 1e9)
     assert all(line.rounds == math.inf for line in lines_of(ROLES, 0.9))
+
+
+def test_compression_is_judged_on_the_rounds_and_seeds_that_both_runs_have():
+    cells = {}
+    for name in ("fedlalr+lr-0.015-eps-0.0001", "fedlalr+smallest-lr-0.015-eps-0.0001"):
+        file = ROLES / name / "seed-0" / "metrics.jsonl"
+        records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()][:40]
+        cells[name] = sum(r["bytes_up"] for r in records), sum(r["accuracy"] for r in records[-10:]) / 10
+    (large, before), (small, after) = cells.values()
+    assert f"{small / large:.2f}" == "0.09"
+    assert compressed(ROLES).endswith(" points, one seed")
+    assert abs(after - before) < 0.003
+
+
+def test_only_compression_of_the_same_settings_is_compared(tmp_path):
+    shutil.copytree(ROLES / "fedavg+smallest-lr-5", tmp_path / "fedavg+smallest-lr-5")
+    assert compressed(tmp_path) == NO_RUN
+    shutil.copytree(ROLES / "fedavg+lr-5", tmp_path / "fedavg+lr-5")
+    assert compressed(tmp_path) == "FedAvg `smallest`: 0.13 of the bytes up, +0.2 points, one seed"
+
+
+def test_seconds_are_those_of_local_training_up_to_the_target():
+    row = next(line for line in seconds_table(RESULTS).splitlines() if line.startswith("| FedAvg, lr 1 |"))
+    file = RESULTS / FAMILIES[0].folder / "fedavg" / "seed-0" / "metrics.jsonl"
+    records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    first = next(record["round"] for record in records if record["accuracy"] >= 0.75)
+    assert row.endswith(f" {sum(record['timing']['train'] for record in records[:first]):.0f} |")
+    assert f"| {first} |" in row
 
 
 def test_new_runs_of_a_comparison_appear_by_themselves(tmp_path):

@@ -16,7 +16,7 @@ from fedlalr.common.checks import check_sizes
 
 
 class CharLSTM(nn.Module):
-    """133,520 parameters. The FedLALR paper prints no sizes; these are LEAF's.
+    """133,520 parameters. The FedLALR paper prints no sizes; these are those of FedDyn's code.
 
     >>> sum(p.numel() for p in CharLSTM().parameters())
     133520

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from fedlalr.algorithms.registry import PAPER_METHODS
 from fedlalr.common.colours import shades
 from fedlalr.paper.claims import casts
+from fedlalr.paper.curve_measures import FINAL, FINAL_LOSS, Quantity
 from fedlalr.paper.curves import Array, Curves, PanelCurves
 from fedlalr.paper.plans import FigureLine
 from fedlalr.paper.style import WIDTH, add_notes
@@ -98,8 +99,8 @@ def two_parts(figure: Figure, above: float, below: float) -> tuple[SubFigure, Su
 
 
 def pairs(figure: Figure | SubFigure, count: int, **shared: Any) -> Any:
-    """Axes for some panels, two in a row; one that is left over is hidden."""
-    panels = figure.subplots(max(1, -(-count // 2)), 2, squeeze=False, **shared)
+    """Axes for some panels, two in a row; one that is left over is hidden, and a single one has the whole width."""
+    panels = figure.subplots(max(1, -(-count // 2)), 1 if count == 1 else 2, squeeze=False, **shared)
     for axes in panels.flat[count:]:
         axes.set_visible(False)
     return panels
@@ -133,17 +134,61 @@ def draw_zoom(axes: Axes, lines: Sequence[tuple[Curves, NDArray[Any], Look]], pl
     close = [line for line, end in zip(lines, ends, strict=True) if end >= max(ends) - CLOSE]
     if len(close) < 2:
         return
+    inset, means = _enlarged(axes, close, place, lambda curves: curves.accuracy)
+    inset.set_ylim(float(np.quantile(means, 0.02)) - 0.01, float(means.max()) + 0.005)
+    inset.yaxis.set_major_formatter(percent)
+
+
+def draw_loss_zoom(axes: Axes, lines: Sequence[tuple[Curves, NDArray[Any], Look]], place: Sequence[float]) -> None:
+    """Enlarge the ends of the test losses, without those that diverge."""
+    ends = [float(np.nan_to_num(curves.loss[:, -1], nan=np.inf).mean()) for curves, _, _ in lines]
+    close = [line for line, end in zip(lines, ends, strict=True) if end <= 2 * min(ends)]
+    if len(close) < 2:
+        return
+    inset, means = _enlarged(axes, close, place, lambda curves: curves.loss)
+    inset.set_ylim(float(means.min()) - 0.01, float(np.quantile(means, 0.98)) + 0.01)
+
+
+def _enlarged(
+    axes: Axes,
+    lines: Sequence[tuple[Curves, NDArray[Any], Look]],
+    place: Sequence[float],
+    pick: Callable[[Curves], Array],
+) -> tuple[Axes, Array]:
+    """Axes within the axes, with the ends of the curves, and all values that they show."""
     inset = axes.inset_axes((place[0], place[1], place[2], place[3]), zorder=6)
-    first = ZOOM * min(x[-1] for _, x, _ in close)
+    first = ZOOM * min(x[-1] for _, x, _ in lines)
     seen = []
-    for curves, x, look in close:
-        mean = curves.accuracy[:, x > first].mean(axis=0)
+    for curves, x, look in lines:
+        mean = pick(curves)[:, x > first].mean(axis=0)
         inset.plot(x[x > first], mean, **{**look, "linewidth": 0.9})
         seen.append(mean[~np.isnan(mean)])
-    inset.set_ylim(float(np.quantile(np.concatenate(seen), 0.02)) - 0.01, float(np.concatenate(seen).max()) + 0.005)
-    inset.yaxis.set_major_formatter(percent)
     inset.tick_params(labelsize=5, length=1.5, pad=1)
     inset.set_facecolor("white")
+    return inset, np.concatenate(seen)
+
+
+def name_best(axes: Axes, result: PanelCurves, looks: Mapping[str, Look], quantity: Quantity = FINAL) -> None:
+    """Write which curve ends best, over the last tenth of the rounds: highest accuracy below, lowest loss above.
+
+    Methods have their own colour; lines that are all FedLALR, in shades of it, are named in black.
+    """
+    if len(result.lines) < 2:
+        return
+    lower = quantity is FINAL_LOSS
+    ends = {key: float(quantity.measure(curves).mean()) for key, curves in result.lines.items()}
+    best = min(ends, key=lambda key: ends[key] if lower else -ends[key])
+    line = next(line for line in result.panel.lines if line.key == best)
+    methods = {line.config.algorithm.name for line in result.panel.lines}
+    name, colour = (
+        (name_of(line.config.algorithm.name), looks[best]["color"]) if len(methods) > 1 else (line.label, "k")
+    )
+    end = quantity.text(ends[best]) if not lower else f"{ends[best]:.2f}"
+    axes.text(
+        0.99, 0.98 if lower else 0.015, f"best end: {name}, {end}", transform=axes.transAxes, ha="right",
+        va="top" if lower else "bottom", fontsize=5.5, color=colour, zorder=7,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.5},
+    )  # fmt: skip
 
 
 def by_rounds(result: PanelCurves, looks: Mapping[str, Look]) -> list[tuple[Curves, NDArray[Any], Look]]:

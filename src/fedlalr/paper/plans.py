@@ -130,7 +130,7 @@ class Request:
         """Notes that apply to all runs, as sentences."""
         changed = f" with {', '.join(self.changed)}" if self.changed else ""
         if self.scale == "paper":
-            return [f"The paper's setting{changed}."]
+            return [f"The paper's setting{changed}; where it is silent, our choices."]
         return [f"Small runs{changed}, not the paper's setting."]
 
     @property

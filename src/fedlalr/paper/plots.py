@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
+from numpy.typing import NDArray
 
 from fedlalr.federation.trajectory import QUANTILES, V_HAT_SQUARED, TrajectoryPoint, rate_name
-from fedlalr.paper.curves import PanelCurves
+from fedlalr.paper.curve_measures import FINAL, FINAL_LOSS
+from fedlalr.paper.curves import Curves, PanelCurves
 from fedlalr.paper.line_drawing import (
     Look,
     by_rounds,
     draw_accuracies,
     draw_curve,
     draw_lines,
+    draw_loss_zoom,
     draw_zoom,
     empty_figure,
     frame_losses,
@@ -28,6 +31,7 @@ from fedlalr.paper.line_drawing import (
     legend,
     method_looks,
     methods_legend,
+    name_best,
     pairs,
     percent,
     say_not_run,
@@ -58,7 +62,7 @@ def shakespeare_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> 
     for accuracies, losses, part in zip(above, below, parts, strict=True):
         for accuracy, loss, result in zip(accuracies, losses, part, strict=False):
             _accuracy_panel(accuracy, result)
-            draw_lines(loss, result, method_looks(result), lambda curves: curves.loss)
+            _loss_panel(loss, result, method_looks(result))
             frame_losses(loss, [curves.loss for curves in result.lines.values()])
     if len(parts) > 1:
         for axes, result in zip(below.flat, [result for part in parts for result in part], strict=False):
@@ -95,7 +99,9 @@ def interval_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Fig
     for column, result in enumerate(results):
         looks = _looks_in_order(result)
         draw_accuracies(panels[0, column], result, looks, result.panel.title)
-        draw_lines(panels[1, column], result, looks, lambda curves: curves.loss)
+        draw_zoom(panels[0, column], by_rounds(result, looks), (0.45, 0.24, 0.55, 0.42))
+        name_best(panels[0, column], result, looks)
+        _loss_panel(panels[1, column], result, looks)
         draw_lines(panels[2, column], result, looks, lambda curves: curves.train_loss)
     for row, name in enumerate((judged(results, "accuracy"), judged(results, "loss"), "training loss")):
         label_rim(panels[row : row + 1], "round" if row == 2 else "", name)
@@ -119,11 +125,14 @@ def variants_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Fig
         most = max((float(np.nanmax(curves.uploaded)) for curves in result.lines.values()), default=0.0)
         name, unit = ("GB", 1e9) if most > 1e9 else ("MB", 1e6)
         draw_accuracies(row[0], result, looks, f"{result.panel.title.partition(',')[0]}, by rounds")
-        draw_zoom(row[0], by_rounds(result, looks), (0.45, 0.12, 0.53, 0.5))
+        draw_zoom(row[0], by_rounds(result, looks), (0.45, 0.2, 0.53, 0.45))
+        name_best(row[0], result, looks)
         if not result.lines:
             say_not_run(row[1])
-        for key, curves in result.lines.items():
-            draw_curve(row[1], curves, curves.accuracy, looks[key], curves.uploaded.mean(axis=0) / unit)
+        drawn = [(curves, curves.uploaded.mean(axis=0) / unit, looks[key]) for key, curves in result.lines.items()]
+        for curves, sent, look in drawn:
+            draw_curve(row[1], curves, curves.accuracy, look, sent)
+        _rise(row[1], drawn)
         row[1].set_title("by traffic")
         row[0].set_xlabel("round")
         row[1].set_xlabel(f"{name} sent by the clients")
@@ -191,14 +200,47 @@ def _choice_panel(axes: Axes, result: PanelCurves) -> None:
     """The values of one choice, with a legend clear of the lines."""
     looks = _looks_in_order(result)
     draw_accuracies(axes, result, looks, result.panel.short)
-    handles = [Line2D([], [], label=line.label, **looks[line.key]) for line in result.panel.lines]
-    axes.legend(handles=handles, loc="best", frameon=False, fontsize=6.5, handlelength=1.8)
+    ends = {key: f", {FINAL.text(float(FINAL.measure(curves).mean()))}" for key, curves in result.lines.items()}
+    handles = [
+        Line2D([], [], label=f"{line.label}{ends.get(line.key, '')}", **looks[line.key]) for line in result.panel.lines
+    ]
+    axes.legend(handles=handles, loc="best", frameon=False, fontsize=6, handlelength=1.8)
+    draw_zoom(axes, by_rounds(result, looks), (0.42, 0.44, 0.56, 0.3))
 
 
 def _accuracy_panel(axes: Axes, result: PanelCurves) -> None:
     looks = method_looks(result)
     draw_accuracies(axes, result, looks, result.panel.title)
     draw_zoom(axes, by_rounds(result, looks), (0.5, 0.24, 0.5, 0.34))
+    name_best(axes, result, looks)
+
+
+def _loss_panel(axes: Axes, result: PanelCurves, looks: Mapping[str, Look]) -> None:
+    """The test loss against rounds, its end enlarged."""
+    draw_lines(axes, result, looks, lambda curves: curves.loss)
+    draw_loss_zoom(axes, by_rounds(result, looks), (0.45, 0.42, 0.55, 0.42))
+    name_best(axes, result, looks, FINAL_LOSS)
+
+
+def _rise(axes: Axes, lines: Sequence[tuple[Curves, NDArray[Any], Look]]) -> None:
+    """Enlarge the rise, where curves against bytes differ, and name the one that needs the fewest bytes to an accuracy
+    that all of them reach."""
+    if len(lines) < 2:
+        return
+    best = min(float(np.nanmax(curves.accuracy.mean(axis=0))) for curves, _, _ in lines)
+    target = float(np.floor(18 * best) / 20)  # nine tenths of it, in steps of 5 %
+    first = {curves.label: float(sent[(curves.accuracy.mean(axis=0) >= target).argmax()]) for curves, sent, _ in lines}
+    cheapest = min(first, key=lambda label: first[label])
+    inset = axes.inset_axes((0.42, 0.2, 0.56, 0.45), zorder=6)
+    for curves, sent, look in lines:
+        inset.plot(sent, curves.accuracy.mean(axis=0), **{**look, "linewidth": 0.9})
+    inset.set_xlim(0.5 * min(first.values()), 1.3 * max(first.values()))
+    inset.set_ylim(0.7 * best, best)
+    inset.yaxis.set_major_formatter(percent)
+    inset.tick_params(labelsize=5, length=1.5, pad=1)
+    inset.set_facecolor("white")
+    told = f"fewest bytes to {percent(target)}: {cheapest}"
+    axes.text(0.99, 0.015, told, transform=axes.transAxes, ha="right", va="bottom", fontsize=5, zorder=7)
 
 
 def _cohorts_panel(axes: Axes, group: str, results: Sequence[PanelCurves]) -> None:
@@ -210,8 +252,9 @@ def _cohorts_panel(axes: Axes, group: str, results: Sequence[PanelCurves]) -> No
         if curves is not None:
             lines.append((curves, curves.passes * np.arange(1, curves.rounds + 1), look))
             draw_curve(axes, curves, curves.accuracy, look, lines[-1][1])
-            axes.plot([], [], label=result.panel.short, **look)
-    draw_zoom(axes, lines, (0.25, 0.12, 0.46, 0.5))
+            end = FINAL.text(float(FINAL.measure(curves).mean()))
+            axes.plot([], [], label=f"{result.panel.short}, {end}", **look)
+    draw_zoom(axes, lines, (0.22, 0.12, 0.36, 0.5))
     axes.yaxis.set_major_formatter(percent)
     axes.set_xlim(left=0)
     axes.legend(loc="lower right", frameon=False, fontsize=6.5, handlelength=1.8)

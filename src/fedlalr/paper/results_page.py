@@ -30,45 +30,32 @@ NO_RUN = "no run yet"
 
 @dataclass(frozen=True)
 class Family:
-    """A kind of model on some data: where its runs are, the accuracy that rounds and bytes are counted to, and what is
-    known about compression."""
+    """A kind of model on some data: where its runs are, and the accuracy that rounds and bytes are counted to."""
 
     name: str
     folder: str
     target: float
-    compression: str = NO_RUN
     buffers: str | None = None
 
 
 _PRINTED = "paper-dtype-bfloat16/runs"
 FAMILIES = (
-    Family(
-        "ConvMixer, CIFAR-10, Dirichlet 0.6",
-        f"{_PRINTED}/cifar10-dirichlet0.6-50of100",
-        0.75,
-        "FedLALR `balanced`: a fifth of the bytes up, [+0.05 ± 0.20 points](../compression.md#cifar-10), 3 seeds",
-        "average",
-    ),
-    Family("the same, Dirichlet 0.3", f"{_PRINTED}/cifar10-dirichlet0.3-50of100", 0.75, buffers="average"),
+    Family("ConvMixer, CIFAR-10, Dirichlet 0.6", f"{_PRINTED}/cifar10-dirichlet0.6-50of100", 0.75, "average"),
+    Family("the same, Dirichlet 0.3", f"{_PRINTED}/cifar10-dirichlet0.3-50of100", 0.75, "average"),
     Family(
         "ConvMixer, 0.6, BatchNorm recalibrated",
         "paper-buffers-recalibrate-dtype-bfloat16/runs/cifar10-dirichlet0.6-50of100",
         0.75,
     ),
-    Family(
-        "LSTM, Shakespeare by role",
-        f"{_PRINTED}/shakespeare-natural-10of100",
-        0.40,
-        "FedLALR `smallest`: a twelfth of the bytes up, [−0.1 points](../compression.md#lstm-on-shakespeare), one seed",
-    ),
-    Family(
-        "GPT, Shakespeare by role",
-        "gpt/runs",
-        0.33,
-        "FedLALR `smallest`: a twelfth of the bytes up, [no loss](transformers.md), 3 seeds",
-    ),
+    Family("LSTM, Shakespeare by role", f"{_PRINTED}/shakespeare-natural-10of100", 0.40),
+    Family("GPT, Shakespeare by role", "gpt/runs", 0.33),
     Family("ViT, CIFAR-10, Dirichlet 0.6, 30 rounds", "vit-cifar10", 0.35),
 )
+ALONE = (
+    "fedlalr", "fedavg", "fedadam", "fedamsv1", "fedamsv2", "lafedopt", "fedadam+server_lr-0.1", "lafedopt+lr-0.001",
+    "alignedlalr+balanced-lr-0.001-align-0.7",
+)  # fmt: skip
+"""Runs of the first family whose seed 0 had the GPU to itself, so that their seconds can be compared."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +86,7 @@ def write_pages(folder: Path) -> list[Path]:
         "claims": lambda: claims_table(find_claims(folder)),
         "planned": lambda: planned_list(folder),
         "recommended": lambda: recommended_table(folder),
+        "seconds": lambda: seconds_table(folder),
         "comparisons": lambda: comparisons(folder),
     }
     written = []
@@ -139,10 +127,19 @@ def claims_table(claims: Iterable[Claim]) -> str:
 
 
 def _marked(claim: Claim, reading: str) -> str:
-    """A verdict, bold if several seeds decide it, with a star if one does."""
+    """A verdict, bold if several seeds decide it, with a star if one does; that of every panel if one holds and another
+    is undecided."""
     outcome, one_seed = claim.outcome(reading), claim.one_seed(reading)
     if outcome == "not measured":
         return "not run"
+    places = dict.fromkeys(check.where for check in claim.of(reading))
+    apart = [Claim(claim.key, tuple(one for one in claim.of(reading) if one.where == place)) for place in places]
+    if outcome == "undecided" and any(part.outcome(reading) == "holds" for part in apart):
+        told = [
+            f"{_marked(part, reading)} at {place.rpartition(', ')[2]}"
+            for part, place in zip(apart, places, strict=True)
+        ]
+        return ", ".join(told)
     if one_seed:
         return f"{outcome}\\*"
     return outcome if outcome == "undecided" else f"**{outcome}**"
@@ -189,11 +186,65 @@ def recommended_table(folder: Path) -> str:
             cells = [f"{best.label}: {best.final * 100:.1f} %{_seeds(best)}", *["–"] * 2]
         if found and reached:
             target = f"{family.target * 100:g} %"
-            soon = min(reached, key=lambda line: line.rounds)
+            soon = min(reached, key=lambda line: (round(line.rounds), -line.seeds))
             cheap = min(reached, key=lambda line: line.gigabytes)
             cells[1] = f"{soon.label}: {target} in round {soon.rounds:.0f}{_seeds(soon)}"
             cells[2] = f"{cheap.label}: {_bytes(cheap.gigabytes)} to {target}{_seeds(cheap)}"
-        lines.append(f"| {family.name} | {' | '.join(cells)} | {family.compression} |")
+        lines.append(f"| {family.name} | {' | '.join(cells)} | {compressed(folder / family.folder, family.buffers)} |")
+    return "\n".join(lines)
+
+
+def compressed(folder: Path, buffers: str | None = None) -> str:
+    """The runs that saved most by compression, against those with the same settings and seeds without it.
+
+    Both up to the last round that both have, with the accuracy of the last ten of these.
+    """
+    groups = _groups(folder, buffers)
+    labels = {label_of(group.runs[0]): group for group in groups}
+    found = []
+    for label, group in labels.items():
+        form = group.runs[0].config.compression if group.runs[0].config else None
+        plain = labels.get(label.replace(f" ({form})", "")) if isinstance(form, str) else None
+        if plain is None:
+            continue
+        pairs = [(Curve(a.records), Curve(b.records)) for a in group.runs for b in plain.runs if a.seed == b.seed]
+        shares, gains = [], []
+        for small, large in pairs:
+            n = min(len(small.records), len(large.records))
+            shares.append(small.megabytes(down=False)[n - 1] / large.megabytes(down=False)[n - 1])
+            gains.append(np.mean(small.accuracies[max(0, n - 10) : n]) - np.mean(large.accuracies[max(0, n - 10) : n]))
+        if pairs:
+            found.append((float(np.mean(shares)), label, form, float(np.mean(gains)), len(pairs)))
+    if not found:
+        return NO_RUN
+    share, label, form, gain, seeds = min(found)
+    change = f"{gain * 100:+.1f}".replace("-", "−") if abs(gain) >= 0.0005 else "0.0"
+    method = label.partition(" (")[0]
+    tried = "one seed" if seeds == 1 else f"{seeds} seeds"
+    return f"{method} `{form}`: {share:.2f} of the bytes up, {change} points, {tried}"
+
+
+def seconds_table(folder: Path) -> str:
+    """Accuracy, rounds, bytes and seconds of local training, of runs that had the GPU to themselves."""
+    family = FAMILIES[0]
+    goal = f"{family.target * 100:g} %"
+    lines = [
+        f"| {family.name}, seed 0 | last ten | {goal} in round | GB up by then | seconds a round | seconds to {goal} |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in ALONE:
+        place = folder / family.folder / name / "seed-0"
+        if not place.is_dir():
+            continue
+        run = read_run(place)
+        curve, trained = Curve(run.records), [record.timing["train"] for record in run.records]
+        at = curve.first_at(family.target)
+        cells = ["never", "–", f"{np.median(trained):.2f}", "–"]
+        if at is not None:
+            cells = [
+                f"{at + 1}", f"{curve.megabytes(down=False)[at] / 1000:.1f}", cells[2], f"{sum(trained[: at + 1]):.0f}",
+            ]  # fmt: skip
+        lines.append(f"| {label_of(run)} | {np.mean(curve.accuracies[-10:]) * 100:.1f} % | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -219,10 +270,13 @@ def comparisons(folder: Path) -> str:
 
 def lines_of(folder: Path, target: float, buffers: str | None = None) -> list[Line]:
     """The finished runs below a folder, grouped by their settings; empty without any."""
+    return [_line(group, target) for group in _groups(folder, buffers)]
+
+
+def _groups(folder: Path, buffers: str | None) -> list[Group]:
     runs = [read_run(place) for place in runs_below(folder)]
     done = [run for run in runs if run.state == "finished" and run.config is not None]
-    kept = [run for run in done if buffers is None or (run.config and run.config.buffers == buffers)]
-    return [_line(group, target) for group in group_runs(kept)]
+    return group_runs([run for run in done if buffers is None or (run.config and run.config.buffers == buffers)])
 
 
 def _line(group: Group, target: float) -> Line:
