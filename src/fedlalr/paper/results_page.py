@@ -42,6 +42,7 @@ _PRINTED = "paper-dtype-bfloat16/runs"
 FAMILIES = (
     Family("ConvMixer, CIFAR-10, Dirichlet 0.6", f"{_PRINTED}/cifar10-dirichlet0.6-50of100", 0.75, "average"),
     Family("the same, Dirichlet 0.3", f"{_PRINTED}/cifar10-dirichlet0.3-50of100", 0.75, "average"),
+    Family("ConvMixer, 0.6, 10 of 100 clients", "cohorts/10of100", 0.70),
     Family(
         "ConvMixer, 0.6, BatchNorm recalibrated",
         "paper-buffers-recalibrate-dtype-bfloat16/runs/cifar10-dirichlet0.6-50of100",
