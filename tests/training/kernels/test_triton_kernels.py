@@ -342,6 +342,34 @@ def test_pooling_takes_the_first_of_equals_like_torchs_and_keeps_what_is_no_numb
     assert torch.equal(of_mine, of_right)
 
 
+def test_only_small_windows_side_by_side_are_pooled_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedlalr.training.kernels import convolution
+    from fedlalr.training.stacked.grouped_layers import pool
+
+    kernel_of = convolution.StackedPooling.apply
+
+    pooled: list[tuple[int, ...]] = []
+
+    def recorded(images: Tensor, *kernel: int) -> Tensor:
+        pooled.append(kernel)
+        return kernel_of(images, *kernel)  # type: ignore[no-untyped-call, no-any-return]
+
+    monkeypatch.setattr(convolution, "StackedPooling", SimpleNamespace(apply=recorded))
+    images = torch.randn(2, 20, 20, 4, device=DEVICE).movedim(3, 1)
+    for options in (
+        (2, 2, 0, 1, False),
+        ((3, 2), (3, 2), (0, 0), (1, 1), False),
+        (3, 2, 0, 1, False),
+        (2, 2, 1, 1, False),
+    ):
+        assert torch.equal(pool(images, *options), F.max_pool2d(images, *options))
+    assert torch.equal(pool(images, 10, 10, 0, 1, False), F.max_pool2d(images, 10))
+    assert torch.equal(pool(images.contiguous(), 2, 2, 0, 1, False), F.max_pool2d(images, 2))
+    with pytest.raises(RuntimeError, match="too small"):
+        pool(images, (21, 2), (21, 2), 0, 1, False)
+    assert pooled == [(2, 2), (3, 2)]
+
+
 @pytest.mark.parametrize(("rows", "outputs", "columns"), [(10, 70, 1300), (16, 64, 2048), (1, 129, 700)])
 def test_products_of_few_rows_and_their_gradients(rows: int, outputs: int, columns: int) -> None:
     from fedlalr.training.kernels import narrow

@@ -66,7 +66,13 @@ class _Parameters(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None]:
-        for place, slope in zip(ctx.layout.views(ctx.memory).values(), slopes, strict=True):
-            if slope.data_ptr() != place.data_ptr():
-                place.copy_(slope)
+        elsewhere = [
+            (place, slope)
+            for place, slope in zip(ctx.layout.views(ctx.memory).values(), slopes, strict=True)
+            if slope.data_ptr() != place.data_ptr()
+        ]
+        if len(elsewhere) == len(slopes):
+            return torch.cat([slope.flatten(1) for slope in slopes], dim=1), None, None
+        for place, slope in elsewhere:
+            place.copy_(slope)
         return ctx.memory, None, None

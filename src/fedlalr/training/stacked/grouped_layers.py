@@ -7,6 +7,7 @@ the next without copying.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -20,6 +21,10 @@ Dims = tuple[int | None, ...]
 """The client dimension of each argument; None for what all clients share."""
 PRODUCTS_ON = frozenset({"cuda"})
 """Devices where convolutions are products over patches; elsewhere the library's grouped convolution is faster."""
+
+
+LARGEST_WINDOW = 64
+"""Pixels up to which the kernel for max-pooling, which reads a window pixel by pixel, is used."""
 
 
 class Batched(torch.autograd.Function):
@@ -131,12 +136,13 @@ def product_convolution(
 
 
 def pool(images: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil: bool) -> Tensor:
-    """Max-pooling of images `[N, channels, h, w]`; a kernel for windows that do not overlap, channels innermost."""
+    """Max-pooling of images `[N, channels, h, w]`; a kernel for small windows side by side, channels innermost."""
     window, step, around, hop = (
-        (size, size) if isinstance(size, int) else size for size in (kernel, stride, padding, dilation)
+        (size, size) if isinstance(size, int) else tuple(size) for size in (kernel, stride, padding, dilation)
     )
-    apart = step == window and around == (0, 0) and hop == (1, 1) and not ceil
-    if apart and images.dim() == 4 and images.movedim(1, 3).is_contiguous() and kernels_available(images.device):
+    tiled = images.dim() == 4 and step == window and around == (0, 0) and hop == (1, 1) and not ceil
+    small = prod(window) <= LARGEST_WINDOW and window[0] <= images.shape[-2] and window[1] <= images.shape[-1]
+    if tiled and small and images.movedim(1, 3).is_contiguous() and kernels_available(images.device):
         from fedlalr.training.kernels.convolution import StackedPooling  # Triton is not installed everywhere
 
         return StackedPooling.apply(images, *window)
