@@ -49,6 +49,7 @@ FAMILIES = (
         0.75,
     ),
     Family("LSTM, Shakespeare by role", f"{_PRINTED}/shakespeare-natural-10of100", 0.40),
+    Family("the same, equally tuned", "shakespeare-equal/runs", 0.40),
     Family("GPT, Shakespeare by role", "gpt/runs", 0.33),
     Family("ViT, CIFAR-10, Dirichlet 0.6, 30 rounds", "vit-cifar10", 0.35),
 )
