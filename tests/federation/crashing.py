@@ -28,6 +28,7 @@ from torch import nn
 import fedlalr as fl
 from fedlalr.algorithms import create
 from fedlalr.federation import round as server
+from fedlalr.federation.replies import reducing
 from fedlalr.federation.storage import journal as rundir
 from fedlalr.federation.storage import tensor_files
 
@@ -111,8 +112,8 @@ def die_at_stage(place: object, stage: str, round: int) -> None:
 
 STAGES = [
     (server, "screen"),
-    (server, "reduce_slots"),
-    (server, "reduce_buffers"),
+    (reducing, "reduce_slots"),
+    (reducing, "reduce_buffers"),
     (server, "update_slots"),
     (rundir, "save_checkpoint"),
     (rundir.Journal, "_remove_old"),
