@@ -249,7 +249,7 @@ def update_slots(
 
 def check_finite(tensors: Mapping[str, Tensor], round: int, when: str) -> None:
     """Fail a round before a state that is not finite is used or saved."""
-    finite = {name: torch.isfinite(tensor).all() for name, tensor in tensors.items()}
+    finite = {name: torch.isfinite(torch.stack(tensor.aminmax())).all() for name, tensor in tensors.items()}
     if finite and not torch.stack(list(finite.values())).all():  # all at once, to synchronise with a GPU only once
         name = next(name for name, whether in finite.items() if not whether)
         raise RoundFailed(

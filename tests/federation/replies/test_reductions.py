@@ -216,3 +216,13 @@ def test_rough_norms_are_right_at_any_length():
     values = torch.full((1, 10_000_000), 2.0**-13)
     values[0, 0] = 1.0  # in float32 the others are lost on it, one by one
     assert float(change_norms(values, rough=True)) == pytest.approx(float(values.double().norm()), rel=1e-3)
+
+
+def test_a_long_row_is_measured_in_pieces():
+    values, reference = torch.randn(2, 1_000_000), torch.randn(1_000_000).sub_(10)
+    values[1, -1] = reference[-1] - 1
+    norms, fell = norms_and_falls(values, reference)
+    exact = (values.double() - reference.double()).norm(dim=1)
+    assert fell.tolist() == [False, True]
+    assert torch.allclose(norms, exact, rtol=1e-3)
+    assert torch.allclose(change_norms(values, reference), exact, rtol=1e-6)

@@ -29,14 +29,13 @@ BUFFERS = "buffers"
 """The name of the module's buffers in `reduce`."""
 COORDINATES_AT_A_TIME = 1 << 22
 """Numbers that are sorted at once, which bounds the memory of a sort."""
-NUMBERS_IN_CACHE = 1 << 16
-"""Numbers that are processed at once if memory bandwidth is the bottleneck."""
+NUMBERS_IN_CACHE = 1 << 18
+"""Numbers that are processed at once if memory bandwidth is the bottleneck. The sum of so many squares in float32 has
+three correct digits even if all roundings go the same way."""
 ALIGNED = 1024
 """Coordinates that are summed together."""
 SAFE_NORMS = (1e-12, 1e15)
 """A float32 norm between these has lost nothing to squares that underflow or overflow."""
-SUMMED = 1 << 18
-"""The sum of this many squares in float32 has three correct digits even if all roundings go the same way."""
 
 
 class SlotReduction(Protocol):
@@ -176,15 +175,18 @@ def change_norms(values: Tensor, reference: Tensor | None = None, *, rough: bool
     if reference is not None and cohort.fits(values, reference):
         return cohort.changes(values, reference)[0]
     norm = _rough_norm if rough else _norm
-    return torch.cat([norm(change) for change in _row_changes(values, reference)])
+    return torch.cat([_joined([norm(part) for part in parts]) for parts in _changes(values, reference)])
 
 
 def norms_and_falls(values: Tensor, reference: Tensor | None) -> tuple[Tensor, Tensor]:
     """Rough `change_norms`, and which rows are below the reference anywhere, bool `[R]`, in one pass."""
     if reference is not None and cohort.fits(values, reference):
         return cohort.changes(values, reference)
-    parts = [(_rough_norm(change), change.amin(1) < 0) for change in _row_changes(values, reference)]
-    norms, fell = zip(*parts, strict=True)
+    norms, fell = [], []
+    for parts in _changes(values, reference):
+        measured = [(_rough_norm(part), part.amin(1)) for part in parts]
+        norms.append(_joined([norm for norm, _ in measured]))
+        fell.append(torch.stack([least for _, least in measured]).amin(0) < 0)
     return torch.cat(norms), torch.cat(fell)
 
 
@@ -230,17 +232,25 @@ def clip(values: Tensor, reference: Tensor | None, factors: Sequence[float]) -> 
     return clipped
 
 
-def _row_changes(values: Tensor, reference: Tensor | None) -> Iterator[Tensor]:
-    """Each row's change; on a CPU a few rows at a time, so that the changes stay in its cache."""
-    rows = NUMBERS_IN_CACHE // max(values.shape[1], 1) if values.device.type == "cpu" else len(values)
-    for part in (values,) if rows >= len(values) else torch.split(values, max(rows, 1)):
-        yield part if reference is None else part - reference
+def _changes(values: Tensor, reference: Tensor | None) -> Iterator[Iterator[Tensor]]:
+    """The changes of some rows, in pieces `[rows, …]`; on a CPU so small that a piece stays in its cache."""
+    at_once = NUMBERS_IN_CACHE if values.device.type == "cpu" else max(values.numel(), 1)
+    for some in torch.split(values, max(at_once // max(values.shape[1], 1), 1)):
+        parts = torch.split(some, at_once, 1)
+        if reference is None:
+            yield iter(parts)
+        else:
+            yield (part - base for part, base in zip(parts, torch.split(reference, at_once), strict=True))
+
+
+def _joined(norms: list[Tensor]) -> Tensor:
+    """The norms of rows, from those of their pieces."""
+    return norms[0].double() if len(norms) == 1 else _norm(torch.stack(norms, 1))
 
 
 def _rough_norm(change: Tensor) -> Tensor:
     """The norm in the numbers' own precision if it has three correct digits there, without underflow or overflow."""
-    fits = change.shape[1] <= SUMMED and change.stride(1) == 1
-    if change.dtype == torch.float32 and change.device.type == "cpu" and fits:
+    if change.dtype == torch.float32 and change.device.type == "cpu":
         norms: Tensor = torch.linalg.vector_norm(change, dim=1)
         if all(SAFE_NORMS[0] < norm < SAFE_NORMS[1] for norm in norms.tolist()):
             return norms
