@@ -24,7 +24,8 @@ def test_every_variant_has_a_panel_with_its_slope(result):
     texts = [axes.texts[0].get_text() for axes in figure.get_axes()[: len(VARIANTS)]]
     for variant, text in zip(VARIANTS, texts, strict=True):
         line = next(fit for fit in result.fits if (fit.variant, fit.against) == (variant.name, "NKT"))
-        assert text.startswith(variant.name)
+        assert text.splitlines()[0] in (variant.name, f"FedLALR, {variant.name}")
+        assert text.startswith("FedLALR") == (variant.name != "local SGD")
         assert f"{line.slope:.3f}".replace("-", "−") in text
 
 
@@ -47,3 +48,18 @@ def test_bars_go_from_the_lowest_repeat_to_the_highest(result):
     point = next(point for point in result.of("Algorithm 1") if not point.cap_binds)
     ends = [tuple(bar.get_segments()[0][:, 1]) for bar in axes.collections]
     assert any(pair == pytest.approx((min(point.values), max(point.values))) for pair in ends)
+
+
+def test_the_speed_up_divided_by_the_clients_is_told_apart_and_its_best_is_named_within_the_regime(result):
+    gain, share = speedup_figure(result).get_axes()[-2:]
+
+    def ends(axes):
+        return sorted(line.get_ydata()[2] for line in axes.get_lines() if len(line.get_xdata()) == 4)
+
+    assert ends(share)[-1] == pytest.approx(max(y for y in ends(gain) if y != 4) / 4)
+    speed = {}
+    for variant in result.variants:
+        longest = {point.N: point.mean for point in result.longest(variant)}
+        speed[variant] = (longest[1] / longest[4]) ** 2
+    best = max(speed, key=lambda variant: speed[variant])
+    assert share.get_title() == f"largest speed-up with 4 clients: {best}, {speed[best]:.1f}"
