@@ -1,13 +1,14 @@
 """What the figures of runs show: which line is best, what is enlarged, and in which colours."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from matplotlib.colors import to_hex
 
 from fedlalr.common.colours import COLOURS
 from fedlalr.config import load, presets
-from fedlalr.data import partition
+from fedlalr.data.partition import Scheme
 from fedlalr.data.sources import SOURCES
 from fedlalr.report.comparison import Curve
 from fedlalr.report.figures import Panel, draw
@@ -120,7 +121,7 @@ def test_a_title_says_what_is_shown(preset: str, overrides: list[str], title: st
 
 def test_every_data_set_scheme_and_network_of_a_preset_has_a_title() -> None:
     assert set(DATA_NAMES) == set(SOURCES)
-    assert set(SCHEMES) == set(partition.SCHEMES)
+    assert set(SCHEMES) == set(get_args(Scheme))
     assert {load(name).model.name for name in presets()} <= set(NETWORKS)
 
 
