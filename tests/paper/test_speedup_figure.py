@@ -4,6 +4,7 @@ import pytest
 
 from fedlalr.paper.speedup import SCALES, VARIANTS, measure
 from fedlalr.paper.speedup_figure import speedup_figure
+from fedlalr.paper.speedup_results import Speedup
 from fedlalr.paper.style import save
 
 
@@ -63,3 +64,10 @@ def test_the_speed_up_divided_by_the_clients_is_told_apart_and_its_best_is_named
         speed[variant] = (longest[1] / longest[4]) ** 2
     best = max(speed, key=lambda variant: speed[variant])
     assert share.get_title() == f"largest speed-up with 4 clients: {best}, {speed[best]:.1f}"
+
+
+def test_runs_too_short_for_the_regime_are_drawn_without_a_best():
+    short = measure(replace(SCALES["smoke"], steps=(256,), clients=(1, 2, 4, 8), repeats=1))
+    longest = [point for variant in short.variants for point in short.longest(variant)]
+    outside = Speedup(tuple(replace(point, steps=min(point.steps, 7)) for point in longest))
+    assert speedup_figure(outside).get_axes()[-1].get_title() == ""

@@ -89,7 +89,7 @@ def _gain(axes: Axes, share: Axes, result: Speedup) -> None:
     mine = [variant for variant in result.variants if variant not in CONTROLS]
     colours = dict(zip(mine, shades(FEDLALR, len(mine)), strict=True))
     outside = {point.N for variant in result.variants for point in result.longest(variant) if not point.in_regime}
-    most = max(point.N for point in result.points if point.N not in outside)
+    most = max((point.N for point in result.points if point.N not in outside), default=1)
     last: dict[str, float] = {}
     sizes: set[int] = set()
     for variant, marker in zip(result.variants, MARKERS, strict=False):
@@ -122,7 +122,8 @@ def _gain(axes: Axes, share: Axes, result: Speedup) -> None:
     share.set(xlabel="clients N", ylabel="speed-up / N")
     share.margins(y=0.12)
     best = max(last, key=lambda variant: last[variant])
-    share.set_title(f"largest speed-up with {most} clients: {best}, {last[best]:.1f}", fontsize=6.5)
+    if most > 1:
+        share.set_title(f"largest speed-up with {most} clients: {best}, {last[best]:.1f}", fontsize=6.5)
 
 
 def _styles(result: Speedup, variant: str) -> dict[int, tuple[str, str]]:
