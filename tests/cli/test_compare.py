@@ -166,7 +166,8 @@ def test_the_plan_comes_first_and_every_block_names_its_variation() -> None:
     assert lines[1] == "variation 1 of 2: partition.alpha=0.1"
     assert lines[2].startswith("1/4  partition.alpha-0.1/grid/fedlalr/lr-0.001/seed-1000: accuracy")
     assert "variation 2 of 2: partition.alpha=10" in lines
-    assert "quickstart (partition.alpha=10): 2 seeds" in Path("here/partition.alpha-10/accuracy.svg").read_text()
+    title = "Dirichlet 10 (partition.alpha=10): mean and range of 2 seeds"
+    assert title in Path("here/partition.alpha-10/accuracy.svg").read_text()
 
 
 def test_the_heading_names_changed_settings_of_the_methods_compared() -> None:

@@ -246,6 +246,11 @@ def test_the_command_draws_accuracy_against_megabytes_up_and_down(comparison_fol
     assert {"Digits", "FedLALR", "FedAvg", "megabytes up", "megabytes down"} <= set(
         re.findall(r">([^<>]+)</text>", svg)
     )
+    assert CliRunner().invoke(app, [*arguments, "--target", "0.05"]).exit_code == 0
+    assert "fewest megabytes to 5 %:" in (tmp_path / "sent.svg").read_text(encoding="utf-8")
+    beyond = CliRunner().invoke(app, [*arguments, "--target", "5"])
+    assert beyond.exit_code == 2
+    assert "--target must be an accuracy" in " ".join(beyond.stderr.split())
     wrong = CliRunner().invoke(app, ["report", str(comparison_folder), "--figure", str(tmp_path / "sent.txt")])
     assert wrong.exit_code == 2
     assert "must end in one of" in " ".join(wrong.stderr.split())

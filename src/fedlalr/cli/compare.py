@@ -21,6 +21,7 @@ from fedlalr.cli.options import (
     Json,
     Quiet,
     at_home,
+    check_target,
     fetch_if_needed,
     progress_console,
     split_arguments,
@@ -113,8 +114,7 @@ def compare(
     """
     source, overrides = split_arguments(arguments)
     reject_algorithm([*overrides, *(vary or [])])
-    if target is not None and not 0 < target <= 1:
-        raise ConfigError(f"--target must be an accuracy above 0 and at most 1, not {target:g}")
+    check_target(target)
     variations = parse_variations(vary or [])
     configs = [load(source, [*overrides, *variation.overrides]) for variation in variations]
     named = [check_methods(methods, config, grid) for config in configs]
@@ -247,6 +247,6 @@ def run_all(
     if without_accuracy(curve.records for curves in runs.values() for curve in curves):
         losses = losses_table(group_runs(read_run(job.folder) for job in jobs))
         return Compared(part, comparison, losses, choices)
-    title = f"{part.title}: {f'{seeds} seeds, mean and range' if seeds > 1 else '1 seed'}"
+    title = f"{part.figure_title}: {f'mean and range of {seeds} seeds' if seeds > 1 else 'one seed'}"
     pictures = accuracy_figure(runs, part.folder / "accuracy", title, comparison.target)
     return Compared(part, comparison, comparison_table(comparison), choices, pictures)

@@ -17,6 +17,7 @@ from fedlalr.config.errors import shortened
 from fedlalr.config.grid import GridPoint, trials
 from fedlalr.config.jobs import Job, changes
 from fedlalr.config.yaml_file import parse
+from fedlalr.report.rerun_command import title_of
 from fedlalr.report.tables import counted
 
 MOST_NAMED = 5
@@ -89,8 +90,16 @@ class PlannedComparison:
 
     @property
     def title(self) -> str:
-        """Its name in headings and figures."""
-        return f"{self.config.name} ({self.variation.label})" if self.variation.settings else self.config.name
+        """Its name in headings."""
+        return self._varied(self.config.name)
+
+    @property
+    def figure_title(self) -> str:
+        """What its figure shows."""
+        return self._varied(title_of(self.config))
+
+    def _varied(self, name: str) -> str:
+        return f"{name} ({self.variation.label})" if self.variation.settings else name
 
     @property
     def grid_folder(self) -> Path:

@@ -105,6 +105,11 @@ def fetch_if_needed(config: Config, console: Console, quiet: bool) -> None:
             sources.fetch(config.data.name, progress=progress)
 
 
+def check_target(target: float | None) -> None:
+    if target is not None and not 0 < target <= 1:
+        raise ConfigError(f"--target must be an accuracy above 0 and at most 1, not {target:g}")
+
+
 def check_device(device: str) -> None:
     """Reject an unavailable device, once instead of in every run."""
     with as_config_errors(ValueError):

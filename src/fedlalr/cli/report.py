@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedlalr.cli.files import check_figure, writing
-from fedlalr.cli.options import Places
+from fedlalr.cli.options import Places, check_target
 from fedlalr.cli.progress import standard_output
 from fedlalr.config import ConfigError
 from fedlalr.config.run_dir import REPORT_FILE
@@ -31,6 +31,13 @@ def report(
         ),
     ] = None,
     title: Annotated[str, typer.Option("--title", help="The figure's title.", show_default=False)] = "",
+    target: Annotated[
+        float | None,
+        typer.Option(
+            help="The figure names the line with the fewest megabytes to this accuracy.",
+            show_default="one that all methods come near",
+        ),
+    ] = None,
 ) -> None:
     """Write an HTML page about runs: curves, clients, partition, rejected replies, timing, and how to repeat them.
 
@@ -45,12 +52,13 @@ def report(
 
     fedlalr report runs/fedavg runs/fedlalr -o both.html
 
-    fedlalr report runs/demo --figure megabytes.png
+    fedlalr report runs/demo --figure megabytes.png --target 0.9
     """
+    check_target(target)
     if figure is not None:
         check_figure(figure, "--figure")
         with writing(figure, "--figure"):
-            standard_output().print(f"written to {' and '.join(map(str, bytes_figure(places, figure, title)))}")
+            standard_output().print(f"written to {' and '.join(map(str, bytes_figure(places, figure, title, target)))}")
         return
     page = output or places[0] / REPORT_FILE
     if page.is_dir():

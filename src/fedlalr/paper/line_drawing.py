@@ -24,6 +24,7 @@ from fedlalr.paper.curve_measures import FINAL, FINAL_LOSS, Quantity
 from fedlalr.paper.curves import Array, Curves, PanelCurves
 from fedlalr.paper.plans import FigureLine
 from fedlalr.paper.style import WIDTH, add_notes
+from fedlalr.report.enlarging import Line, Region, draw_enlarged, ends, loss_ends, percent
 from fedlalr.report.line_styles import LINE_STYLES, look_of
 from fedlalr.report.tables import name_of
 
@@ -121,51 +122,28 @@ def draw_accuracies(axes: Axes, result: PanelCurves, looks: Mapping[str, Look], 
     axes.yaxis.set_major_formatter(percent)
 
 
-ZOOM = 0.6
-"""The part of the rounds, or passes, before the enlarged ones."""
-CLOSE = 0.12
-"""Curves that end at most this far below the best are enlarged."""
-
-
 def draw_zoom(axes: Axes, lines: Sequence[tuple[Curves, NDArray[Any], Look]], place: Sequence[float]) -> None:
     """Enlarge the ends of the best of some curves, given with their x and look, in a part of the axes given by its
     left, bottom, width and height."""
-    ends = [float(np.nan_to_num(curves.accuracy[:, -1]).mean()) for curves, _, _ in lines]
-    close = [line for line, end in zip(lines, ends, strict=True) if end >= max(ends) - CLOSE]
-    if len(close) < 2:
-        return
-    inset, means = _enlarged(axes, close, place, lambda curves: curves.accuracy)
-    inset.set_ylim(float(np.quantile(means, 0.02)) - 0.01, float(means.max()) + 0.005)
-    inset.yaxis.set_major_formatter(percent)
+    region = ends([Line(x, curves.accuracy.mean(axis=0), look) for curves, x, look in lines])
+    if region is not None:
+        draw_inset(axes, region, place).yaxis.set_major_formatter(percent)
 
 
 def draw_loss_zoom(axes: Axes, lines: Sequence[tuple[Curves, NDArray[Any], Look]], place: Sequence[float]) -> None:
     """Enlarge the ends of the test losses, without those that diverge."""
-    ends = [float(np.nan_to_num(curves.loss[:, -1], nan=np.inf).mean()) for curves, _, _ in lines]
-    close = [line for line, end in zip(lines, ends, strict=True) if end <= 2 * min(ends)]
-    if len(close) < 2:
-        return
-    inset, means = _enlarged(axes, close, place, lambda curves: curves.loss)
-    inset.set_ylim(float(means.min()) - 0.01, float(np.quantile(means, 0.98)) + 0.01)
+    region = loss_ends([Line(x, curves.loss.mean(axis=0), look) for curves, x, look in lines])
+    if region is not None:
+        draw_inset(axes, region, place)
 
 
-def _enlarged(
-    axes: Axes,
-    lines: Sequence[tuple[Curves, NDArray[Any], Look]],
-    place: Sequence[float],
-    pick: Callable[[Curves], Array],
-) -> tuple[Axes, Array]:
-    """Axes within the axes, with the ends of the curves, and all values that they show."""
+def draw_inset(axes: Axes, region: Region, place: Sequence[float]) -> Axes:
+    """Axes within the axes, with a part of them enlarged."""
     inset = axes.inset_axes((place[0], place[1], place[2], place[3]), zorder=6)
-    first = ZOOM * min(x[-1] for _, x, _ in lines)
-    seen = []
-    for curves, x, look in lines:
-        mean = pick(curves)[:, x > first].mean(axis=0)
-        inset.plot(x[x > first], mean, **{**look, "linewidth": 0.9})
-        seen.append(mean[~np.isnan(mean)])
+    draw_enlarged(inset, region, linewidth=0.9)
     inset.tick_params(labelsize=5, length=1.5, pad=1)
     inset.set_facecolor("white")
-    return inset, np.concatenate(seen)
+    return inset
 
 
 def name_best(axes: Axes, result: PanelCurves, looks: Mapping[str, Look], quantity: Quantity = FINAL) -> None:
@@ -176,14 +154,14 @@ def name_best(axes: Axes, result: PanelCurves, looks: Mapping[str, Look], quanti
     if len(result.lines) < 2:
         return
     lower = quantity is FINAL_LOSS
-    ends = {key: float(quantity.measure(curves).mean()) for key, curves in result.lines.items()}
-    best = min(ends, key=lambda key: ends[key] if lower else -ends[key])
+    last = {key: float(quantity.measure(curves).mean()) for key, curves in result.lines.items()}
+    best = min(last, key=lambda key: last[key] if lower else -last[key])
     line = next(line for line in result.panel.lines if line.key == best)
     methods = {line.config.algorithm.name for line in result.panel.lines}
     name, colour = (
         (name_of(line.config.algorithm.name), looks[best]["color"]) if len(methods) > 1 else (line.label, "k")
     )
-    end = quantity.text(ends[best]) if not lower else f"{ends[best]:.2f}"
+    end = quantity.text(last[best]) if not lower else f"{last[best]:.2f}"
     axes.text(
         0.99, 0.98 if lower else 0.015, f"best end: {name}, {end}", transform=axes.transAxes, ha="right",
         va="top" if lower else "bottom", fontsize=5.5, color=colour, zorder=7,
@@ -267,7 +245,3 @@ def with_notes(figure: Figure, results: Sequence[PanelCurves], notes: Sequence[s
     missing = sum(line.key not in result.lines for result in results for line in result.panel.lines)
     absent = f"{missing} {'curve was' if missing == 1 else 'curves were'} not run yet." if missing and curves else ""
     return add_notes(figure, filter(None, [*notes, lines, absent, "× marks where a run failed." if broke else ""]))
-
-
-def percent(value: float, _: object = None) -> str:
-    return f"{value * 100:g} %"

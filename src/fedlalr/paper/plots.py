@@ -13,13 +13,14 @@ from matplotlib.ticker import NullFormatter
 from numpy.typing import NDArray
 
 from fedlalr.federation.trajectory import QUANTILES, V_HAT_SQUARED, TrajectoryPoint, rate_name
-from fedlalr.paper.curve_measures import FINAL, FINAL_LOSS
+from fedlalr.paper.curve_measures import FINAL, FINAL_LOSS, rounds_to
 from fedlalr.paper.curves import Curves, PanelCurves
 from fedlalr.paper.line_drawing import (
     Look,
     by_rounds,
     draw_accuracies,
     draw_curve,
+    draw_inset,
     draw_lines,
     draw_loss_zoom,
     draw_zoom,
@@ -33,7 +34,6 @@ from fedlalr.paper.line_drawing import (
     methods_legend,
     name_best,
     pairs,
-    percent,
     say_not_run,
     settings_note,
     shades_of,
@@ -42,6 +42,7 @@ from fedlalr.paper.line_drawing import (
 )
 from fedlalr.paper.plans import INTERVALS
 from fedlalr.paper.style import add_notes
+from fedlalr.report.enlarging import Line, mean_cost, percent, rise
 
 
 def accuracy_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Figure:
@@ -84,7 +85,8 @@ def scalability_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> 
         mine = [result for result in results if result.panel.group == group]
         six = [result for result in mine if result.panel.compares]
         for axes, result in zip(panels[row], six, strict=True):
-            _accuracy_panel(axes, result)
+            _accuracy_panel(axes, result, (0.58, 0.36, 0.42, 0.28))
+        panels[row, 0].set_ylim(bottom=-0.1)  # the words below clear of a method that learns nothing
         _cohorts_panel(finals[0, row], group, sorted(mine, key=lambda result: result.panel.cohort))
     label_rim(panels, "round", judged(results, "accuracy"))
     label_rim(finals, "passes over the data", judged(results, "accuracy"))
@@ -208,10 +210,12 @@ def _choice_panel(axes: Axes, result: PanelCurves) -> None:
     draw_zoom(axes, by_rounds(result, looks), (0.42, 0.44, 0.56, 0.3))
 
 
-def _accuracy_panel(axes: Axes, result: PanelCurves) -> None:
+def _accuracy_panel(
+    axes: Axes, result: PanelCurves, zoomed: tuple[float, float, float, float] = (0.5, 0.24, 0.5, 0.34)
+) -> None:
     looks = method_looks(result)
     draw_accuracies(axes, result, looks, result.panel.title)
-    draw_zoom(axes, by_rounds(result, looks), (0.5, 0.24, 0.5, 0.34))
+    draw_zoom(axes, by_rounds(result, looks), zoomed)
     name_best(axes, result, looks)
 
 
@@ -229,18 +233,20 @@ def _rise(axes: Axes, lines: Sequence[tuple[Curves, NDArray[Any], Look]]) -> Non
         return
     best = min(float(np.nanmax(curves.accuracy.mean(axis=0))) for curves, _, _ in lines)
     target = float(np.floor(18 * best) / 20)  # nine tenths of it, in steps of 5 %
-    first = {curves.label: float(sent[(curves.accuracy.mean(axis=0) >= target).argmax()]) for curves, sent, _ in lines}
-    cheapest = min(first, key=lambda label: first[label])
-    inset = axes.inset_axes((0.42, 0.2, 0.56, 0.45), zorder=6)
-    for curves, sent, look in lines:
-        inset.plot(sent, curves.accuracy.mean(axis=0), **{**look, "linewidth": 0.9})
-    inset.set_xlim(0.5 * min(first.values()), 1.3 * max(first.values()))
-    inset.set_ylim(0.7 * best, best)
-    inset.yaxis.set_major_formatter(percent)
-    inset.tick_params(labelsize=5, length=1.5, pad=1)
-    inset.set_facecolor("white")
+    costs = [_cost(curves, sent, target) for curves, sent, _ in lines]
+    region = rise([Line(sent, curves.accuracy.mean(axis=0), look) for curves, sent, look in lines], costs, target)
+    if region is None:
+        return
+    draw_inset(axes, region, (0.42, 0.2, 0.56, 0.45)).yaxis.set_major_formatter(percent)
+    cheapest = lines[int(np.argmin(costs))][0].label
     told = f"fewest bytes to {percent(target)}: {cheapest}"
     axes.text(0.99, 0.015, told, transform=axes.transAxes, ha="right", va="bottom", fontsize=5, zorder=7)
+
+
+def _cost(curves: Curves, sent: NDArray[Any], target: float) -> float:
+    """What was sent when an accuracy was reached, over the seeds; infinite if one of them does not reach it."""
+    firsts = rounds_to(target).measure(curves)
+    return mean_cost([float(sent[int(first) - 1]) if np.isfinite(first) else None for first in firsts])
 
 
 def _cohorts_panel(axes: Axes, group: str, results: Sequence[PanelCurves]) -> None:

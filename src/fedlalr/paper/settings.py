@@ -15,10 +15,11 @@ from typing import Any, Literal
 from fedlalr.config import Config, load
 from fedlalr.config.loading import check
 from fedlalr.config.overrides import merge, parse_overrides
+from fedlalr.report.tables import DATA_NAMES
 
 Scale = Literal["smoke", "paper"]
 
-TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "shakespeare": "Shakespeare", "digits": "Digits"}
+TITLES = {name: DATA_NAMES[name] for name in ("cifar10", "cifar100", "shakespeare", "digits")}
 STAND_IN = "digits"
 
 _PRESETS = {"digits": "quickstart"}

@@ -122,7 +122,7 @@ def compare(
         raise ValueError("every method needs one run per seed")
     if target is None:
         target = default_target(runs)
-    complete = {method: _complete(curves) for method, curves in runs.items()}
+    complete = {method: complete_finals(curves) for method, curves in runs.items()}
     # methods with a failed run come last
     order = sorted(runs, key=lambda method: -spread(complete[method]).mean if complete[method] else 1.0)
     best, *others = order
@@ -175,7 +175,7 @@ def totals(curves: Sequence[Curve]) -> tuple[MeanAndDeviation, MeanAndDeviation]
     return megabytes, seconds
 
 
-def _complete(curves: Sequence[Curve]) -> list[float]:
-    """The final accuracies; empty if a run failed."""
+def complete_finals(curves: Sequence[Curve]) -> list[float]:
+    """The final accuracies of all seeds; empty if a run failed."""
     through = [curve.final for curve in curves if curve.final is not None]
     return through if len(through) == len(curves) else []

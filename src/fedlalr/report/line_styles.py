@@ -56,24 +56,48 @@ def look_of(method: str) -> Look:
 def looks_of(methods: Sequence[str]) -> list[Look]:
     """A look for each line, given its method as written in papers; distinct for up to `MOST_LOOKS` lines.
 
-    A method's first line is always the same; its other lines have the same colour, as long as there are dash patterns
-    left. If there is only one method, lines differ in colour first. Methods of your own come after the known ones.
+    A method's first line without compression is always the same; its other lines have the same colour, as long as there
+    are dash patterns left. If there is only one method, lines differ in colour first. Methods of your own come after
+    the known ones.
 
     >>> looks_of(["FedAvg", "FedLALR", "FedAvg"])
     [Look(colour=1, dash=1), Look(colour=0, dash=0), Look(colour=1, dash=2)]
     >>> looks_of(["FedAvg", "FedAvg"])
     [Look(colour=1, dash=1), Look(colour=0, dash=0)]
+    >>> looks_of(["FedAvg (balanced)", "FedAvg", "FedLALR"])
+    [Look(colour=1, dash=2), Look(colour=1, dash=1), Look(colour=0, dash=0)]
     """
-    ranked = [*_ORDER, *sorted(set(methods) - set(_ORDER))]
-    ranks = [ranked.index(method) for method in methods]
-    firsts = {method: i for i, method in reversed(list(enumerate(methods)))}.values()
+    names = [_uncompressed(method) for method in methods]
+    ranks = _ranks(names)
+    plain_last = sorted(range(len(methods)), key=lambda i: (methods[i] == names[i], -i))
+    firsts = {names[i]: i for i in plain_last}.values()
     found: dict[int, int] = {}
-    several = len(set(methods)) > 1
+    several = len(set(names)) > 1
     for i in [*sorted(firsts), *(i for i in range(len(methods)) if i not in firsts)]:
         of_the_colour = range(ranks[i], ranks[i] + (MOST_LOOKS if several else 1), len(COLOURS))
         free = (k % MOST_LOOKS for k in chain(of_the_colour, range(MOST_LOOKS)) if k % MOST_LOOKS not in found.values())
         found[i] = next(free, i % MOST_LOOKS)
     return [_numbered(found[i]) for i in range(len(methods))]
+
+
+def in_order(methods: Sequence[str]) -> list[int]:
+    """The order of some lines in a legend: by method, as the looks are, each first without compression.
+
+    >>> in_order(["mine", "FedAvg (balanced)", "FedAvg", "FedLALR"])
+    [3, 2, 1, 0]
+    """
+    names = [_uncompressed(method) for method in methods]
+    ranks = _ranks(names)
+    return sorted(range(len(methods)), key=lambda i: (ranks[i], methods[i] != names[i]))
+
+
+def _uncompressed(method: str) -> str:
+    return method.partition(" (")[0]
+
+
+def _ranks(names: Sequence[str]) -> list[int]:
+    ranked = [*_ORDER, *sorted(set(names) - set(_ORDER))]
+    return [ranked.index(name) for name in names]
 
 
 def dash_arrays(width: float) -> list[str]:

@@ -13,7 +13,9 @@ import yaml
 from fedlalr.config import Config, ConfigError, load, presets, with_method
 from fedlalr.config.loading import CONFIG_FILE
 from fedlalr.config.overrides import SHORT
+from fedlalr.config.own import is_own
 from fedlalr.config.yaml_file import parse
+from fedlalr.report.tables import DATA_NAMES
 
 SECTIONS = ("data", "partition", "model", "algorithm", "local", "schedule")
 INCIDENTAL = ("algorithm", "seed", "device", "engine", "trajectory")
@@ -82,6 +84,41 @@ def description_of(configs: Iterable[Config], methods: Sequence[str] = ()) -> st
     return "; ".join(
         f"{description}{_in_words(list(changes))}" for description, changes in changed.items() if description
     )
+
+
+NETWORKS = {
+    "mlp": "perceptron",
+    "cnn": "convolutional network",
+    "convmixer": "ConvMixer",
+    "charlstm": "LSTM",
+    "gpt": "GPT",
+    "vit": "vision transformer",
+}
+SCHEMES = {
+    "dirichlet": "Dirichlet {alpha:g}",
+    "dirichlet-classes": "Dirichlet {alpha:g} by class",
+    "iid": "IID",
+    "shards": "shards",
+    "lognormal": "log-normal sizes",
+    "natural": "natural partition",
+}
+
+
+def title_of(config: Config) -> str:
+    """A problem in the title of a figure: data, network, clients and their partition.
+
+    >>> title_of(load("quickstart"))
+    'Digits, perceptron, 10 of 100 clients, Dirichlet 0.3'
+    >>> title_of(load("shakespeare", ["clients_per_round=null"]))
+    'Shakespeare, LSTM, 100 clients, natural partition'
+    """
+    words = [DATA_NAMES.get(config.data.name, config.data.name), NETWORKS.get(config.model.name, config.model.name)]
+    if not is_own(config.data.name):  # a function of yours makes the clients
+        population, cohort = config.partition.clients, config.clients_per_round
+        known = [str(number) for number in (cohort, population) if number is not None]
+        words += [f"{' of '.join(known)} clients"] if known else []
+        words.append(SCHEMES[config.partition.scheme].format(alpha=config.partition.alpha))
+    return ", ".join(words)
 
 
 def _departures(config: Config, methods: Sequence[str]) -> list[str]:

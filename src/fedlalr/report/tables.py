@@ -19,6 +19,15 @@ NAMES = {name: getattr(method, "__name__", name) for name, method in ALGORITHMS.
     "deltasgd": "Δ-SGD",
 }
 """Methods as written in papers."""
+DATA_NAMES = {
+    "digits": "Digits",
+    "mnist": "MNIST",
+    "fashion": "Fashion-MNIST",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "shakespeare": "Shakespeare",
+}
+"""Data sets in titles."""
 
 
 @dataclass(frozen=True)
