@@ -32,13 +32,18 @@ def start(folder, *, database):
     federation = LocalFederation(folder).__enter__()
     federation.processes.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.5"  # seconds; Flower's default is 1
     try:
-        federation.start_superlink(*(["--database", folder / "superlink.db"] if database else []))
+        start_superlink(federation, database=database)
         for node in range(task.CLIENTS):
             start_node(federation, node, federation.register(node))
     except BaseException:
         federation.__exit__(None, None, None)
         raise
     return federation
+
+
+def start_superlink(federation, *, database):
+    """With a database, a superlink that is started again knows the nodes and runs of the one before."""
+    federation.start_superlink(*(["--database", federation.folder / "superlink.db"] if database else []))
 
 
 def start_node(federation, node, keys):

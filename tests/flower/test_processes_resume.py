@@ -16,6 +16,7 @@ from flower.deployed import (
     run_to_end,
     simulate,
     start_and_kill_node_1,
+    start_superlink,
     submit,
     task,
     wait_until,
@@ -35,7 +36,7 @@ def test_a_run_resumes_to_the_same_bits_after_the_superlink_was_killed(federatio
     wait_until(lambda: progress() >= 1)
     kill(federation.processes, "superlink")
     assert progress() == 1
-    federation.start_superlink()
+    start_superlink(federation, database=True)
     kill(federation.processes, "run")
     records = run_to_end(federation, run_dir, **options)
     assert [record.round for record in records] == [1, 2]
