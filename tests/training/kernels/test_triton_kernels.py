@@ -370,7 +370,10 @@ def test_only_small_windows_side_by_side_are_pooled_by_the_kernel(monkeypatch: p
     assert pooled == [(2, 2), (3, 2)]
 
 
-@pytest.mark.parametrize(("rows", "outputs", "columns"), [(10, 70, 1300), (16, 64, 2048), (1, 129, 700)])
+FEW_ROWS = [(10, 70, 960)] if INTERPRETED else [(10, 70, 960), (16, 64, 2048), (1, 129, 700)]
+
+
+@pytest.mark.parametrize(("rows", "outputs", "columns"), FEW_ROWS)
 def test_products_of_few_rows_and_their_gradients(rows: int, outputs: int, columns: int) -> None:
     from fedlalr.training.kernels import narrow
 
