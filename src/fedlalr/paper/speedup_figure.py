@@ -84,7 +84,7 @@ def _legend(figure: SubFigure, result: Speedup) -> None:
 def _gain(axes: Axes, share: Axes, result: Speedup) -> None:
     """By what factor N clients need fewer local steps, by the rate 1/√(KT): the squared ratio to one client.
 
-    The lines nearly coincide; divided by N, they are told apart.
+    The lines nearly coincide; divided by N, they differ visibly.
     """
     mine = [variant for variant in result.variants if variant not in CONTROLS]
     colours = dict(zip(mine, shades(FEDLALR, len(mine)), strict=True))

@@ -141,7 +141,7 @@ def _short(megabytes: float) -> str:
 
 
 def _draw_whole(axes: Any, runs: Runs, looks: Looks, panel: Panel, target: float | None) -> None:
-    """All lines with their range over the seeds, and the target if one was asked for."""
+    """All lines with their range over the seeds, and the target, if one is given."""
     for label, curves in runs.items():
         line = _line(curves, looks[label], panel)
         if line is None:

@@ -30,6 +30,11 @@ def kernels_available(device: torch.device | str) -> bool:
     return device.type == "cuda" and torch.version.hip is None and _is_recent(device)
 
 
+def float32_products(tf32: bool) -> str:
+    """How Triton multiplies float32: in TF32 or, with float32's precision, as three products in TF32."""
+    return "tf32" if tf32 else "tf32x3"
+
+
 def precision_fits(module: nn.Module, compute: torch.dtype | None) -> bool:
     """Whether a form can run in this precision on the module's device: its own always, bfloat16 by the kernels."""
     if not all(parameter.requires_grad for parameter in module.parameters()):

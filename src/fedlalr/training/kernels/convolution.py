@@ -12,15 +12,18 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from fedlalr.training.kernels import float32_products
 from fedlalr.training.kernels.convolution_triton import convolve, max_pool, max_pool_backward, weight_gradient
 
 Sizes = tuple[int, ...]
 
 # Places, features and weights per block, and launch options, tuned on an H200.
-FORWARD = {"PLACES": 256, "WEIGHTS": 32, "num_warps": 4}
+FORWARD = {"PLACES": 256, "WEIGHTS": 32, "num_warps": 4, "num_stages": 2}
+INPUT_GRADIENT = {**FORWARD, "num_stages": 3}
 WEIGHT_GRADIENT = {"PLACES": 32, "num_warps": 4, "num_stages": 3}
-MOST_PRODUCTS = 3
 POOLING = {"BLOCK": 512, "num_warps": 4}
+MOST_PRODUCTS = 3
+"""Products of a weight gradient's program with the same slopes."""
 PROGRAMS = 1024
 """The number of programs that keeps a large GPU busy; a weight gradient's places are split among them."""
 
@@ -103,15 +106,15 @@ def _convolve(
 ) -> None:
     clients, images, rows, columns, features = out.shape
     _, height, width, channels = x.shape[1:]
-    block = block_size(features)
+    block, launch = block_size(features), INPUT_GRADIENT if transposed else FORWARD
     places = images * rows * columns
-    grid = (-(-places // FORWARD["PLACES"]), -(-features // block), clients)
+    grid = (-(-places // launch["PLACES"]), -(-features // block), clients)
     convolve[grid](
         x, kernels, bias, out, 0 if bias is None else bias.stride(0), images, height, width, rows, columns, features,
         *(size for option in options for size in option),
         CHANNELS=channels, KERNEL_H=kernels.shape[1], KERNEL_W=kernels.shape[2], TRANSPOSED=transposed,
         STRIDED=max(options[0]) > 1, PADDED=transposed or max(options[1]) > 0,
-        BIASED=bias is not None, PRECISION=precision(), FEATURES=block, num_stages=3 if transposed else 2, **FORWARD,
+        BIASED=bias is not None, PRECISION=precision(), FEATURES=block, **launch,
     )  # fmt: skip
 
 
@@ -148,4 +151,4 @@ def block_size(size: int) -> int:
 
 def precision() -> str:
     """How float32 is multiplied, according to torch's setting for convolutions."""
-    return "tf32" if torch.backends.cudnn.allow_tf32 else "tf32x3"
+    return float32_products(torch.backends.cudnn.allow_tf32)

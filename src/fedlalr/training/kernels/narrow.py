@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedlalr.training.kernels import float32_products
 from fedlalr.training.kernels.narrow_triton import narrow_input_gradient, narrow_product, narrow_weight_gradient
 
 # Outputs and columns per block, and launch options, tuned on an H200.
@@ -13,17 +14,19 @@ INPUT_GRADIENT = {"OUTPUTS": 32, "COLUMNS": 128, "num_warps": 4, "num_stages": 2
 WEIGHT_GRADIENT = {"OUTPUTS": 32, "COLUMNS": 256, "num_warps": 4, "num_stages": 2}
 PROGRAMS = 512
 """The number of programs that keeps a large GPU busy; the columns of a product are split among them."""
-MOST_ROWS = 16
-"""Rows up to which these kernels are faster than the library's."""
+ROWS = 16
+"""Rows up to which these kernels are faster than the library's; fewer are padded."""
+LARGE_MATRIX = 1 << 16
+"""Numbers of a client's matrix from which reading it bounds the product."""
 
 
 def fits(x: Tensor, weight: Tensor) -> bool:
     """Whether the kernels are for such a product: few rows in float32, matrices that lie row by row."""
     return (
         x.dtype == weight.dtype == torch.float32
-        and x.shape[1] <= MOST_ROWS
+        and x.shape[1] <= ROWS
         and weight.stride()[1:] == (weight.shape[2], 1)
-        and weight[0].numel() >= 1 << 16
+        and weight[0].numel() >= LARGE_MATRIX
     )
 
 
@@ -36,7 +39,7 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     out = x.new_empty(parts, clients, rows, outputs)
     narrow_product[(blocks, parts * clients)](
         x, weight, out, weight.stride(0), clients, rows, outputs, columns,
-        ROWS=16, SHARE=share, PRECISION=precision(), **FORWARD,
+        ROWS=ROWS, SHARE=share, PRECISION=precision(), **FORWARD,
     )  # fmt: skip
     return out[0] if parts == 1 else out.sum(0)
 
@@ -46,7 +49,7 @@ def input_gradient(slope: Tensor, weight: Tensor) -> Tensor:
     slope, (clients, rows, outputs), columns = slope.contiguous(), slope.shape, weight.shape[2]
     out = slope.new_empty(clients, rows, columns)
     narrow_input_gradient[(-(-columns // INPUT_GRADIENT["COLUMNS"]), clients)](
-        slope, weight, out, weight.stride(0), rows, outputs, columns, ROWS=16, PRECISION=precision(), **INPUT_GRADIENT
+        slope, weight, out, weight.stride(0), rows, outputs, columns, ROWS=ROWS, PRECISION=precision(), **INPUT_GRADIENT
     )
     return out
 
@@ -55,11 +58,11 @@ def weight_gradient(slope: Tensor, x: Tensor, out: Tensor) -> Tensor:
     """`slopeᵀ @ x`, written into `out` `[C, O, K]`, whose matrices lie row by row."""
     slope, x, (clients, rows, outputs), columns = slope.contiguous(), x.contiguous(), slope.shape, x.shape[2]
     narrow_weight_gradient[(-(-columns // WEIGHT_GRADIENT["COLUMNS"]), clients)](
-        x, slope, out, out.stride(0), rows, outputs, columns, ROWS=16, PRECISION=precision(), **WEIGHT_GRADIENT
+        x, slope, out, out.stride(0), rows, outputs, columns, ROWS=ROWS, PRECISION=precision(), **WEIGHT_GRADIENT
     )
     return out
 
 
 def precision() -> str:
     """How float32 is multiplied, according to torch's setting for matrix products."""
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+    return float32_products(torch.backends.cuda.matmul.allow_tf32)

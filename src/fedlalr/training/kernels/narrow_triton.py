@@ -19,6 +19,13 @@ def load_rows(x, column, rows, columns, ROWS: tl.constexpr):
 
 
 @triton.jit
+def store_rows(out, tile, column, rows, columns, ROWS: tl.constexpr):
+    """Write some columns of a client's rows."""
+    row = tl.arange(0, ROWS)[:, None]
+    tl.store(out + row * columns + column[None, :], tile, mask=(row < rows) & (column < columns)[None, :])
+
+
+@triton.jit
 def load_weights(weight, output, column, outputs, columns):
     """Some columns of some rows of a client's matrix, `[len(output), len(column)]`."""
     real = (output < outputs)[:, None] & (column < columns)[None, :]
@@ -45,9 +52,7 @@ def narrow_product(
         seen = load_rows(x, column, rows, columns, ROWS)
         matrix = load_weights(weight, output, column, outputs, columns)
         total = tl.dot(seen, tl.trans(matrix), total, input_precision=PRECISION)
-    row = tl.arange(0, ROWS)[:, None]
-    real = (row < rows) & (output < outputs)[None, :]
-    tl.store(out + which.to(tl.int64) * rows * outputs + row * outputs + output[None, :], total, mask=real)
+    store_rows(out + which.to(tl.int64) * rows * outputs, total, output, rows, outputs, ROWS)
 
 
 @triton.jit
@@ -66,9 +71,7 @@ def narrow_input_gradient(
         seen = load_rows(slope, output, rows, outputs, ROWS)
         matrix = load_weights(weight, output, column, outputs, columns)
         total = tl.dot(seen, matrix, total, input_precision=PRECISION)
-    row = tl.arange(0, ROWS)[:, None]
-    real = (row < rows) & (column < columns)[None, :]
-    tl.store(out + client * rows * columns + row * columns + column[None, :], total, mask=real)
+    store_rows(out + client * rows * columns, total, column, rows, columns, ROWS)
 
 
 @triton.jit

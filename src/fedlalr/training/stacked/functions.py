@@ -67,9 +67,10 @@ class StackedProduct(torch.autograd.Function):
         ctx.transposed, ctx.wide, outputs = weight.stride(-1) != 1, weight.dtype, weight.shape[1]
         x, weight = x.to(dtype), weight.to(dtype)
         ctx.save_for_backward(x, weight)
-        ctx.place = FlatGradient.place_of(weight)
-        if narrow := _narrow(x, weight):
-            y = narrow.product(x, weight)
+        ctx.narrow = _narrow(x, weight)
+        if ctx.narrow is not None:
+            ctx.place = FlatGradient.place_of(weight)
+            y: Tensor = ctx.narrow.product(x, weight)
             return y if bias is None else y + bias[:, None]
         if extra := -outputs % ALIGNED if dtype.itemsize == 2 else 0:
             weight = F.pad(weight, (0, 0, 0, extra))
@@ -89,12 +90,12 @@ class StackedProduct(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         slope = slope.to(x.dtype)
         dx = dweight = dbias = None
-        if narrow := _narrow(x, weight):
+        if ctx.narrow is not None:
             if ctx.needs_input_grad[0]:
-                dx = narrow.input_gradient(slope, weight)
+                dx = ctx.narrow.input_gradient(slope, weight)
             if ctx.needs_input_grad[1]:
                 out = torch.empty_like(weight) if ctx.place is None else ctx.place
-                dweight = narrow.weight_gradient(slope, x, out)
+                dweight = ctx.narrow.weight_gradient(slope, x, out)
             return dx, dweight, slope.sum(1) if ctx.needs_input_grad[2] else None, None
         mixed = x.dtype.itemsize == 2 and ctx.wide == torch.float32
         product = product_float32 if mixed else torch.bmm
