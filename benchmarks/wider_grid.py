@@ -1,12 +1,13 @@
-"""Widen the grids of methods whose best setting lies at the edge, until it lies inside; then run its other seeds.
+"""Tune the rates of methods until the best setting has all its neighbours beside it; then run its other seeds.
 
     python benchmarks/wider_grid.py docs/results/gpt-grid.yaml docs/results/gpt --methods diloco,fedadam device=cuda
 
-`FOLDER/grid.json` has the scores that are known. Settings of the configured grid without a score are run first. While
-the best rate is the smallest or the largest of its axis, one rate beyond it is added, as far from it as its neighbour,
-with all values of the other axis. The best setting then runs on all samples, with the seeds 0, 1 and 2, for the rounds
-of the configuration or for `--final-rounds`, in `FOLDER/runs`. The next runs of all methods share one pool of
-processes. After `--seconds` no further settings are tried; the same command resumes.
+`FOLDER/grid.json` has the scores that are known. Settings of the configured grid without a score are run first. While a
+neighbour of the best setting is untried, one step away in one of its rates, it is run; beyond the grid, a step is as
+large as the last one of its axis. With `--screen N` every setting first runs for N rounds, and only the best three of
+these run on to all rounds of the configuration, which decide. The best setting then runs on all samples, with the seeds
+0, 1 and 2, for the rounds of the configuration or for `--final-rounds` (0: not at all), in `FOLDER/runs`. The next runs
+of all methods share one pool of processes. After `--seconds` nothing further is started; the same command resumes.
 """
 
 from __future__ import annotations
@@ -21,82 +22,130 @@ from typing import Any
 
 from fedlalr.common.files import as_file_name, write_whole
 from fedlalr.config import Config, load, with_method
-from fedlalr.config.grid import FIRST_SEED, RATES, VALIDATION, choose, qualities, score
-from fedlalr.config.jobs import Event, Job, run_jobs
+from fedlalr.config.grid import FIRST_SEED, RATES, VALIDATION, Choice, choose, qualities, score
+from fedlalr.config.jobs import Event, Job, changes, finished, run_jobs
 from fedlalr.config.loading import check
 
-MOST = 4
-"""Rates that may be added to a grid."""
+MOST = 6
+"""Settings that may be added to a grid."""
+FINALISTS = 3
+"""Settings that run on after the screening."""
 
 Settings = dict[str, float]
+Key = tuple[float, ...]
 
 
 class Method:
     """The grid of one method: its axes, the known scores, and what to run next."""
 
     def __init__(
-        self, name: str, config: Config, folder: Path, known: dict[str, Any], final_rounds: int | None = None
+        self,
+        name: str,
+        config: Config,
+        folder: Path,
+        known: dict[str, Any],
+        screen: int | None = None,
+        final_rounds: int | None = None,
     ) -> None:
         self.name, self.config, self.folder = name, config, folder
-        self.final_rounds = final_rounds or config.rounds
+        self.screen = screen or config.rounds
+        self.final_rounds = config.rounds if final_rounds is None else final_rounds
         self.axes = {axis: [float(value) for value in values] for axis, values in config.grid[name].items()}
-        self.scores = {self.key(one): one["score"] for one in known.get("tried", [])}
-        for values, axis in zip(zip(*self.scores, strict=True), self.axes, strict=True) if self.scores else ():
-            self.axes[axis] = sorted({*self.axes[axis], *values})
-        self.added = 0
+        self.screened: dict[Key, float] = {}
+        """Scores after the rounds of the screening, −∞ for a failed run."""
+        self.scores: dict[Key, float] = {}
+        """Scores after all rounds."""
+        for one in known.get("tried", []):
+            key = self.key(one)
+            self.screened[key] = _number(one.get("screened", one.get("score")))
+            if "score" in one:
+                self.scores[key] = _number(one["score"])
 
-    def key(self, settings: Settings) -> tuple[float, ...]:
+    def key(self, settings: Settings) -> Key:
         return tuple(float(settings[axis]) for axis in self.axes)
 
     def jobs(self) -> list[Job]:
-        """The next runs: missing settings of the grid, a further column, or the seeds of the best setting."""
-        while True:
-            missing = [one for one in itertools.product(*self.axes.values()) if one not in self.scores]
-            if missing:
-                return [self.trial(one) for one in missing]
-            if not self.widen():
-                break
+        """The next runs: settings of the grid, the best of these for longer, neighbours of the best, or its seeds."""
+        grid = list(itertools.product(*self.axes.values()))
+        if missing := [one for one in grid if one not in self.screened]:
+            return [self.trial(one, self.screen) for one in missing]
+        finalists = sorted(self.screened, key=lambda one: -self.screened[one])[:FINALISTS]
+        if longer := [one for one in finalists if one not in self.scores and self.screened[one] > -math.inf]:
+            return [self.trial(one, self.config.rounds) for one in longer]
+        best, added = self.best().settings, len(self.screened) - len(grid)
+        beside = [one for one in self.neighbours(self.key(best)) if one not in self.screened]
+        if beside and added < MOST:
+            return [self.trial(one, self.screen) for one in beside]
         tree = with_method(self.config, self.name).model_dump()
-        tree["algorithm"] |= self.best().settings
-        seeds = [check({**tree, "seed": seed, "rounds": self.final_rounds}) for seed in range(3)]
-        return [Job(one, self.folder / "runs" / self.name / f"seed-{one.seed}") for one in seeds]
+        tree["algorithm"] |= best
+        seeds = range(3) if self.final_rounds else ()
+        finals = [check({**tree, "seed": seed, "rounds": self.final_rounds}) for seed in seeds]
+        return [Job(one, self.folder / "runs" / self.name / f"seed-{one.seed}") for one in finals]
 
-    def widen(self) -> bool:
-        """Add a rate beyond the edge at which the best setting lies; False if it lies inside."""
-        best = self.best().settings
-        for axis, values in self.axes.items():
-            values.sort()
-            ends = {values[0]: values[1], values[-1]: values[-2]}
-            if axis in RATES and best[axis] in ends and self.added < MOST:
-                values.append(float(f"{best[axis] ** 2 / ends[best[axis]]:.2g}"))
-                self.added += 1
-                return True
-        return False
+    def neighbours(self, key: Key) -> list[Key]:
+        """The settings one step away in one rate."""
+        found = []
+        for place, axis in enumerate(self.axes):
+            values = sorted({*self.axes[axis], *(one[place] for one in self.screened)})
+            if axis not in RATES or len(values) < 2:
+                continue
+            below, above = float(f"{values[0] ** 2 / values[1]:.2g}"), float(f"{values[-1] ** 2 / values[-2]:.2g}")
+            values = [below, *values, above]
+            at = values.index(key[place])
+            found += [(*key[:place], values[at + step], *key[place + 1 :]) for step in (-1, 1)]
+        return found
 
-    def best(self) -> Any:
-        scored = [(dict(zip(self.axes, one, strict=True)), self.scores[one]) for one in sorted(self.scores)]
-        return choose(self.name, [(one, -math.inf if found is None else found) for one, found in scored])
+    def best(self) -> Choice:
+        return choose(self.name, [(self.settings(one), self.scores[one]) for one in sorted(self.scores)])
 
-    def trial(self, values: tuple[float, ...]) -> Job:
+    def settings(self, key: Key) -> Settings:
+        return dict(zip(self.axes, key, strict=True))
+
+    def trial(self, key: Key, rounds: int) -> Job:
         """A run of the grid, as `fedlalr compare --grid` does it."""
-        settings = dict(zip(self.axes, values, strict=True))
+        settings = self.settings(key)
         tree = with_method(self.config, self.name, seed=FIRST_SEED).model_dump()
         tree["data"] |= {"validation": VALIDATION}
         tree["algorithm"] |= settings
         name = as_file_name(",".join(f"{option}={value:g}" for option, value in settings.items()))
-        return Job(check(tree), self.folder / "grid" / self.name / name / f"seed-{FIRST_SEED}")
+        folder = self.folder / "grid" / self.name / name / f"seed-{FIRST_SEED}"
+        return Job(check({**tree, "rounds": rounds}), folder)
 
     def add(self, job: Job) -> None:
         """Take over the score of a finished run of the grid."""
-        found = score([qualities(job.directory.records(), by_loss=False)], self.config.rounds)
-        self.scores[self.key(job.config.algorithm.options)] = found if found > -math.inf else None
+        rounds, key = job.config.rounds, self.key(job.config.algorithm.options)
+        found = score([qualities(job.directory.records(), by_loss=False)], rounds)
+        if rounds == self.screen:
+            self.screened[key] = found
+        if rounds == self.config.rounds:
+            self.scores[key] = found
 
     def as_dict(self) -> dict[str, Any]:
-        if not any(self.scores.values()):
-            return {"chosen": None, "tried": []}
+        screening = self.screen < self.config.rounds
+        tried = []
+        for key in sorted(self.screened):
+            screened = {"screened": _plain(self.screened[key])} if screening else {}
+            scored = {"score": _plain(self.scores[key])} if key in self.scores else {}
+            tried.append({**self.settings(key), **screened, **scored})
+        if not any(found > -math.inf for found in self.scores.values()):
+            return {"chosen": None, "tried": tried}
         best = self.best()
-        tried = [{**one, "score": found if found > -math.inf else None} for one, found in best.tried]
-        return {"chosen": best.settings, "score": best.score, "at_edge": list(best.at_edge), "tried": tried}
+        return {"chosen": best.settings, "score": best.score, "tried": tried}
+
+
+def _number(score: float | None) -> float:
+    return -math.inf if score is None else score
+
+
+def _plain(score: float) -> float | None:
+    """For JSON, which has no infinity."""
+    return score if score > -math.inf else None
+
+
+def lengthen(job: Job) -> None:
+    """Let a finished run of fewer rounds be resumed."""
+    if job.directory.holds_run and not changes(job, ignored={"rounds"}):
+        job.directory.write_config(job.config)
 
 
 def run(methods: list[Method], workers: int, seconds: float, file: Path) -> None:
@@ -109,7 +158,10 @@ def run(methods: list[Method], workers: int, seconds: float, file: Path) -> None
 
     while left and time.monotonic() - begun < seconds:
         jobs = {method.name: method.jobs() for method in left}
-        run_jobs([job for some in jobs.values() for job in some], workers, show)
+        for job in itertools.chain.from_iterable(jobs.values()):
+            if finished(job) is None:
+                lengthen(job)
+        run_jobs(list(itertools.chain.from_iterable(jobs.values())), workers, show)
         left = [method for method in left if any(job.config.data.validation for job in jobs[method.name])]
         for method in left:
             for job in jobs[method.name]:
@@ -126,6 +178,7 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--methods", help="separated by commas; all of the grid without it")
+    parser.add_argument("--screen", type=int)
     parser.add_argument("--final-rounds", type=int)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=math.inf)
@@ -135,7 +188,10 @@ if __name__ == "__main__":
     stored = json.loads(scores.read_text()) if scores.is_file() else {}
     names = arguments.methods.split(",") if arguments.methods else list(settings.grid)
     run(
-        [Method(name, settings, arguments.folder, stored.get(name, {}), arguments.final_rounds) for name in names],
+        [
+            Method(name, settings, arguments.folder, stored.get(name, {}), arguments.screen, arguments.final_rounds)
+            for name in names
+        ],
         arguments.jobs,
         arguments.seconds,
         scores,
