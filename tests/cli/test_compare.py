@@ -53,6 +53,29 @@ def test_a_methods_own_settings_can_be_changed() -> None:
     assert {m["method"]: m["settings"]["lr"] for m in plain["methods"]} == {"fedavg": 0.5, "fedlalr": 0.25}
 
 
+DEFAULTS = "default learning rates, not chosen for this problem; --grid tunes all methods."
+
+
+def test_methods_without_chosen_rates_are_named_before_the_runs_and_with_the_table() -> None:
+    methods = ("--seeds", "1", "--methods", "fedlalr,fedadamw,fedprox")
+    lines = compare(*methods, "--vary", "partition.alpha=0.3,0.6").stdout.splitlines()
+    told = f"FedAdamW, FedProx use {DEFAULTS}"
+    assert lines[1] == told, "once for all variations"
+    assert " ".join(lines[2:]).count(told) == 2, "under every table"
+    for file in ("table.md", "compare.json", "partition.alpha-0.3/table.md"):
+        assert told in Path("here", file).read_text()
+    other = ["compare", "quickstart", *SMALL, *methods, "--jobs", "1", "--run-dir", "other", "methods.fedprox.lr=0.1"]
+    assert json.loads(CliRunner().invoke(app, [*other, "--json"]).stdout)["notes"][-1] == f"FedAdamW uses {DEFAULTS}"
+    assert f"FedAdamW uses {DEFAULTS}" in Path("other/report.html").read_text()
+
+
+def test_tuned_methods_are_not_said_to_have_default_rates() -> None:
+    grid = ("grid.fedadamw={lr: [3e-4]}", "grid.fedlalr={lr: [1e-2]}")
+    result = compare("--grid", "--grid-seeds", "1", "--seeds", "1", "--methods", "fedlalr,fedadamw", *grid)
+    assert result.exit_code == 0, result.output
+    assert "default learning rates" not in result.stdout + Path("here/report.html").read_text()
+
+
 def test_a_failing_method_is_shown_and_sets_the_exit_code() -> None:
     result = compare("--seeds", "1", "--methods", "fedavg,fedlalr", "methods.fedavg.lr=1e30")
     assert result.exit_code == 1

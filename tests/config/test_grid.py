@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from fedlalr import config
-from fedlalr.config.grid import FIRST_SEED, VALIDATION, choose, points, score, trials
+from fedlalr.config.grid import FIRST_SEED, VALIDATION, choose, on_default_rates, points, score, trials
 
 
 def test_every_method_of_the_quickstart_has_the_same_number_of_settings() -> None:
@@ -50,6 +50,20 @@ def test_the_best_setting_wins_and_the_edge_is_noted() -> None:
 def test_a_method_without_a_working_setting_is_an_error() -> None:
     with pytest.raises(config.ConfigError, match="every setting of fedavg in the grid failed"):
         choose("fedavg", [({"lr": 1.0}, -math.inf)])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "default"),
+    [
+        (["algorithm=fedyogi"], True),
+        (["algorithm=fedyogi", "methods.fedyogi.eps=0.1"], True),
+        (["algorithm=fedyogi", "methods.fedyogi.server_lr=0.01"], False),  # chosen, though it is the default
+        (["algorithm=fedyogi", "algorithm.lr=0.3"], False),
+        (["algorithm=fedamsv1"], False),
+    ],
+)
+def test_rates_are_default_unless_someone_chose_one(overrides: list[str], default: bool) -> None:
+    assert on_default_rates(config.load("quickstart", overrides)) is default
 
 
 def test_the_score_is_the_mean_of_the_last_tenth() -> None:

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from fedlalr.config import Config, load, with_method
 from fedlalr.report import compare
 from fedlalr.report.comparison import Comparison, Curve
 from fedlalr.report.figures import _measured, accuracy_figure
-from fedlalr.report.tables import comparison_table
+from fedlalr.report.tables import comparison_table, default_rates_notes
 from report.curves import curve
 
 RUNS = {
@@ -114,6 +115,20 @@ def test_one_seed_is_said_to_be_too_few() -> None:
     assert table.rows[0][:6] == ("FedLALR", "90.0", "–", "not reached", "not reached", "not reached")
     assert table.rows[1][2] == "-10.0"
     assert any("One seed" in note for note in table.notes)
+
+
+def test_default_rates_are_noted_only_if_rates_were_chosen_for_some_method() -> None:
+    own = ["model=mine:make", "data=mine:clients"]
+    preset, without, chosen = load("quickstart"), load(None, own), load(None, [*own, "methods.fedavg.lr=0.5"])
+
+    def noted(config: Config, *methods: str) -> list[str]:
+        notes = default_rates_notes({name: with_method(config, name) for name in methods})
+        return [note.partition(" default")[0] for note in notes]
+
+    assert noted(without, "fedavg", "fedadamw") == []
+    assert noted(chosen, "fedavg", "fedadamw") == ["fedadamw uses"]
+    assert noted(preset, "fedavg", "fedadam") == []
+    assert noted(preset, "scaffold", "fedadamw") == ["scaffold, fedadamw use"]
 
 
 def test_markdown_has_a_line_for_every_method(comparison: Comparison) -> None:

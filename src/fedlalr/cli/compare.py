@@ -127,6 +127,8 @@ def compare(
     console = progress_console(as_json)
     shown = Shown(jobs or default_workers(), root, console, silent=quiet or (as_json and not console.is_terminal))
     shown.tell(in_words(parts, seeds, grid_seeds if grid else None))
+    for note in dict.fromkeys(note for part in parts if not grid for note in part.rate_notes()):
+        shown.tell(note)
 
     results: list[Compared] = []
     for i, part in enumerate(parts):
@@ -244,9 +246,10 @@ def run_all(
     }
     settings = {name: jobs[0].config.algorithm.options for name, jobs in planned.items()}
     comparison = compare_runs(runs, settings, target)
+    notes = [] if choices else part.rate_notes()
     if without_accuracy(curve.records for curves in runs.values() for curve in curves):
         losses = losses_table(group_runs(read_run(job.folder) for job in jobs))
-        return Compared(part, comparison, losses, choices)
+        return Compared(part, comparison, losses.with_notes(notes), choices)
     title = f"{part.figure_title}: {f'mean and range of {seeds} seeds' if seeds > 1 else 'one seed'}"
     pictures = accuracy_figure(runs, part.folder / "accuracy", title, comparison.target)
-    return Compared(part, comparison, comparison_table(comparison), choices, pictures)
+    return Compared(part, comparison, comparison_table(comparison).with_notes(notes), choices, pictures)

@@ -18,7 +18,7 @@ from fedlalr.config.grid import GridPoint, trials
 from fedlalr.config.jobs import Job, changes
 from fedlalr.config.yaml_file import parse
 from fedlalr.report.rerun_command import title_of
-from fedlalr.report.tables import counted
+from fedlalr.report.tables import counted, default_rates_notes, name_of
 
 MOST_NAMED = 5
 """Differences listed in an error."""
@@ -118,6 +118,10 @@ class PlannedComparison:
 
     def tuning(self, seeds: int) -> list[GridPoint]:
         return trials(self.config, self.names, seeds, self.grid_folder)
+
+    def rate_notes(self) -> list[str]:
+        """The notes on learning rates that are not tuned."""
+        return default_rates_notes({name_of(name): with_method(self.config, name) for name in self.names})
 
 
 def in_words(parts: Sequence[PlannedComparison], seeds: int, grid_seeds: int | None) -> str:

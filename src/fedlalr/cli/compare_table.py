@@ -52,7 +52,8 @@ class Compared:
         }
         settings = self.part.variation.settings
         varied = {"settings": settings} if settings else {}
-        return varied | self.comparison.as_dict() | ({"grid": tuned} if tuned else {})
+        noted = {"notes": list(self.table.notes)}
+        return varied | self.comparison.as_dict() | noted | ({"grid": tuned} if tuned else {})
 
 
 def write_files(folder: Path, table: str, content: dict[str, Any]) -> None:

@@ -68,6 +68,18 @@ def trials(config: Config, methods: Sequence[str], seeds: int, folder: Path) -> 
     return [_trial(config, method, settings, seeds, folder) for method in methods for settings in each[method]]
 
 
+def on_default_rates(config: Config) -> bool:
+    """Whether a run has its method's default learning rates, and the table `methods` does not set them.
+
+    >>> from fedlalr.config import load
+    >>> on_default_rates(load("quickstart", ["algorithm=fedadamw"])), on_default_rates(load("quickstart"))
+    (True, False)
+    """
+    method, own = config.algorithm.name, config.algorithm.options
+    usual, listed = registry.options(method), config.methods.get(method, {})
+    return not any(rate in listed or own[rate] != usual[rate] for rate in _rates(method, own))
+
+
 def choose(method: str, scored: Sequence[tuple[Settings, float]], by_loss: bool = False) -> Choice:
     """The setting with the best score; the first one in case of a tie. A failed setting has the score −∞."""
     settings, score = max(scored, key=lambda pair: pair[1])
@@ -120,9 +132,13 @@ def _trial(config: Config, method: str, settings: Settings, seeds: int, folder: 
 
 def _around(config: Config, method: str) -> dict[str, list[float]]:
     own = with_method(config, method).algorithm.options
-    rates = getattr(registry.create(method, **own), "rates", None)
-    if rates is None:
-        rates = [name for name in RATES if name in own]
+    rates = _rates(method, own)
     factors = _HALF_DECADES if len(rates) == 1 else _THREE
     # two digits are precise enough, and easier to read in a table
     return {name: [float(f"{own[name] * factor:.2g}") for factor in factors] for name in rates}
+
+
+def _rates(method: str, own: Settings) -> Sequence[str]:
+    """The learning rates of a method with its settings that are worth tuning."""
+    rates: Sequence[str] | None = getattr(registry.create(method, **own), "rates", None)
+    return [name for name in RATES if name in own] if rates is None else rates

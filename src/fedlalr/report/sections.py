@@ -12,7 +12,7 @@ from fedlalr.report.comparison import MEGABYTE, Curve, compare
 from fedlalr.report.groups import Group, differing, metrics_of
 from fedlalr.report.losses import losses_table
 from fedlalr.report.runs import ReportedRun
-from fedlalr.report.tables import Table, comparison_table
+from fedlalr.report.tables import Table, comparison_table, default_rates_notes
 
 MOST_ROWS = 100
 PARTS = {
@@ -82,15 +82,16 @@ def comparison_section(groups: Sequence[Group]) -> Table | None:
     lengths = {len(run.records) for group in groups for run in group.runs if not run.failure}
     if len(groups) < 2 or len(seeds) != 1 or len(lengths) > 1 or not accuracies:
         return None
+    notes = default_rates_notes({group.label: config for group in groups if (config := group.runs[0].config)})
     if set(accuracies) == {None}:
-        return None if len(set(map(_loss_of, groups))) > 1 else losses_table(groups)
+        return None if len(set(map(_loss_of, groups))) > 1 else losses_table(groups).with_notes(notes)
     if any(run.records and Curve(run.records).final is None for group in groups for run in group.runs):
         return None
     targets = {run.config.target if run.config else None for group in groups for run in group.runs}
     curves = {group.label: [Curve(run.records, run.failure) for run in group.runs] for group in groups}
     return comparison_table(
         compare(curves, {label: {} for label in curves}, targets.pop() if len(targets) == 1 else None)
-    )
+    ).with_notes(notes)
 
 
 def _loss_of(group: Group) -> str:

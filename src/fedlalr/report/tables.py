@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from fedlalr.algorithms.registry import ALGORITHMS
+from fedlalr.config import Config
+from fedlalr.config.grid import on_default_rates
 from fedlalr.report.comparison import Comparison, MethodOutcome
 from fedlalr.report.statistics import ConfidenceInterval, MeanAndDeviation, spread
 
@@ -37,6 +39,9 @@ class Table:
     heading: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
+
+    def with_notes(self, notes: Iterable[str]) -> Table:
+        return replace(self, notes=(*self.notes, *notes))
 
     def markdown(self) -> str:
         """The table in Markdown, with its notes below."""
@@ -105,6 +110,15 @@ def _notes(comparison: Comparison) -> Iterable[str]:
     for names, failure in alike(failures):
         runs = f" in {len(names)} runs" if len(names) > 1 else ""
         yield f"{', '.join(dict.fromkeys(names))} failed{runs}: {failure}"
+
+
+def default_rates_notes(rows: Mapping[str, Config]) -> list[str]:
+    """A note that names the rows with default learning rates, unless none were chosen for any method."""
+    names = [label for label, config in rows.items() if on_default_rates(config)]
+    if not names or (len(names) == len(rows) and not any(config.methods for config in rows.values())):
+        return []
+    use = "uses" if len(names) == 1 else "use"
+    return [f"{', '.join(names)} {use} default learning rates, not chosen for this problem; --grid tunes all methods."]
 
 
 def _plus_minus(value: MeanAndDeviation, scale: float, digits: int) -> str:
