@@ -1,5 +1,7 @@
 """Figures from curves of known shape: what is drawn, and the notes for the reader."""
 
+from dataclasses import replace
+
 import matplotlib as mpl
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from fedlalr.algorithms.registry import PAPER_METHODS
 from fedlalr.federation.trajectory import QUANTILES, V_HAT_SQUARED, TrajectoryPoint, rate_name
 from fedlalr.paper.curves import PanelCurves
 from fedlalr.paper.line_drawing import METHOD_LOOKS, method_looks
-from fedlalr.paper.plans import Beside, FigureLine, Panel
+from fedlalr.paper.plans import INTERVALS, Beside, FigureLine, Panel
 from fedlalr.paper.plots import (
     accuracy_figure,
     interval_figure,
@@ -230,6 +232,18 @@ def test_intervals_are_drawn_in_accuracy_and_both_losses():
     assert [axes.get_ylabel() for axes in figure.axes] == ["test accuracy", "test loss", "training loss"]
     assert all(len(lines_of(axes)) == 3 for axes in figure.axes)
     assert figure.legends[0].get_title().get_text() == "FedLALR's interval K_t in round t"
+
+
+def test_all_panels_of_the_intervals_name_the_best_end():
+    ends = zip((0.6, 0.7, 0.5), (0.9, 1.0, 0.8), strict=True)
+    lines = [replace(curves(np.full(ROUNDS, end)), train_loss=np.full((1, ROUNDS), loss)) for end, loss in ends]
+    figure = interval_figure([interval_panel("steps", lines)], [])
+    second, third = list(INTERVALS)[1:]
+    assert [told(axes) for axes in figure.axes] == [
+        [f"best end: {second}, 70.0 %"], [f"best end: {second}, 0.69"], [f"best end: {third}, 0.80"],
+    ]  # fmt: skip
+    enlarged = [line.get_ydata()[-1] for line in figure.axes[2].child_axes[0].get_lines()]
+    assert enlarged == [0.9, 1.0, 0.8]
 
 
 def test_trajectories_have_a_panel_for_every_round_and_a_line_for_every_client():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -64,10 +64,13 @@ EARLY = Quantity("early accuracy", lambda curves: _first(4, _accuracy(curves)).m
 HALF = Quantity("accuracy over the first half", lambda curves: _first(2, _accuracy(curves)).mean(axis=1))
 FINAL = Quantity("final accuracy", lambda curves: _last_tenth(_accuracy(curves)).mean(axis=1))
 EARLY_LOSS = Quantity(
-    "early test loss", lambda curves: _first(4, _loss(curves)).mean(axis=1), 1.0, 3, "", "", EQUIVALENT_LOSS
+    "early test loss", lambda curves: _first(4, _losses(curves.loss)).mean(axis=1), 1.0, 3, "", "", EQUIVALENT_LOSS
 )
 FINAL_LOSS = Quantity(
-    "final test loss", lambda curves: _last_tenth(_loss(curves)).mean(axis=1), 1.0, 3, "", "", EQUIVALENT_LOSS
+    "final test loss", lambda curves: _last_tenth(_losses(curves.loss)).mean(axis=1), 1.0, 3, "", "", EQUIVALENT_LOSS
+)
+FINAL_TRAINING_LOSS = replace(
+    FINAL_LOSS, name="final training loss", measure=lambda curves: _last_tenth(_losses(curves.train_loss)).mean(axis=1)
 )
 FALL = Quantity("largest fall", lambda curves: _below_best(_accuracy(curves)).max(axis=1), unit=" points")
 """Of the accuracy below its best so far."""
@@ -169,8 +172,8 @@ def _accuracy(curves: Curves) -> Array:
     return np.nan_to_num(curves.accuracy, nan=0.0)
 
 
-def _loss(curves: Curves) -> Array:
-    return np.nan_to_num(curves.loss, nan=np.inf, posinf=np.inf)
+def _losses(values: Array) -> Array:
+    return np.nan_to_num(values, nan=np.inf, posinf=np.inf)
 
 
 def _first(part: int, values: Array) -> Array:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fedlalr.algorithms.registry import PAPER_METHODS
 from fedlalr.common.colours import shades
 from fedlalr.paper.claims import casts
-from fedlalr.paper.curve_measures import FINAL, FINAL_LOSS, Quantity
+from fedlalr.paper.curve_measures import FINAL, Quantity
 from fedlalr.paper.curves import Array, Curves, PanelCurves
 from fedlalr.paper.plans import FigureLine
 from fedlalr.paper.style import WIDTH, add_notes
@@ -130,9 +130,14 @@ def draw_zoom(axes: Axes, lines: Sequence[tuple[Curves, NDArray[Any], Look]], pl
         draw_inset(axes, region, place).yaxis.set_major_formatter(percent)
 
 
-def draw_loss_zoom(axes: Axes, lines: Sequence[tuple[Curves, NDArray[Any], Look]], place: Sequence[float]) -> None:
-    """Enlarge the ends of the test losses, without those that diverge."""
-    region = loss_ends([Line(x, curves.loss.mean(axis=0), look) for curves, x, look in lines])
+def draw_loss_zoom(
+    axes: Axes,
+    lines: Sequence[tuple[Curves, NDArray[Any], Look]],
+    pick: Callable[[Curves], Array],
+    place: Sequence[float],
+) -> None:
+    """Enlarge the ends of the losses, without those that diverge."""
+    region = loss_ends([Line(x, pick(curves).mean(axis=0), look) for curves, x, look in lines])
     if region is not None:
         draw_inset(axes, region, place)
 
@@ -153,7 +158,7 @@ def name_best(axes: Axes, result: PanelCurves, looks: Mapping[str, Look], quanti
     """
     if len(result.lines) < 2:
         return
-    lower = quantity is FINAL_LOSS
+    lower = quantity is not FINAL
     last = {key: float(quantity.measure(curves).mean()) for key, curves in result.lines.items()}
     best = min(last, key=lambda key: last[key] if lower else -last[key])
     line = next(line for line in result.panel.lines if line.key == best)

@@ -13,7 +13,7 @@ from matplotlib.ticker import NullFormatter
 from numpy.typing import NDArray
 
 from fedlalr.federation.trajectory import QUANTILES, V_HAT_SQUARED, TrajectoryPoint, rate_name
-from fedlalr.paper.curve_measures import FINAL, FINAL_LOSS, rounds_to
+from fedlalr.paper.curve_measures import FINAL, FINAL_LOSS, FINAL_TRAINING_LOSS, rounds_to
 from fedlalr.paper.curves import Curves, PanelCurves
 from fedlalr.paper.line_drawing import (
     Look,
@@ -104,7 +104,7 @@ def interval_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Fig
         draw_zoom(panels[0, column], by_rounds(result, looks), (0.45, 0.24, 0.55, 0.42))
         name_best(panels[0, column], result, looks)
         _loss_panel(panels[1, column], result, looks)
-        draw_lines(panels[2, column], result, looks, lambda curves: curves.train_loss)
+        _training_loss_panel(panels[2, column], result, looks)
     for row, name in enumerate((judged(results, "accuracy"), judged(results, "loss"), "training loss")):
         label_rim(panels[row : row + 1], "round" if row == 2 else "", name)
     looks = dict(zip(INTERVALS, shades_of("fedlalr", len(INTERVALS)), strict=True))
@@ -222,8 +222,15 @@ def _accuracy_panel(
 def _loss_panel(axes: Axes, result: PanelCurves, looks: Mapping[str, Look]) -> None:
     """The test loss against rounds, its end enlarged."""
     draw_lines(axes, result, looks, lambda curves: curves.loss)
-    draw_loss_zoom(axes, by_rounds(result, looks), (0.45, 0.42, 0.55, 0.42))
+    draw_loss_zoom(axes, by_rounds(result, looks), lambda curves: curves.loss, (0.45, 0.42, 0.55, 0.42))
     name_best(axes, result, looks, FINAL_LOSS)
+
+
+def _training_loss_panel(axes: Axes, result: PanelCurves, looks: Mapping[str, Look]) -> None:
+    """The same for the training loss, which leaves less room."""
+    draw_lines(axes, result, looks, lambda curves: curves.train_loss)
+    draw_loss_zoom(axes, by_rounds(result, looks), lambda curves: curves.train_loss, (0.45, 0.52, 0.55, 0.34))
+    name_best(axes, result, looks, FINAL_TRAINING_LOSS)
 
 
 def _rise(axes: Axes, lines: Sequence[tuple[Curves, NDArray[Any], Look]]) -> None:
