@@ -79,7 +79,7 @@ def test_noise_is_not_that_of_the_seed_and_never_the_same(tmp_path):
     first, second = private(), private()
     simulation = flat(simulated(fl.FedAvg(lr=0.1), settings=PRIVATE))
     for one, other in ((first, second), (first, simulation)):
-        assert not torch.isclose(one, other).any()
+        assert not (one == other).any()  # two secret draws may well be close, in one of 51 parameters
 
 
 def test_cohorts_are_drawn_from_the_secret_and_may_be_empty(tmp_path):
