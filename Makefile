@@ -98,7 +98,8 @@ test-slow: $(VENV)/dev.stamp
 DRAW = $(BIN)/fedlalr reproduce --scale paper --run-dir docs/results --draw-only
 results: $(VENV)/core.stamp
 	$(DRAW) cifar dtype=bfloat16 --seeds 3 \
-		--beside fedlalr:lr=0.0005 --beside fedadam:server_lr=0.1 --beside lafedopt:lr=0.001
+		--beside fedavg:lr=0.5 --beside fedadam:server_lr=0.1 \
+		--beside fedamsv1:server_lr=0.03 --beside fedamsv2:server_lr=0.03 --beside lafedopt:lr=0.002
 	$(DRAW) cifar dtype=bfloat16 buffers=recalibrate
 	$(DRAW) shakespeare dtype=bfloat16 --beside fedlalr:lr=0.015,eps=1e-4 --beside fedavg:lr=5 \
 		--beside fedadam:lr=1,server_lr=0.01,eps=1e-4 --beside fedamsv1:lr=1,server_lr=0.1,eps=1e-4 \

@@ -185,6 +185,11 @@ def test_every_panel_that_compares_has_all_methods():
     figure = accuracy_figure([panel(lines, beside=tuned)], [])
     assert [len(lines_of(axes)) for axes in figure.axes] == [len(PAPER_METHODS)] * 2
     assert "FedAdam lr 0.1; the others as printed." in foot(figure)
+    partly = panel({key: one for key, one in lines.items() if key != tuned[1].key}, "harder", beside=tuned)
+    figure = accuracy_figure([panel(lines, "easy", beside=tuned), partly], [])
+    titles = [axes.get_title() for axes in figure.axes if axes.get_visible()]
+    assert titles == ["easy\nas printed", "easy\ntuned", "harder\nas printed"], "no panel without FedAvg"
+    assert "1 curve was not run yet." in foot(figure)
 
 
 def test_the_end_of_the_best_curves_is_enlarged():

@@ -47,13 +47,16 @@ def test_bold_needs_several_seeds_and_a_star_marks_one():
     assert rows[2].endswith("| not run |  | – |")
 
 
-def test_a_claim_that_holds_in_one_panel_and_is_undecided_in_another_says_where():
+def test_a_claim_that_holds_in_one_panel_and_is_undecided_or_not_run_in_another_says_where():
     six, three = (
         [Check(statement, f"CIFAR-10, Dirichlet {where}", "", outcome, (0, 1, 2)) for statement, outcome in told]
         for where, told in (("0.6", [("a", "holds"), ("b", "holds")]), ("0.3", [("a", "undecided"), ("b", "holds")]))
     )
     row = claims_table([Claim("2", (*six, *three))]).splitlines()[2]
     assert "| **holds** at Dirichlet 0.6, undecided at Dirichlet 0.3 |" in row
+    three = [Check("a", "CIFAR-10, Dirichlet 0.3", "", "not measured")]
+    row = claims_table([Claim("2", (*six, *three))]).splitlines()[2]
+    assert "| **holds** at Dirichlet 0.6 |" in row, "a panel that was not run is not named"
 
 
 def test_the_number_is_that_of_a_deciding_statement_of_the_first_measured_reading():

@@ -46,9 +46,13 @@ from fedlalr.report.enlarging import Line, mean_cost, percent, rise
 
 
 def accuracy_figure(results: Sequence[PanelCurves], notes: Sequence[str]) -> Figure:
-    """Test accuracy against rounds, two panels in a row."""
+    """Test accuracy against rounds, two panels in a row; tuned settings have one once all their curves are there."""
     printed, *others = layers(_comparing(results))
-    shown = [part for parts in zip(printed, *others, strict=True) for part in parts]
+    shown = [
+        part
+        for first, *tuned in zip(printed, *others, strict=True)
+        for part in (first, *(one for one in tuned if len(one.lines) == len(one.panel.lines)))
+    ]
     figure = _in_pairs(shown, 2.2, 0.75, "row", _accuracy_panel)
     methods_legend(figure, printed)
     return with_notes(figure, results, [*notes, *settings_note(results)])

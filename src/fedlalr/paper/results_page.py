@@ -130,18 +130,18 @@ def claims_table(claims: Iterable[Claim]) -> str:
 
 def _marked(claim: Claim, reading: str) -> str:
     """A verdict, bold if several seeds decide it, with a star if one does; that of every panel if one holds and another
-    is undecided."""
+    is undecided, or if one was not run."""
     outcome, one_seed = claim.outcome(reading), claim.one_seed(reading)
-    if outcome == "not measured":
+    panels = {
+        place: Claim(claim.key, tuple(check for check in claim.of(reading) if check.where == place))
+        for place in dict.fromkeys(check.where for check in claim.of(reading))
+    }
+    ran = {place: part for place, part in panels.items() if part.outcome(reading) != "not measured"}
+    if not ran:
         return "not run"
-    places = dict.fromkeys(check.where for check in claim.of(reading))
-    apart = [Claim(claim.key, tuple(one for one in claim.of(reading) if one.where == place)) for place in places]
-    if outcome == "undecided" and any(part.outcome(reading) == "holds" for part in apart):
-        told = [
-            f"{_marked(part, reading)} at {place.rpartition(', ')[2]}"
-            for part, place in zip(apart, places, strict=True)
-        ]
-        return ", ".join(told)
+    some_hold = any(part.outcome(reading) == "holds" for part in ran.values())
+    if outcome == "not measured" or (outcome == "undecided" and some_hold):
+        return ", ".join(f"{_marked(part, reading)} at {place.rpartition(', ')[2]}" for place, part in ran.items())
     if one_seed:
         return f"{outcome}\\*"
     return outcome if outcome == "undecided" else f"**{outcome}**"
