@@ -249,6 +249,14 @@ def test_a_run_started_from_python_must_be_resumed_from_python() -> None:
     assert "fl.run(…, run_dir='mine', resume=True)" in result.stderr
 
 
+def test_a_folder_of_runs_is_resumed_by_repeating_its_command() -> None:
+    assert cli("run", *SMALL, "-q", "--run-dir", "all/fedlalr/seed-0").exit_code == 0
+    result = cli("resume", "all")
+    assert result.exit_code == 2
+    assert "all is no run, but contains some, such as all/fedlalr/seed-0. Give one of them; to" in result.stderr
+    assert "repeat its `fedlalr compare` command" in result.stderr
+
+
 def test_rejected_replies_appear_in_progress_and_summary_only(monkeypatch: pytest.MonkeyPatch) -> None:
     train = ReferenceEngine.train
 
