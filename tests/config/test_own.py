@@ -130,6 +130,7 @@ def pairs() -> list[tuple[torch.Tensor, torch.Tensor]]:
     [
         (("model=mine:make", "data=mine:without_test"), False),
         (("model=mine:sized", "data=mine:population"), True),
+        (("model=mine:sized", "data=mine:clients"), True),
         (("model=mine:make", "data=mine:two"), False),
         (("model=mine:one_output", "data=mine:lines", "loss=mine:squares"), False),
         (("quickstart", "model=mlp", "data=mine:population"), True),
@@ -204,7 +205,11 @@ def test_a_report_does_not_import_your_module() -> None:
             "has no parameter 'hiden'; it has hidden, bias. Did",
         ),
         (["model=mine:make", "data=mine:clients", "data.options.n=3"], "has no parameter 'n'; it has count, seed"),
-        (["model=mine:sized", "data=mine:clients"], "mine:sized needs 'classes'; set it with model.classes=…"),
+        (["model=mine:sized", "data=mine:lines"], "mine:sized needs 'classes'; set it with model.classes=…"),
+        (
+            ["model=mine:make"],
+            "(16x8 and 4x4); data is digits, from quickstart; for your own, add data=mypackage.data:clients",
+        ),
         (["model=mine:make", "data=mine:samples"], "mine:samples needs 'count'; set it with data.options.count=…"),
         (["model=mine:make", "data=mine:clients", "partition.alpha=1"], "partition is for the library's data sets"),
         (["model=mine:make", "data=mine:clients", "data.folder=x"], "folder and augment are for the library's data"),
