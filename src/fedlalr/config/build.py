@@ -163,7 +163,8 @@ def execute(
             result = run(**prepared, observers=watching, progress=False, run_dir=path, resume=resume, debug=debug)
     except BaseException as error:
         if files.info is None and isinstance(error, ValueError | TypeError | ImportError | RunDirectoryError):
-            raise ConfigError(f"{error}{_whose_data(config, error)}") from error  # before the first round: incompatible settings, missing extras
+            # before the first round: incompatible settings, missing extras
+            raise ConfigError(f"{error}{_whose_data(config, error)}") from error
         with suppress(RunDirectoryError):  # a disk error may also prevent writing the summary
             rejected = error.rejected if isinstance(error, RoundFailed) else ()
             files.end(str(error) if isinstance(error, FAILURES) else None, rejected)
