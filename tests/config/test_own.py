@@ -165,6 +165,10 @@ def test_without_an_accuracy_methods_are_compared_by_their_losses() -> None:
     assert "fedavg: lr 0.1, loss " in result.stdout
     assert "final loss" in Path("lines/table.md").read_text()
     assert not Path("lines/accuracy.png").exists()
+    assert cli("report", "lines", "--figure", "sent.png").exit_code == 0
+    assert ">loss</text>" in (drawn := Path("sent.svg").read_text())
+    assert ">FedAvg</text>" in drawn
+    assert "0.9 is an accuracy, but" in cli("report", "lines", "--figure", "sent.png", "--target", "0.9").stderr
 
 
 def test_methods_with_personal_parameters_are_tuned_and_compared_by_the_accuracy_of_the_clients() -> None:

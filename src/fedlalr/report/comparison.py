@@ -86,6 +86,10 @@ class Curve:
     def accuracies(self) -> list[float]:
         return [math.nan if record.accuracy is None else record.accuracy for record in self.records]
 
+    @property
+    def losses(self) -> list[float]:
+        return [record.loss for record in self.records]
+
     def rounds(self) -> list[float]:
         return [record.round for record in self.records]
 
