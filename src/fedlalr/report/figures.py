@@ -130,7 +130,7 @@ def _best(runs: Runs, looks: Looks, panel: Panel, target: float) -> _Best | None
 
 def _line(curves: Sequence[Curve], look: Mapping[str, Any], panel: Panel) -> Line | None:
     """The mean over the seeds; None without any value."""
-    measured, values = _measured(curves, panel)
+    measured, values = _measured(curves, panel.losses)
     if not len(measured):
         return None
     places = np.mean([[panel.across(curve)[i] for i in measured] for curve in curves], axis=0)
@@ -157,7 +157,7 @@ def _draw_whole(axes: Any, runs: Runs, looks: Looks, panel: Panel, target: float
         if line is None:
             continue
         axes.plot(line.x, line.y, label=label, zorder=3, linewidth=1.8, **line.look)
-        values = _measured(curves, panel)[1]
+        values = _measured(curves, panel.losses)[1]
         if len(values) > 1:
             low, high = values.min(axis=0), values.max(axis=0)
             axes.fill_between(line.x, low, high, color=line.look["color"], alpha=0.15, linewidth=0)
@@ -191,10 +191,10 @@ def _finish(axes: Any, panel: Panel) -> None:
         _logarithmic(axes)
 
 
-def _measured(curves: Sequence[Curve], panel: Panel) -> tuple[NDArray[Any], NDArray[Any]]:
+def _measured(curves: Sequence[Curve], losses: bool = False) -> tuple[NDArray[Any], NDArray[Any]]:
     """The rounds, counted from 0, in which every run has an accuracy or finite loss, and those values `[S, T]`."""
     length = min((len(curve.records) for curve in curves), default=0)
-    found = [(curve.losses if panel.losses else curve.accuracies)[:length] for curve in curves]
+    found = [(curve.losses if losses else curve.accuracies)[:length] for curve in curves]
     values = np.array(found).reshape(len(curves), length)
     measured = np.flatnonzero(np.isfinite(values).all(axis=0))
     return measured, values[:, measured]
