@@ -2,9 +2,11 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
+import fedlalr as fl
 from fedlalr import config
-from fedlalr.config.grid import FIRST_SEED, VALIDATION, choose, on_default_rates, points, score, trials
+from fedlalr.config.grid import FIRST_SEED, VALIDATION, choose, on_default_rates, points, qualities, score, trials
 
 
 def test_every_method_of_the_quickstart_has_the_same_number_of_settings() -> None:
@@ -64,6 +66,17 @@ def test_a_method_without_a_working_setting_is_an_error() -> None:
 )
 def test_rates_are_default_unless_someone_chose_one(overrides: list[str], default: bool) -> None:
     assert on_default_rates(config.load("quickstart", overrides)) is default
+
+
+def test_without_a_test_set_the_clients_held_out_samples_decide() -> None:
+    inputs = torch.randn(3, 10, 3, generator=torch.Generator().manual_seed(0))
+    clients = [(own, own.sum(1, keepdim=True)) for own in inputs]
+    run = fl.run(
+        torch.nn.Linear(3, 1), clients, fl.FedAvg(0.1), rounds=4, loss=torch.nn.functional.mse_loss, holdout=0.3,
+        evaluate_every=2,
+    )  # fmt: skip
+    found = [record.per_client["loss"].mean for record in run.history if record.per_client]
+    assert qualities(run.history, by_loss=True) == [None, -found[0], None, -found[1]]
 
 
 def test_the_score_is_the_mean_of_the_last_tenth() -> None:

@@ -96,14 +96,18 @@ def test_a_metric_that_is_not_measured_is_an_error(metric, mode):
         fl.run(make_model(), make_clients(), fl.FedAvg(), rounds=2, observers=[fl.EarlyStopping(2, metric, mode=mode)])
 
 
-def test_without_a_test_set_it_counts_the_rounds_in_which_clients_are_evaluated(tmp_path):
+@pytest.mark.parametrize("metric", ["accuracy", "loss"])
+def test_without_a_test_set_it_counts_the_rounds_in_which_clients_are_evaluated(tmp_path, metric):
+    stopping = fl.EarlyStopping(patience=2, metric=metric, min_delta=1.0)
+
     def run(rounds, **options):
-        stopping = fl.EarlyStopping(patience=2, metric="accuracy", min_delta=1.0)
         return fl.run(
             make_model(), make_clients((9, 14, 8)), fl.FedAvg(0.1), rounds=rounds, observers=[stopping], holdout=0.3,
             evaluate_every=3, personal=("2.*",), engine="reference", **options,
         )  # fmt: skip
 
-    assert len(run(50).history) == 9  # the best is round 3; rounds 6 and 9 are no better
+    history = run(50).history
+    assert len(history) == 9  # the best is round 3; rounds 6 and 9 are no better
+    assert stopping.best == history[2].per_client[metric].mean
     run(7, run_dir=tmp_path)
     assert len(run(50, run_dir=tmp_path, resume=True).history) == 9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -117,7 +118,7 @@ def test_bad_values_are_rejected_with_a_message(options, message):
     [
         ({"algorithm": fl.FedLALR}, "pass an instance, such as FedLALR()"),
         ({"algorithm": "fedavg"}, "algorithm must be one of fedlalr's"),
-        ({"model": "resnet"}, "model must be a torch.nn.Module, not 'resnet'"),
+        ({"model": "resnet"}, "model must be a torch.nn.Module, not str; the order is"),
         ({"seed": 1.5}, "seed must be a whole number from 0 to 2.63 - 1, not 1.5"),
         ({"test": PAIR[0]}, r"test must be a pair \(inputs, targets\), .* not Tensor"),
         ({"local": 5}, "local must be fl.Steps"),
@@ -235,6 +236,24 @@ def test_labels_that_count_from_one_are_not_told_to_be_passed_over():
     clients = [(torch.zeros(3, 4), torch.tensor([1, 2, 3]))] * 2
     with pytest.raises(ValueError, match=r"has label 3, .* give the model more outputs$"):
         run(nn.Linear(4, 3), clients)
+
+
+OWN_LOSSES = {
+    "squared": (lambda outputs, targets: ((outputs - targets) ** 2).mean(), True),
+    "absolute": (lambda outputs, targets: (outputs - targets).abs().mean(), True),
+    "paired": (lambda outputs, targets: (outputs.flatten() - targets.flatten()).abs().mean(), False),
+    "without targets": (lambda outputs, targets: outputs.square().mean(), False),
+}
+
+
+@pytest.mark.parametrize(("loss", "broadcasts"), OWN_LOSSES.values(), ids=OWN_LOSSES)
+@pytest.mark.parametrize("column", ["outputs", "targets"])
+def test_an_own_loss_that_would_pair_every_output_with_every_target_is_rejected(loss, broadcasts, column):
+    model = nn.Linear(4, 1) if column == "outputs" else nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
+    clients = [(torch.zeros(3, 4), torch.ones(3) if column == "outputs" else torch.ones(3, 1))] * 2
+    how = "unsqueeze" if column == "outputs" else "squeeze"
+    with pytest.raises(ValueError, match=rf"would broadcast .* targets\.{how}\(") if broadcasts else nullcontext():
+        run(model, clients, loss=loss, rounds=1)
 
 
 def test_targets_with_an_extra_dimension_are_rejected_with_the_fix():

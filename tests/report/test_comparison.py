@@ -117,7 +117,7 @@ def test_one_seed_is_said_to_be_too_few() -> None:
     assert any("One seed" in note for note in table.notes)
 
 
-def test_default_rates_are_noted_only_if_rates_were_chosen_for_some_method() -> None:
+def test_default_rates_are_noted_when_methods_are_compared() -> None:
     own = ["model=mine:make", "data=mine:clients"]
     preset, without, chosen = load("quickstart"), load(None, own), load(None, [*own, "methods.fedavg.lr=0.5"])
 
@@ -125,7 +125,8 @@ def test_default_rates_are_noted_only_if_rates_were_chosen_for_some_method() -> 
         notes = default_rates_notes({name: with_method(config, name) for name in methods})
         return [note.partition(" default")[0] for note in notes]
 
-    assert noted(without, "fedavg", "fedadamw") == []
+    assert noted(without, "fedavg", "fedadamw") == ["fedavg, fedadamw use"]
+    assert noted(without, "fedadamw") == []
     assert noted(chosen, "fedavg", "fedadamw") == ["fedadamw uses"]
     assert noted(preset, "fedavg", "fedadam") == []
     assert noted(preset, "scaffold", "fedadamw") == ["scaffold, fedadamw use"]

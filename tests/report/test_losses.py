@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import fedlalr as fl
+from fedlalr.federation.record import Distribution, judged_losses
 from fedlalr.report.groups import group_runs
 from fedlalr.report.html import write_report
 from fedlalr.report.losses import losses_table
@@ -50,17 +51,32 @@ def test_runs_of_another_loss_other_data_or_another_seed_are_not_compared(other:
     assert comparison_section(group_runs(runs)) is None
 
 
-@pytest.mark.parametrize("with_test", [True, False])
-def test_the_page_of_a_regression_compares_its_methods(tmp_path: Path, with_test: bool) -> None:
+@pytest.mark.parametrize("held_out", ["test set", "clients", ""])
+def test_the_page_of_a_regression_compares_its_methods(tmp_path: Path, held_out: str) -> None:
     inputs = torch.randn(4, 20, 1, generator=torch.Generator().manual_seed(0))
     clients = [(own, 3 * own) for own in inputs]
     for method in (fl.FedAvg(lr=0.05), fl.FedLALR(lr=0.05)):
-        for seed in (0, 1):
+        for seed in (0,) if held_out == "clients" else (0, 1):  # another seed holds out other samples
             fl.run(
                 nn.Linear(1, 1), clients, method, rounds=2, seed=seed, loss=nn.functional.mse_loss,
-                test=clients[0] if with_test else None, run_dir=tmp_path / type(method).__name__ / str(seed),
+                test=clients[0] if held_out == "test set" else None, holdout=0.2 if held_out == "clients" else None,
+                run_dir=tmp_path / type(method).__name__ / str(seed),
             )  # fmt: skip
     text = write_report([tmp_path], tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<h3>Methods compared</h3>" in text
     assert "final loss" in text
-    assert ("this is the training loss" in text) is not with_test
+    assert ("this is the training loss" in text) is (held_out == "")
+    assert ("held-out samples.</" in text) is (held_out == "clients")
+
+
+def test_without_a_test_set_the_loss_is_that_of_the_clients_held_out_samples() -> None:
+    (record,) = curve([None]).records
+    trained = replace(record, loss=0.5, train_loss=0.5)
+    evaluated = replace(trained, per_client={"loss": Distribution(0.7, 0.1, 0.9, 4)})
+    tested = replace(evaluated, loss=0.6)
+    assert judged_losses([trained, evaluated]) == [None, 0.7]
+    assert judged_losses([tested, tested]) == [0.6, 0.6]
+    assert judged_losses([trained, trained]) == [0.5, 0.5]
+    assert judged_losses([]) == []
+    run = ReportedRun(Path("a"), [trained, evaluated], facts={"algorithm": "FedAvg", "seed": 0})
+    assert losses_table(group_runs([run])).rows[0][1] == "0.7"

@@ -15,6 +15,7 @@ from fedlalr.config.jobs import Job
 from fedlalr.config.loading import check, with_method
 from fedlalr.config.schema import Config, Settings
 from fedlalr.federation import Record
+from fedlalr.federation.record import judged_losses
 
 VALIDATION = 0.2
 """Default share of the training samples held out for tuning."""
@@ -100,7 +101,7 @@ def qualities(records: Sequence[Record], by_loss: bool) -> list[float | None]:
     """The accuracy of every round, or its negative loss; None if it has none."""
     if not by_loss:
         return [record.accuracy for record in records]
-    return [-record.loss if math.isfinite(record.loss) else None for record in records]
+    return [-loss if loss is not None and math.isfinite(loss) else None for loss in judged_losses(records)]
 
 
 def score(accuracies: Sequence[Sequence[float | None]], rounds: int) -> float:

@@ -8,7 +8,7 @@ from typing import Literal
 from fedlalr.common.checks import check_choice
 from fedlalr.common.option_types import Count, NotNegative, check_type
 from fedlalr.federation.observers import Observer, RunInfo, Stop
-from fedlalr.federation.record import Record
+from fedlalr.federation.record import Record, judged_losses
 
 _MODES = {"loss": "min", "train_loss": "min", "accuracy": "max"}
 """Whether smaller or larger values of a record's own measures are better."""
@@ -17,8 +17,8 @@ _MODES = {"loss": "min", "train_loss": "min", "accuracy": "max"}
 class EarlyStopping(Observer):
     """Ends a run when a metric has not improved for some rounds.
 
-    patience: Rounds without an improvement after which the run ends. With `metric="accuracy"` and no test set, only
-        every `evaluate_every`-th round counts.
+    patience: Rounds without an improvement after which the run ends. Without a test set, `"loss"` and `"accuracy"` are
+        means over evaluated clients, and only every `evaluate_every`-th round counts.
     metric: `"loss"`, `"accuracy"`, `"train_loss"`, or the name of one of your own `metrics`.
     min_delta: Smaller changes are no improvement.
     mode: Whether smaller (`"min"`) or larger (`"max"`) values are better; needed for your own metrics.
@@ -44,7 +44,7 @@ class EarlyStopping(Observer):
         check_choice("mode", chosen, ("min", "max"))
         self.patience, self.metric, self.min_delta = patience, metric, min_delta
         self._sign = 1.0 if chosen == "min" else -1.0
-        self._accuracy_every = 1
+        self._evaluated_every = 1
         self._reset()
 
     def _reset(self) -> None:
@@ -56,7 +56,7 @@ class EarlyStopping(Observer):
 
     def on_start(self, info: RunInfo) -> None:
         self._reset()
-        self._accuracy_every = info.accuracy_every
+        self._evaluated_every = info.accuracy_every
         for record in info.history:
             self._see(record)
         self._stop_if_due()
@@ -66,8 +66,8 @@ class EarlyStopping(Observer):
         self._stop_if_due()
 
     def _see(self, record: Record) -> None:
-        if self.metric == "accuracy" and record.round % self._accuracy_every:  # also in the last round of a resumed run
-            return
+        if self.metric in ("accuracy", "loss") and record.round % self._evaluated_every:
+            return  # also in the last round of a resumed run
         value = self._value(record)
         best = math.inf if self.best is None else self._sign * self.best
         if self._sign * value < best - self.min_delta:  # never true of NaN
@@ -77,6 +77,8 @@ class EarlyStopping(Observer):
 
     def _value(self, record: Record) -> float:
         value = getattr(record, self.metric) if self.metric in _MODES else record.metrics.get(self.metric)
+        if self.metric == "loss":
+            (value,) = judged_losses([record])
         if value is None:
             measured = [name for name in _MODES if getattr(record, name) is not None]
             raise ValueError(

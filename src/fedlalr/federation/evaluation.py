@@ -240,6 +240,8 @@ def check_metrics(metrics: object, test: object) -> None:
     for name, metric in metrics.items():
         if not isinstance(name, str) or not name:
             raise TypeError(f"a metric's name must be a non-empty string, not {name!r}")
+        if name in ("loss", "accuracy", "train_loss"):
+            raise ValueError(f"every record has a {name!r} already; give your metric another name")
         if not callable(metric):
             raise TypeError(f"the metric {name!r} must be a function of (outputs, targets), not {metric!r}")
     if metrics and test is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -106,6 +106,15 @@ class Record:
             missing = name in ("accuracy", "epsilon", "virtual_seconds", "staleness") and value is None
             if not missing and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise ValueError(f"{name} is {value!r}, not a number")
+
+
+def judged_losses(history: Sequence[Record]) -> list[float | None]:
+    """The loss by which a run is judged after each round: on the test set or, without one, the mean over the clients'
+    held-out samples, None in rounds after which they are not evaluated. Without either, the training loss."""
+    over = [record.per_client.get("loss") for record in history]
+    if not any(over) or any(record.loss != record.train_loss for record in history):
+        return [record.loss for record in history]
+    return [None if each is None else each.mean for each in over]
 
 
 def distributions_in(plain: Mapping[str, Mapping[str, Any]]) -> dict[str, Distribution]:

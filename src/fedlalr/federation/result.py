@@ -180,7 +180,7 @@ _CONVERSIONS: dict[str, Callable[[nn.Module], nn.Module]] = {
 
 
 def save_result(result: Result, path: str | Path) -> None:
-    """Write a result to a file; a file that is already there is replaced."""
+    """Write a result to a file, and the folder for it if there is none; a file that is already there is replaced."""
     tensors = {name: storable(tensor).to("cpu", copy=True).contiguous() for name, tensor in _tensors(result).items()}
     content = {
         "format": FORMAT,
@@ -190,7 +190,9 @@ def save_result(result: Result, path: str | Path) -> None:
         "personal": None if result.personal is None else list(result.personal),
         "tensors": {name: hash_tensor(tensor) for name, tensor in tensors.items()},
     }
-    write_whole(at_home(path), save_tensors(tensors, metadata={_KEY: json.dumps(sealed(content))}))
+    place = at_home(path)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(place, save_tensors(tensors, metadata={_KEY: json.dumps(sealed(content))}))
 
 
 def load(path: str | Path, model: nn.Module) -> Result:
@@ -202,7 +204,9 @@ def load(path: str | Path, model: nn.Module) -> Result:
     Raises `CheckpointError` if the file is damaged, was written by something else, or belongs to another model.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module of the structure that was trained, not {model!r}")
+        raise TypeError(
+            f"model must be a torch.nn.Module of the structure that was trained, not {type(model).__name__}"
+        )
     place = at_home(path)
     try:
         length, header, content = _read_header(place)

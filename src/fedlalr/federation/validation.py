@@ -24,6 +24,7 @@ from fedlalr.training.accumulation import check_terms
 from fedlalr.training.calling import MODEL_LOSS, arguments, call, for_loss, own_loss, target_of
 from fedlalr.training.interfaces import Training
 from fedlalr.training.local_step import starting_slots
+from fedlalr.training.options import Loss
 from fedlalr.training.stacked.masked_loss import ignored_label
 from fedlalr.training.torch_state import get_buffers, in_mode, set_buffers
 
@@ -34,7 +35,8 @@ _NO_CLASS = 255
 def check_model(model: object) -> None:
     """Reject anything but a module whose parameters are initialised."""
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, not {model!r}")
+        given = type(model).__name__
+        raise TypeError(f"model must be a torch.nn.Module, not {given}; the order is fl.run(model, clients, algorithm)")
     lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
     if lazy:
         raise ValueError(
@@ -234,6 +236,8 @@ def _check_loss(training: Training, outputs: Any, targets: Tree, whose: str) -> 
         ):
             warnings.filterwarnings("error", "Using a target size")  # torch's warning that it broadcasts shapes
             loss = training.loss(outputs, targets)
+            if _broadcasts(training.loss, outputs, targets):
+                raise UserWarning
     except UserWarning as warning:
         how = "squeeze(-1)" if first_leaf(targets).dim() > outputs.dim() else "unsqueeze(1)"
         raise ValueError(
@@ -254,6 +258,19 @@ def _check_loss(training: Training, outputs: Any, targets: Tree, whose: str) -> 
             f"the loss must be a tensor with one number, the mean over the batch, not {_kind(loss)}; "
             f"torch's losses return that with reduction='mean'"
         )
+
+
+def _broadcasts(loss: Loss, outputs: Tensor, targets: object) -> bool:
+    """Whether a caller's own loss combines every output with every target, which torch does not warn of: for outputs
+    `[N, 1]` and targets `[N]`, or the reverse, it depends on the targets, but not on their order."""
+    if not isinstance(targets, Tensor) or not targets.is_floating_point() or outputs.dim() + targets.dim() != 3:
+        return False
+    if outputs.numel() != targets.numel():
+        return False
+    x = torch.linspace(0.1, 0.9, 5, dtype=outputs.dtype, device=outputs.device)
+    given, wanted = x.reshape(5, *outputs.shape[1:]), (x * x).to(targets.dtype).reshape(5, *targets.shape[1:])
+    same, reversed_order, other = (loss(given, values) for values in (wanted, wanted.flip(0), wanted / 2))
+    return bool(torch.allclose(same, reversed_order) and not torch.allclose(same, other))
 
 
 def _kind(value: object) -> str:

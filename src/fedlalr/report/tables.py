@@ -113,9 +113,9 @@ def _notes(comparison: Comparison) -> Iterable[str]:
 
 
 def default_rates_notes(rows: Mapping[str, Config]) -> list[str]:
-    """A note that names the rows with default learning rates, unless none were chosen for any method."""
+    """A note that names those of several rows that have default learning rates."""
     names = [label for label, config in rows.items() if on_default_rates(config)]
-    if not names or (len(names) == len(rows) and not any(config.methods for config in rows.values())):
+    if not names or len(rows) == 1:
         return []
     use = "uses" if len(names) == 1 else "use"
     return [f"{', '.join(names)} {use} default learning rates, not chosen for this problem; --grid tunes all methods."]

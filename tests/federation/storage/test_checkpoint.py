@@ -300,6 +300,13 @@ def test_another_run_is_rejected_and_says_what_differs(change, said, tmp_path):
     assert contents(tmp_path) == before
 
 
+def test_another_lambda_is_another_loss(tmp_path):
+    run(loss=lambda o, t: nn.functional.cross_entropy(o, t), run_dir=tmp_path, rounds=2)
+    with pytest.raises(RunDirectoryError, match=r"loss\.<names>.* was"):
+        run(loss=lambda o, t: nn.functional.multi_margin_loss(o, t), run_dir=tmp_path, resume=True)
+    assert len(run(loss=lambda o, t: nn.functional.cross_entropy(o, t), run_dir=tmp_path, resume=True).history) > 2
+
+
 def test_a_setting_that_a_module_does_not_print_is_another_run_if_it_changes(tmp_path):
     run(loss=nn.CrossEntropyLoss(label_smoothing=0.1), run_dir=tmp_path, rounds=2)
     with pytest.raises(RunDirectoryError, match="loss was"):

@@ -82,6 +82,8 @@ def test_a_file_is_replaced_and_its_weights_are_readable_without_the_library(res
     result.save(saved)
     assert torch.equal(load_file(saved)["model/last.weight"], result.model.last.weight)
     assert [file.name for file in saved.parent.iterdir()] == [saved.name]
+    result.save(saved.parent / "new" / "folder" / "result.safetensors")
+    assert (saved.parent / "new" / "folder" / "result.safetensors").stat().st_size == saved.stat().st_size
 
 
 def parts_of(file: Path) -> tuple[dict[str, Any], bytes]:

@@ -261,7 +261,8 @@ def plain(value: object) -> Any:
 
 
 def _captured_constants(function: FunctionType, depth: int = 3) -> dict[str, Any]:
-    """The constants that a function captured, such as 0.9 in `pinball(0.9)`, and its default arguments.
+    """The constants that a function captured, such as 0.9 in `pinball(0.9)`, its default arguments and, if it is a
+    lambda, the names and constants in its code.
 
     Their values at the start or resumption of a run count. Lists, dicts and other objects may change during a run and
     are left out: a function that counts its calls should count in one of those.
@@ -271,6 +272,9 @@ def _captured_constants(function: FunctionType, depth: int = 3) -> dict[str, Any
     code, defaults = function.__code__, function.__defaults__ or ()
     names = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
     around = {**dict(zip(names, defaults, strict=True)), **(function.__kwdefaults__ or {}), **_closure(function)}
+    if function.__name__ == "<lambda>":  # its name says nothing of what it computes
+        numbers = tuple(value for value in code.co_consts if isinstance(value, str | int | float))
+        around |= {"<names>": code.co_names, "<constants>": numbers}
     taken = {name: _constant(value, depth) for name, value in around.items()}
     return {name: value for name, value in taken.items() if value is not _NO_CONSTANT}
 
