@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 from fedlalr.federation import Record
+from fedlalr.federation.record import judged_losses
 from fedlalr.report.statistics import ConfidenceInterval, MeanAndDeviation, paired_difference, spread
 
 MEGABYTE = 1_000_000
@@ -88,7 +89,7 @@ class Curve:
 
     @property
     def losses(self) -> list[float]:
-        return [record.loss for record in self.records]
+        return [math.nan if loss is None else loss for loss in judged_losses(self.records)]
 
     def rounds(self) -> list[float]:
         return [record.round for record in self.records]
