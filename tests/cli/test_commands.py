@@ -249,7 +249,15 @@ def test_a_run_started_from_python_must_be_resumed_from_python() -> None:
     assert "fl.run(…, run_dir='mine', resume=True)" in result.stderr
 
 
-def test_rejected_replies_appear_in_progress_and_summary_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_runs_is_resumed_by_repeating_its_command() -> None:
+    assert cli("run", *SMALL, "-q", "--run-dir", "all/fedlalr/seed-0").exit_code == 0
+    result = cli("resume", "all")
+    assert result.exit_code == 2
+    assert "all is no run, but contains some, such as all/fedlalr/seed-0. Give one of them; to" in result.stderr
+    assert "repeat its `fedlalr compare` command" in result.stderr
+
+
+def test_rejected_replies_are_counted_and_the_first_reason_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
     train = ReferenceEngine.train
 
     def broken(engine: ReferenceEngine, work: Work) -> Replies:
@@ -262,7 +270,9 @@ def test_rejected_replies_appear_in_progress_and_summary_only(monkeypatch: pytes
         warnings.simplefilter("error", RepliesRejected)
         result = cli("run", *SMALL, "--run-dir", "here")
     assert result.exit_code == 0, result.output
-    assert result.stderr == ""
+    assert re.fullmatch(
+        r"warning: round 1 rejected the reply of client \d+ \(x is not finite\); run with --debug .*\n", result.stderr
+    )
     assert "replies rejected; written to here" in result.stdout
 
 

@@ -162,6 +162,7 @@ def test_a_grid_chooses_rates_for_every_method_and_says_which() -> None:
     assert "Learning rates chosen from 2 settings per method" in result.stdout
     assert "fedavg: lr 0.5" in result.stdout
     assert "at the edge of the grid" in result.stdout
+    assert "try others with grid.fedlalr.lr=[…] grid.fedavg.lr=[…], equally many for every method" in result.stdout
     plain = json.loads(Path("here/compare.json").read_text())
     assert {m["method"]: m["settings"]["lr"] for m in plain["methods"]} == {"fedavg": 0.5, "fedlalr": 0.01}
     assert len(plain["grid"]["fedavg"]["tried"]) == 2

@@ -130,6 +130,7 @@ def pairs() -> list[tuple[torch.Tensor, torch.Tensor]]:
     [
         (("model=mine:make", "data=mine:without_test"), False),
         (("model=mine:sized", "data=mine:population"), True),
+        (("model=mine:sized", "data=mine:clients"), True),
         (("model=mine:make", "data=mine:two"), False),
         (("model=mine:one_output", "data=mine:lines", "loss=mine:squares"), False),
         (("quickstart", "model=mlp", "data=mine:population"), True),
@@ -158,11 +159,16 @@ def test_methods_are_compared_and_tuned_on_your_problem() -> None:
 def test_without_an_accuracy_methods_are_compared_by_their_losses() -> None:
     own = ("model=mine:one_output", "data=mine:lines", "loss=mine:squares", "--methods", "fedlalr,fedavg")
     grid = ("grid={fedlalr: {lr: [0.01, 0.1]}, fedavg: {lr: [1e-4, 0.1]}}", "--grid", "--grid-seeds", "1")
-    result = cli("compare", *own, *grid, *SMALL, "--seeds", "1", "--jobs", "1", "--run-dir", "lines")
+    result = cli("compare", *own, *grid, *SMALL[:-1], "--seeds", "1", "--jobs", "1", "--run-dir", "lines")
     assert result.exit_code == 0, result.output
+    assert re.search(r"2/2  fedavg/seed-0: loss [\d.]+, ", result.output)
     assert "fedavg: lr 0.1, loss " in result.stdout
     assert "final loss" in Path("lines/table.md").read_text()
     assert not Path("lines/accuracy.png").exists()
+    assert cli("report", "lines", "--figure", "sent.png").exit_code == 0
+    assert ">loss</text>" in (drawn := Path("sent.svg").read_text())
+    assert ">FedAvg</text>" in drawn
+    assert "0.9 is an accuracy, but" in cli("report", "lines", "--figure", "sent.png", "--target", "0.9").stderr
 
 
 def test_methods_with_personal_parameters_are_tuned_and_compared_by_the_accuracy_of_the_clients() -> None:
@@ -203,7 +209,11 @@ def test_a_report_does_not_import_your_module() -> None:
             "has no parameter 'hiden'; it has hidden, bias. Did",
         ),
         (["model=mine:make", "data=mine:clients", "data.options.n=3"], "has no parameter 'n'; it has count, seed"),
-        (["model=mine:sized", "data=mine:clients"], "mine:sized needs 'classes'; set it with model.classes=…"),
+        (["model=mine:sized", "data=mine:lines"], "mine:sized needs 'classes'; set it with model.classes=…"),
+        (
+            ["model=mine:make"],
+            "(16x8 and 4x4); data is digits, from quickstart; for your own, add data=mypackage.data:clients",
+        ),
         (["model=mine:make", "data=mine:samples"], "mine:samples needs 'count'; set it with data.options.count=…"),
         (["model=mine:make", "data=mine:clients", "partition.alpha=1"], "partition is for the library's data sets"),
         (["model=mine:make", "data=mine:clients", "data.folder=x"], "folder and augment are for the library's data"),

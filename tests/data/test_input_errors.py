@@ -82,6 +82,7 @@ def test_tables_of_pandas_are_refused_with_the_way_to_tensors():
             [{f"column {i}": i for i in range(9)}] * 2,
             "dicts of 'column 0', .* 'column 4', …, without labels or label; .*with target=, such as target='column 8'",
         ),
+        ([{"y": 0, "ids": 1, "mask": 1}] * 2, "such as target='y'"),
         ([{"ids": 1, "labels": 0}, {"ids": 1, "mask": 1, "labels": 0}], "samples have different keys, such as mask"),
         ([{"labels": 0}] * 2, "only the target's key, 'labels'; the model needs inputs"),
         ([{"text": "some words", "labels": 0}] * 2, r"text as their input 'text'; .*dataset.remove_columns\(names\)"),

@@ -84,6 +84,15 @@ def test_a_single_line_has_no_best_and_nothing_enlarged() -> None:
     assert [axes.get_title() for axes in figure.axes] == ["", ""]
 
 
+def test_losses_are_drawn_without_a_target_or_per_cent() -> None:
+    axes, *others = drawn({"FedAvg": [curve([None] * 3)], "FedLALR": SLOW}, [MEGABYTES._replace(losses=True)]).axes
+    assert not others
+    assert [line.get_ydata().tolist() for line in axes.get_lines()] == [[1.0] * 3, [1.0] * 10]
+    assert (axes.get_ylabel(), axes.get_title()) == ("loss", "")
+    assert axes.get_ylim()[1] > 1
+    assert "%" not in axes.yaxis.get_major_formatter()(0.5)
+
+
 def test_an_accuracy_that_one_method_reaches_is_not_enlarged() -> None:
     figure = drawn({"FedAvg": SLOW, "FedAdam": FLAT}, (MEGABYTES,), target=0.7)
     assert len(figure.axes) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import nn
 
 import fedlalr as fl
 from fedlalr.federation.record import Distribution, judged_losses
+from fedlalr.report.comparison import Curve
 from fedlalr.report.groups import group_runs
 from fedlalr.report.html import write_report
 from fedlalr.report.losses import losses_table
@@ -80,3 +82,4 @@ def test_without_a_test_set_the_loss_is_that_of_the_clients_held_out_samples() -
     assert judged_losses([]) == []
     run = ReportedRun(Path("a"), [trained, evaluated], facts={"algorithm": "FedAvg", "seed": 0})
     assert losses_table(group_runs([run])).rows[0][1] == "0.7"
+    assert Curve(run.records).losses == pytest.approx([math.nan, 0.7], nan_ok=True)  # of the figure

@@ -231,6 +231,14 @@ def tune(part: PlannedComparison, seeds: int, shown: Shown) -> tuple[Config, lis
     return check(tree), choices
 
 
+def edge_notes(choices: Sequence[Choice]) -> list[str]:
+    """How to widen the grids whose best rate is at an edge."""
+    wider = [f"grid.{one.method}.{rate}=[…]" for one in choices if one.at_edge for rate in one.settings]
+    if not wider:
+        return []
+    return [f"Rates at the edge of their grid: try others with {' '.join(wider)}, equally many for every method."]
+
+
 def run_all(
     part: PlannedComparison, config: Config, choices: Sequence[Choice], seeds: int, target: float | None, shown: Shown
 ) -> Compared:
@@ -246,7 +254,7 @@ def run_all(
     }
     settings = {name: jobs[0].config.algorithm.options for name, jobs in planned.items()}
     comparison = compare_runs(runs, settings, target)
-    notes = [] if choices else part.rate_notes()
+    notes = edge_notes(choices) if choices else part.rate_notes()
     if without_accuracy(curve.records for curves in runs.values() for curve in curves):
         losses = losses_table(group_runs(read_run(job.folder) for job in jobs))
         return Compared(part, comparison, losses.with_notes(notes), choices)

@@ -132,8 +132,10 @@ class JobsProgress(RunsBar):
             known, what = len(self._failures), kind(summary["failure"])
             self._failures.add(what)
             return "failed in the same way" if len(self._failures) == known else f"failed, {summary['failure']}"
-        accuracy = "no accuracy" if summary["accuracy"] is None else f"accuracy {summary['accuracy']:.1%}"
-        return f"{accuracy}, {'already finished' if event.reused else duration(summary['seconds'])}"
+        accuracy, loss = summary["accuracy"], summary["loss"]
+        without = "no finite loss" if loss is None else f"loss {loss:.4g}"
+        measured = without if accuracy is None else f"accuracy {accuracy:.1%}"
+        return f"{measured}, {'already finished' if event.reused else duration(summary['seconds'])}"
 
 
 _COST = {"mlp": 0.02, "logistic": 0.02}

@@ -26,7 +26,7 @@ def report(
         Path | None,
         typer.Option(
             "--figure",
-            help="Instead draw accuracy against megabytes up, down and both, as PNG and SVG.",
+            help="Instead draw accuracy, or without any the loss, against megabytes up, down and both, as PNG and SVG.",
             show_default=False,
         ),
     ] = None,

@@ -11,6 +11,7 @@ from fedlalr import config as configuration
 from fedlalr.cli.options import Debug, Json, Quiet, Track, at_home, progress_console, tracked
 from fedlalr.cli.run import run_shown
 from fedlalr.config.loading import CONFIG_FILE
+from fedlalr.report.runs import runs_below
 from fedlalr.training.ranks import process_rank
 
 
@@ -43,6 +44,11 @@ def resume(
                 f"the run in {run_dir} was started from Python or by `fedlalr flower local`: it has no {CONFIG_FILE}. "
                 f"Resume it with the same call of fl.run(…, run_dir={str(run_dir)!r}, resume=True), "
                 f"or repeat the same command"
+            )
+        if below := runs_below(run_dir):
+            raise configuration.ConfigError(
+                f"{run_dir} is no run, but contains some, such as {below[0]}. Give one of them; "
+                f"to resume a comparison, repeat its `fedlalr compare` command"
             )
         raise configuration.ConfigError(f"{run_dir} contains no run: it has no {CONFIG_FILE}")
     config = configuration.load(run_dir, overrides or [])

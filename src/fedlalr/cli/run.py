@@ -35,7 +35,7 @@ from fedlalr.config import Config, ConfigError, RunDirectory
 from fedlalr.config.run_dir import REPORT_FILE
 from fedlalr.federation import Observer
 from fedlalr.federation.progress import RunProgress, duration, megabytes
-from fedlalr.federation.record import distributions_in, over_clients
+from fedlalr.federation.record import Record, distributions_in, over_clients
 from fedlalr.report.html import write_report
 from fedlalr.training.ranks import process_rank
 
@@ -103,13 +103,29 @@ def run_shown(
     silent = quiet or (as_json and not console.is_terminal)
     try:
         with plain_warnings(), RunProgress(console, silent) as progress:
-            configuration.execute(config, folder, [progress, *trackers], **how)
+            told = () if how["debug"] else (FirstRejection(),)
+            configuration.execute(config, folder, [progress, *trackers, *told], **how)
     except KeyboardInterrupt:
         if show(folder, as_json):
             raise InterruptShown from None
         raise
     write_page(folder)
     show(folder, as_json)
+
+
+class FirstRejection(Observer):
+    """Says once why a reply was rejected."""
+
+    told = False
+
+    def on_round(self, record: Record) -> None:
+        if record.rejected and not self.told:
+            self.told = True
+            client, reason = record.rejected[0]
+            complain(
+                f"warning: round {record.round} rejected the reply of client {client} ({reason}); "
+                f"run with --debug to see what is wrong with it"
+            )
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from fedlalr.algorithms import registry
 from fedlalr.algorithms.slots import Algorithm
 from fedlalr.common.reading import at_home
 from fedlalr.config.errors import ConfigError, as_config_errors
-from fedlalr.config.own import find, is_own, own_data, own_model
+from fedlalr.config.own import EXAMPLE, find, is_own, own_data, own_model
 from fedlalr.config.run_dir import RunDirectory, summarise
 from fedlalr.config.schema import MODELS, OPTIONS, Config, LocalConfig, ModelConfig
 from fedlalr.data import Population
@@ -79,13 +79,21 @@ def _sizes(clients: Clients) -> dict[str, Any]:
     inputs, _ = clients.batch(0, torch.arange(1))
     if not isinstance(inputs, Tensor):
         return {}
-    classes, sample = getattr(clients, "classes", None), tuple(inputs.shape[1:])
-    sizes = {"inputs": inputs[0].numel(), "classes": classes, "vocabulary": classes}
+    known, sample = getattr(clients, "classes", None), tuple(inputs.shape[1:])
+    sizes = {"inputs": inputs[0].numel(), "classes": known or _counted_classes(clients), "vocabulary": known}
     if len(sample) == 3:
         sizes |= {"channels": sample[0], "size": sample[1]}
     if len(sample) == 1:
         sizes["length"] = sample[0]
     return {name: size for name, size in sizes.items() if size is not None}
+
+
+def _counted_classes(clients: Clients) -> int | None:
+    """The number of classes in one whole number per sample; None for other targets and for data sets, read later."""
+    targets = getattr(clients, "targets", None)
+    if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.ndim != 1:
+        return None
+    return int(targets.max()) + 1
 
 
 def _in_float64(population: Population) -> Population:
@@ -155,13 +163,21 @@ def execute(
             result = run(**prepared, observers=watching, progress=False, run_dir=path, resume=resume, debug=debug)
     except BaseException as error:
         if files.info is None and isinstance(error, ValueError | TypeError | ImportError | RunDirectoryError):
-            raise ConfigError(str(error)) from error  # before the first round: incompatible settings, missing extras
+            # before the first round: incompatible settings, missing extras
+            raise ConfigError(f"{error}{_whose_data(config, error)}") from error
         with suppress(RunDirectoryError):  # a disk error may also prevent writing the summary
             rejected = error.rejected if isinstance(error, RoundFailed) else ()
             files.end(str(error) if isinstance(error, FAILURES) else None, rejected)
         raise
     files.end()
     return result
+
+
+def _whose_data(config: Config, error: Exception) -> str:
+    """The end of the error if a model of your own fails on a data set of the library: `data` may be forgotten."""
+    if error.__cause__ is None or not is_own(config.model.name) or is_own(config.data.name):
+        return ""
+    return f"; data is {config.data.name}, from {config.name}; for your own, add data={EXAMPLE}"
 
 
 def _prepare(config: Config) -> dict[str, Any]:

@@ -31,6 +31,8 @@ Target = str | Sequence[str] | NextTokens
 """The key of the targets in a dict, or several keys, whose targets then are a dict."""
 TARGETS = ("labels", "label")
 """Keys of the targets in a dict, unless the caller names others."""
+LIKELY_TARGETS = ("y", "target", "targets")
+"""Other keys that an error proposes."""
 
 
 def split(sample: Mapping[str, Any], target: Target | None, whose: str) -> tuple[dict[str, Any], Any]:
@@ -46,9 +48,10 @@ def split(sample: Mapping[str, Any], target: Target | None, whose: str) -> tuple
         return inputs, next_tokens(labels, target.ignored)
     chosen = target if target is not None else next((name for name in TARGETS if name in sample), None)
     if chosen is None:
+        likely = next((name for name in (*LIKELY_TARGETS, *list(sample)[-1:]) if name in sample), "y")
         raise ValueError(
             f"{whose} samples are dicts of {_shown(sample)}, without labels or label; name the target's key with "
-            f"target=, such as target={list(sample)[-1] if sample else 'y'!r}"
+            f"target=, such as target={likely!r}"
         )
     names = (chosen,) if isinstance(chosen, str) else tuple(chosen)
     missing = [name for name in names if name not in sample]

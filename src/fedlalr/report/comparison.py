@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 from fedlalr.federation import Record
+from fedlalr.federation.record import judged_losses
 from fedlalr.report.statistics import ConfidenceInterval, MeanAndDeviation, paired_difference, spread
 
 MEGABYTE = 1_000_000
@@ -85,6 +86,10 @@ class Curve:
     @property
     def accuracies(self) -> list[float]:
         return [math.nan if record.accuracy is None else record.accuracy for record in self.records]
+
+    @property
+    def losses(self) -> list[float]:
+        return [math.nan if loss is None else loss for loss in judged_losses(self.records)]
 
     def rounds(self) -> list[float]:
         return [record.round for record in self.records]

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedlalr.config import ConfigError
+from fedlalr.config.grid import without_accuracy
 from fedlalr.report.comparison import Curve, complete_finals, default_target
 from fedlalr.report.enlarging import Line, Region, draw_enlarged, ends, mean_cost, percent, rise
 from fedlalr.report.groups import group_runs, method_of
@@ -32,13 +34,16 @@ def accuracy_figure(runs: Runs, path: Path, title: str, target: float | None = N
 
 
 def bytes_figure(places: Sequence[str | Path], path: Path, title: str, target: float | None = None) -> list[Path]:
-    """Draw the accuracy of stored runs against the megabytes sent up, down and in both directions."""
+    """Draw the accuracy of stored runs, or without any their loss, against the megabytes sent up, down and both."""
     found = group_runs([read_run(place) for place in find_runs(places)])
     groups = [found[i] for i in in_order([method_of(group.runs[0]) for group in found])]
+    losses = without_accuracy(run.records for group in groups for run in group.runs)
+    if losses and target is not None:
+        raise ConfigError(f"the target {target:g} is an accuracy, but these runs have none, only losses; leave it out")
     panels = (
-        Panel("megabytes up", partial(Curve.megabytes, down=False)),
-        Panel("megabytes down", partial(Curve.megabytes, up=False)),
-        Panel("megabytes up and down", Curve.megabytes),
+        Panel("megabytes up", partial(Curve.megabytes, down=False), losses),
+        Panel("megabytes down", partial(Curve.megabytes, up=False), losses),
+        Panel("megabytes up and down", Curve.megabytes, losses),
     )
     curves = {group.label: [Curve(run.records, run.failure) for run in group.runs] for group in groups}
     return save(draw(curves, [method_of(group.runs[0]) for group in groups], panels, title, target), path)
@@ -49,6 +54,8 @@ class Panel(NamedTuple):
 
     name: str
     across: Callable[[Curve], list[float]]
+    losses: bool = False
+    """Losses are drawn, not accuracies."""
 
     @property
     def by_rounds(self) -> bool:
@@ -56,7 +63,7 @@ class Panel(NamedTuple):
 
 
 def draw(runs: Runs, methods: Sequence[str], panels: Sequence[Panel], title: str, target: float | None = None) -> Any:
-    """Accuracy in one panel for each horizontal axis, which names the best line, above a part of it enlarged.
+    """Accuracy or loss in one panel for each horizontal axis, which names the best line, above a part of it enlarged.
 
     `methods` chooses the colours of the labelled lines. The target defaults to one that all methods come near.
     """
@@ -79,8 +86,10 @@ def draw(runs: Runs, methods: Sequence[str], panels: Sequence[Panel], title: str
             axes.set_title(best.words, fontsize="medium", color=best.colour, parse_math=False)
         if enlarged:
             _draw_part(axes, below, panel, best and best.region)
-    rows[0, 0].set_ylabel("test accuracy")
-    rows[0, 0].set_ylim(0, min(1, 1.1 * rows[0, 0].get_ylim()[1]))
+    losses = panels[0].losses
+    rows[0, 0].set_ylabel("loss" if losses else "test accuracy")
+    if not losses:
+        rows[0, 0].set_ylim(0, min(1, 1.1 * rows[0, 0].get_ylim()[1]))
     if enlarged:
         rows[1, 0].set_ylabel("enlarged")
     figure.suptitle(title, parse_math=False)  # a dollar sign in a name does not start a formula
@@ -100,9 +109,10 @@ class _Best(NamedTuple):
 
 
 def _best(runs: Runs, looks: Looks, panel: Panel, target: float) -> _Best | None:
-    """The line that ends highest or, against a cost, that needs least to the target; None without another line."""
+    """The line that ends highest or, against a cost, that needs least to the target; None without another line
+    and for losses, which have no target."""
     lines = {label: line for label, curves in runs.items() if (line := _line(curves, looks[label], panel)) is not None}
-    if len(lines) < 2:
+    if len(lines) < 2 or panel.losses:
         return None
     if panel.by_rounds:
         means = {label: spread(finals).mean for label in lines if (finals := complete_finals(runs[label]))}
@@ -120,11 +130,11 @@ def _best(runs: Runs, looks: Looks, panel: Panel, target: float) -> _Best | None
 
 def _line(curves: Sequence[Curve], look: Mapping[str, Any], panel: Panel) -> Line | None:
     """The mean over the seeds; None without any value."""
-    measured, accuracy = _measured(curves)
+    measured, values = _measured(curves, panel.losses)
     if not len(measured):
         return None
     places = np.mean([[panel.across(curve)[i] for i in measured] for curve in curves], axis=0)
-    return Line(places, accuracy.mean(axis=0), look)
+    return Line(places, values.mean(axis=0), look)
 
 
 def _cost(curve: Curve, panel: Panel, target: float) -> float | None:
@@ -147,9 +157,9 @@ def _draw_whole(axes: Any, runs: Runs, looks: Looks, panel: Panel, target: float
         if line is None:
             continue
         axes.plot(line.x, line.y, label=label, zorder=3, linewidth=1.8, **line.look)
-        accuracy = _measured(curves)[1]
-        if len(accuracy) > 1:
-            low, high = accuracy.min(axis=0), accuracy.max(axis=0)
+        values = _measured(curves, panel.losses)[1]
+        if len(values) > 1:
+            low, high = values.min(axis=0), values.max(axis=0)
             axes.fill_between(line.x, low, high, color=line.look["color"], alpha=0.15, linewidth=0)
     if target is not None:
         axes.axhline(target, color="0.4", linewidth=0.8, linestyle=(0, (2, 4)))
@@ -175,17 +185,19 @@ def _draw_part(axes: Any, below: Any, panel: Panel, region: Region | None) -> No
 def _finish(axes: Any, panel: Panel) -> None:
     axes.set_xlabel(panel.name)
     axes.grid(alpha=0.3)
-    axes.yaxis.set_major_formatter(percent)
+    if not panel.losses:
+        axes.yaxis.set_major_formatter(percent)
     if not panel.by_rounds:
         _logarithmic(axes)
 
 
-def _measured(curves: Sequence[Curve]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The rounds, counted from 0, in which every run has an accuracy, and those accuracies `[S, T]`."""
+def _measured(curves: Sequence[Curve], losses: bool = False) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The rounds, counted from 0, in which every run has an accuracy or finite loss, and those values `[S, T]`."""
     length = min((len(curve.records) for curve in curves), default=0)
-    accuracies = np.array([curve.accuracies[:length] for curve in curves]).reshape(len(curves), length)
-    measured = np.flatnonzero(~np.isnan(accuracies).any(axis=0))
-    return measured, accuracies[:, measured]
+    found = [(curve.losses if losses else curve.accuracies)[:length] for curve in curves]
+    values = np.array(found).reshape(len(curves), length)
+    measured = np.flatnonzero(np.isfinite(values).all(axis=0))
+    return measured, values[:, measured]
 
 
 def _logarithmic(axes: Any) -> None:
