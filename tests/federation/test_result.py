@@ -18,7 +18,7 @@ def run(**options):
 
 def test_the_history_is_a_table():
     pytest.importorskip("pandas", reason="pandas is optional")
-    metrics = {"AUC": lambda outputs, targets: 0.75, "loss": lambda outputs, targets: 3.0}
+    metrics = {"AUC": lambda outputs, targets: 0.75, "lr": lambda outputs, targets: 3.0}
     result = run(test=make_clients()[0], metrics=metrics)
     frame = result.to_frame()
     assert list(frame.index) == [1, 2, 3]
@@ -26,7 +26,7 @@ def test_the_history_is_a_table():
     assert frame["loss"].tolist() == [record.loss for record in result.history]
     assert frame["accuracy"].tolist() == [record.accuracy for record in result.history]
     assert frame["AUC"].tolist() == [0.75] * 3
-    assert frame["metrics/loss"].tolist() == [3.0] * 3  # the record's own loss keeps its name
+    assert frame["metrics/lr"].tolist() == [3.0] * 3  # the record's own rate keeps its name
     assert frame["rejected"].tolist() == [0, 0, 0]
     assert frame["timing/train"].min() > 0
     assert frame["bytes_up"].sum() == result.bytes_up
