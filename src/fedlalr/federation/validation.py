@@ -236,14 +236,8 @@ def _check_loss(training: Training, outputs: Any, targets: Tree, whose: str) -> 
         ):
             warnings.filterwarnings("error", "Using a target size")  # torch's warning that it broadcasts shapes
             loss = training.loss(outputs, targets)
-            if _broadcasts(training.loss, outputs, targets):
-                raise UserWarning
     except UserWarning as warning:
-        how = "squeeze(-1)" if first_leaf(targets).dim() > outputs.dim() else "unsqueeze(1)"
-        raise ValueError(
-            f"the loss would broadcast {shapes}, instead of pairing them one by one; give the targets the shape of the "
-            f"outputs, for example with targets.{how}"
-        ) from warning
+        raise ValueError(_broadcast(shapes, outputs, targets)) from warning
     except Exception as error:
         hint = ""
         if not isinstance(targets, Tensor):
@@ -258,6 +252,16 @@ def _check_loss(training: Training, outputs: Any, targets: Tree, whose: str) -> 
             f"the loss must be a tensor with one number, the mean over the batch, not {_kind(loss)}; "
             f"torch's losses return that with reduction='mean'"
         )
+    if _broadcasts(training.loss, outputs, targets):
+        raise ValueError(_broadcast(shapes, outputs, targets))
+
+
+def _broadcast(shapes: str, outputs: Tensor, targets: object) -> str:
+    how = "squeeze(-1)" if first_leaf(targets).dim() > outputs.dim() else "unsqueeze(1)"
+    return (
+        f"the loss would broadcast {shapes}, instead of pairing them one by one; give the targets the shape of the "
+        f"outputs, for example with targets.{how}"
+    )
 
 
 def _broadcasts(loss: Loss, outputs: Tensor, targets: object) -> bool:
