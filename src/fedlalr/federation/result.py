@@ -257,6 +257,10 @@ def _dtype_of(model: nn.Module) -> str | None:
 
 def _read_header(place: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
     """The length of a safetensors file up to its numbers, its table of tensors, and the verified description."""
+    if place.is_dir():
+        raise ValueError(
+            "it is a directory; the result of a run directory is what the same call of fl.run returns with resume=True"
+        )
     with open_file(place) as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
