@@ -321,6 +321,13 @@ def test_a_model_with_nothing_to_train_is_rejected():
         run(model=model)
 
 
+def test_initial_weights_that_are_not_finite_are_rejected():
+    model = nn.Linear(4, 3)
+    nn.init.constant_(model.bias, float("nan"))
+    with pytest.raises(ValueError, match="the model's initial bias has NaN or infinite numbers"):
+        run(model, [PAIR] * 2)
+
+
 def test_a_lazy_module_is_rejected_until_it_has_seen_a_batch():
     model = nn.Sequential(nn.LazyLinear(5), nn.ReLU(), nn.Linear(5, 3))
     with pytest.raises(ValueError, match=r"the model's 0.weight has no shape .* pass a batch through the model first"):

@@ -33,7 +33,7 @@ _NO_CLASS = 255
 
 
 def check_model(model: object) -> None:
-    """Reject anything but a module whose parameters are initialised."""
+    """Reject anything but a module whose parameters are initialised and finite."""
     if not isinstance(model, nn.Module):
         given = type(model).__name__
         raise TypeError(f"model must be a torch.nn.Module, not {given}; the order is fl.run(model, clients, algorithm)")
@@ -43,6 +43,9 @@ def check_model(model: object) -> None:
             f"the model's {lazy[0]} has no shape before the first forward pass (a lazy module); pass a batch "
             f"through the model first, such as model(inputs[:2])"
         )
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and not parameter.isfinite().all():
+            raise ValueError(f"the model's initial {name} has NaN or infinite numbers; initialise it")
 
 
 def check_algorithm(algorithm: object) -> None:
