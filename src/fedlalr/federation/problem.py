@@ -41,6 +41,8 @@ class Problem:
     model: nn.Module
     """The caller's module, which is never changed."""
     training: Training
+    data: Clients
+    """The clients with all their samples; those of `training` lack what is held out, which depends on the seed."""
     options: Options
     rules: Rules
     cohort_size: int
@@ -90,7 +92,7 @@ class Problem:
         transform = clients.transform if isinstance(clients, Population) else None
         check_metrics(options.metrics, given)
         test = None if given is None else as_test(given, target, options.collate_fn).to(training.device)
-        client_tests = None
+        client_tests, everything = None, training.clients
         if options.holdout is not None and not remote:
             own, client_tests = hold_out(training.clients, options.holdout, training.seed)
             training = replace(training, clients=own)
@@ -103,7 +105,7 @@ class Problem:
                     check_data(training, test, "the test set's", "the test set", transform)
             if options.client_tests is not None and client_tests is not None:
                 check_data(training, client_tests, "client 0's test", "test set of client {}")
-        return cls(model, training, options, rules, cohort_size, test, transform, client_tests, speeds)
+        return cls(model, training, everything, options, rules, cohort_size, test, transform, client_tests, speeds)
 
     def cohort(self, round: int, seed: int | bytes) -> Tensor:
         """The clients sampled for a round."""
@@ -151,7 +153,7 @@ class Problem:
             chosen["rounds"] = mechanism.rounds
         if self.options.client_tests is not None and self.client_tests is not None:
             chosen["client_tests"] = data_facts(self.client_tests)
-        return facts_of(self.training, self.training.clients, self.test, chosen)
+        return facts_of(self.training, self.data, self.test, chosen)
 
 
 def _cohort_size(options: Options, algorithm: Algorithm, rules: Rules, population: int) -> int:
