@@ -38,7 +38,8 @@ class RunInfo:
     seconds: float | None = None
     """Estimated duration of all rounds, from one local step; only for large networks on a CPU with `engine="auto"`."""
     accuracy_every: int = 1
-    """Rounds between two values of `record.accuracy`: more than 1 if only the clients are evaluated."""
+    """Rounds between two values of the accuracy, or of the loss that replaces it: more than 1 if only the clients are
+    evaluated."""
 
 
 class Stop(Exception):

@@ -131,7 +131,7 @@ class Problem:
 
     @property
     def accuracy_every(self) -> int:
-        """Rounds between two values of the accuracy."""
+        """Rounds between two values of the accuracy, or of the loss that replaces it."""
         own = self.options.holdout is not None or self.options.client_tests is not None
         return self.options.evaluate_every if own and self.test is None else 1
 

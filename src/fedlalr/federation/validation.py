@@ -240,7 +240,7 @@ def _check_loss(training: Training, outputs: Any, targets: Tree, whose: str) -> 
             warnings.filterwarnings("error", "Using a target size")  # torch's warning that it broadcasts shapes
             loss = training.loss(outputs, targets)
     except UserWarning as warning:
-        raise ValueError(_broadcast(shapes, outputs, targets)) from warning
+        raise ValueError(_broadcast_error(shapes, outputs, targets)) from warning
     except Exception as error:
         hint = ""
         if not isinstance(targets, Tensor):
@@ -256,10 +256,10 @@ def _check_loss(training: Training, outputs: Any, targets: Tree, whose: str) -> 
             f"torch's losses return that with reduction='mean'"
         )
     if _broadcasts(training.loss, outputs, targets):
-        raise ValueError(_broadcast(shapes, outputs, targets))
+        raise ValueError(_broadcast_error(shapes, outputs, targets))
 
 
-def _broadcast(shapes: str, outputs: Tensor, targets: object) -> str:
+def _broadcast_error(shapes: str, outputs: Tensor, targets: object) -> str:
     how = "squeeze(-1)" if first_leaf(targets).dim() > outputs.dim() else "unsqueeze(1)"
     return (
         f"the loss would broadcast {shapes}, instead of pairing them one by one; give the targets the shape of the "

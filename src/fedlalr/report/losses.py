@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fedlalr.federation.record import Record, judged_losses
 from fedlalr.report.comparison import Curve, totals
 from fedlalr.report.groups import Group
 from fedlalr.report.statistics import ConfidenceInterval, paired_difference, spread
@@ -14,18 +13,13 @@ from fedlalr.report.tables import Table, in_words
 
 def losses_table(groups: Sequence[Group]) -> Table:
     """The final loss of each group over its seeds, lowest first, with the difference to the lowest."""
-    finals = {group.label: [_final(run.records) for run in group.runs] for group in groups}
+    finals = {group.label: [(Curve(run.records).losses or [math.nan])[-1] for run in group.runs] for group in groups}
     order = sorted(groups, key=lambda group: _mean(finals[group.label]))
     best = finals[order[0].label]
     differences = [_difference(finals[group.label], best) for group in order[1:]]
     rows = [_row(group, finals[group.label], to) for group, to in zip(order, [None, *differences], strict=True)]
     heading = ("method", "final loss", "difference to lowest [95 %]", "MB sent", "seconds")
     return Table(heading, tuple(rows), tuple(_notes(order, differences)))
-
-
-def _final(records: Sequence[Record]) -> float:
-    last = judged_losses(records)[-1:]
-    return math.nan if not last or last[0] is None else last[0]
 
 
 def _mean(finals: Sequence[float]) -> float:
