@@ -287,9 +287,8 @@ def test_a_directory_with_a_run_is_rejected_without_overwrite() -> None:
 def test_printed_commands_quote_the_folder() -> None:
     assert cli("run", *SMALL, "-q", "--run-dir", "two words").exit_code == 0
     assert "`fedlalr resume 'two words'`" in cli("run", *SMALL, "--run-dir", "two words").stderr
-    lines = in_words(
-        json.loads(Path("two words/summary.json").read_text()) | {"status": "interrupted"}, Path("two words")
-    )
+    summary = json.loads(Path("two words/summary.json").read_text()) | {"status": "interrupted"}
+    lines = in_words(summary, [], Path("two words"))
     assert lines[-1] == "interrupted; resume with: fedlalr resume 'two words'"
 
 
@@ -450,7 +449,7 @@ def test_personal_parameters_are_a_setting_and_the_quality_over_the_clients_is_s
     settings = ["personal=[layers.2.*]", "holdout=0.2", "rounds=1", "clients_per_round=2", "local.steps=1"]
     done = CliRunner().invoke(app, ["run", "quickstart", *settings, "engine=reference", "--run-dir", str(tmp_path)])
     assert done.exit_code == 0, done.output
-    assert re.search(r"over clients accuracy [\d.]+% ± [\d.]+% \(worst 10 %: [\d.]+%\), loss", done.output)
+    assert re.search(r"over clients accuracy [\d.]+% ± [\d.]+% \(worst 10 %: [\d.]+%\), training loss", done.output)
     loaded = config.load(tmp_path / "config.yaml")
     assert (loaded.personal, loaded.holdout, loaded.evaluate_every) == (["layers.2.*"], 0.2, 10)
     assert json.loads((tmp_path / "summary.json").read_text())["per_client"]["loss"]["clients"] == 100

@@ -57,6 +57,9 @@ def population():
 def lines():
     return [(x := torch.randn(12, 4), x[:, :1]) for _ in range(3)]
 
+def tested_lines():
+    return lines(), lines()[0]
+
 def one_output():
     return nn.Linear(4, 1)
 
@@ -161,14 +164,31 @@ def test_without_an_accuracy_methods_are_compared_by_their_losses() -> None:
     grid = ("grid={fedlalr: {lr: [0.01, 0.1]}, fedavg: {lr: [1e-4, 0.1]}}", "--grid", "--grid-seeds", "1")
     result = cli("compare", *own, *grid, *SMALL[:-1], "--seeds", "1", "--jobs", "1", "--run-dir", "lines")
     assert result.exit_code == 0, result.output
-    assert re.search(r"2/2  fedavg/seed-0: loss [\d.]+, ", result.output)
+    assert re.search(r"2/2  fedavg/seed-0: training loss [\d.]+, ", result.output)
     assert "fedavg: lr 0.1, loss " in result.stdout
-    assert "final loss" in Path("lines/table.md").read_text()
+    assert "final training loss" in Path("lines/table.md").read_text()
     assert not Path("lines/accuracy.png").exists()
     assert cli("report", "lines", "--figure", "sent.png").exit_code == 0
-    assert ">loss</text>" in (drawn := Path("sent.svg").read_text())
+    assert ">training loss</text>" in (drawn := Path("sent.svg").read_text())
     assert ">FedAvg</text>" in drawn
     assert "0.9 is an accuracy, but" in cli("report", "lines", "--figure", "sent.png", "--target", "0.9").stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [(("data=mine:lines", "holdout=0.3"), "held-out loss"), (("data=mine:tested_lines",), "test loss")],
+)
+def test_progress_table_and_json_have_the_same_losses_under_the_same_name(settings: tuple[str, ...], name: str) -> None:
+    own = ("model=mine:one_output", "loss=mine:squares", *settings, "methods={fedlalr: {lr: 1e-4}, fedavg: {lr: 0.1}}")
+    result = cli("compare", *own, *SMALL[:-1], "--seeds", "1", "--jobs", "1", "--run-dir", "lines")
+    assert result.exit_code == 0, result.output
+    shown = dict(re.findall(rf"(\w+)/seed-0: {name} ([\d.]+), ", result.output))
+    assert f"| method | final {name} |" in (table := Path("lines/table.md").read_text())
+    content = json.loads(Path("lines/compare.json").read_text())
+    assert (content["measure"], content["best"], content["target"]) == (name, "fedavg", None)
+    for found in content["methods"]:
+        assert f"{found['finals'][0]:.4g}" == shown[found["method"]]
+        assert f" | {shown[found['method']]} | " in table
 
 
 def test_methods_with_personal_parameters_are_tuned_and_compared_by_the_accuracy_of_the_clients() -> None:
@@ -180,7 +200,8 @@ def test_methods_with_personal_parameters_are_tuned_and_compared_by_the_accuracy
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert re.search(r"fedavg: lr [\d.]+, accuracy ", result.stdout)
-    assert "final accuracy" in Path("own/table.md").read_text()
+    assert "final accuracy" in (table := Path("own/table.md").read_text())
+    assert "Without a test set, the accuracy is the mean over the clients' held-out samples." in table
     assert "Methods compared" in Path("own/report.html").read_text()
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import warnings
 
 import pytest
 import torch
@@ -126,6 +128,39 @@ def test_a_client_with_one_sample_trains_on_it_and_is_not_evaluated():
     assert [record.clients for record in result.history] == [3, 3, 3]
     assert result.history[-1].per_client["loss"].clients == 2
     assert re.search(r"over clients loss [\d.]+ ± [\d.]+ \(worst 10 %: [\d.]+\), ", repr(result))
+
+
+@pytest.mark.parametrize(
+    ("owner", "part", "number"),
+    [
+        ("the test set", "inputs", math.nan),
+        ("the test set", "targets", math.inf),
+        ("the held-out data of client 2", "inputs", math.inf),
+        ("the held-out data of client 2", "targets", math.nan),
+    ],
+)
+def test_samples_that_are_not_finite_are_named_once(owner, part, number):
+    clients = [(inputs, inputs[:, :1].clone()) for inputs, _ in make_clients((8, 8, 8))]
+    broken = [(inputs.clone(), targets.clone()) for inputs, targets in clients]
+    broken[2][part == "targets"][5, 0] = number
+    evaluated = {"test": broken[2]} if owner == "the test set" else {"client_tests": broken, "evaluate_every": 1}
+    told = f"{owner} has NaN or infinite {part}, first in its sample 5, so the loss on it is (nan|inf); remove such"
+    with pytest.warns(UserWarning, match=told) as warned:
+        fl.run(nn.Linear(4, 1).double(), clients, fl.FedAvg(), **OPTIONS | {"loss": nn.functional.mse_loss} | evaluated)
+    assert len(warned) == 1
+
+
+def test_a_model_may_handle_missing_inputs():
+    class Filled(nn.Linear):
+        def forward(self, inputs):
+            return super().forward(inputs.nan_to_num())
+
+    clients = make_clients((8, 8, 8))
+    clients[0][0][5, 0] = math.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = fl.run(Filled(4, 3).double(), clients, fl.FedAvg(), test=clients[0], **OPTIONS)
+    assert math.isfinite(result.history[-1].loss)
 
 
 class Shifted(TensorDataset):

@@ -163,7 +163,7 @@ def test_in_a_notebook_the_text_below_the_cell_is_updated(
     monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=display))
     run()
     assert handle.shown[0].startswith("FedAvg: 5 clients")
-    assert handle.shown[-1].splitlines()[1].startswith("round 3/3  loss ")
+    assert handle.shown[-1].splitlines()[1].startswith("round 3/3  training loss ")
     assert capfd.readouterr() == ("", "")
     handle.shown.clear()
     run(progress=False)

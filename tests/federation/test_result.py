@@ -60,11 +60,24 @@ def test_the_plot_shows_loss_and_accuracy():
     assert loss.get_xlabel() == "round"
     for drawn, name, colour in ((loss, "loss", COLOURS[1]), (accuracy, "accuracy", COLOURS[0])):
         (line,) = drawn.get_lines()
-        assert drawn.get_ylabel() == name
+        assert drawn.get_ylabel() == {"loss": "test loss"}.get(name, name)
         assert line.get_xdata().tolist() == [1, 2, 3]
         assert line.get_ydata().tolist() == [getattr(record, name) for record in result.history]
         assert line.get_color() == colour
     plt.close(axes.figure)
+
+
+def test_without_a_test_set_the_plot_shows_the_loss_on_held_out_samples_or_that_of_training():
+    import matplotlib.pyplot as plt
+
+    held_out, trained = run(holdout=0.2, evaluate_every=2), run()
+    means = [record.per_client["loss"].mean for record in held_out.history if record.per_client]
+    losses = [record.train_loss for record in trained.history]
+    for result, name, points in ((held_out, "held-out loss", means), (trained, "training loss", losses)):
+        axes = result.plot()
+        (line,) = axes.get_lines()
+        assert (axes.get_ylabel(), line.get_ydata().tolist()) == (name, points)
+        plt.close(axes.figure)
 
 
 def test_the_plot_uses_given_axes_and_leaves_out_a_missing_accuracy():

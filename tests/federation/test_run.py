@@ -594,10 +594,10 @@ def test_a_result_shows_itself_in_one_line():
     clients = [(torch.zeros(20, 4), torch.zeros(20).long())] * 3
     shown = repr(fl.run(nn.Linear(4, 3), clients, fl.FedAvg(), rounds=2, test=clients[0]))
     assert re.fullmatch(
-        r"Result\(FedAvg, 2 rounds: accuracy \d+\.\d%, loss [\d.]+, 0\.00036 MB up, 0\.00036 MB down\)", shown
+        r"Result\(FedAvg, 2 rounds: accuracy \d+\.\d%, test loss [\d.]+, 0\.00036 MB up, 0\.00036 MB down\)", shown
     )
     without = repr(fl.run(nn.Linear(4, 3), clients, fl.FedAvg(), rounds=1))
-    assert without.startswith("Result(FedAvg, 1 round: loss ")
+    assert without.startswith("Result(FedAvg, 1 round: training loss ")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What the figures of runs show: which line is best, what is enlarged, and in which colours."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -10,6 +11,7 @@ from fedlalr.common.colours import COLOURS
 from fedlalr.config import load, presets
 from fedlalr.data.partition import Scheme
 from fedlalr.data.sources import SOURCES
+from fedlalr.federation.record import Distribution
 from fedlalr.report.comparison import Curve
 from fedlalr.report.figures import Panel, draw
 from fedlalr.report.line_styles import look_of, looks_of
@@ -88,9 +90,17 @@ def test_losses_are_drawn_without_a_target_or_per_cent() -> None:
     axes, *others = drawn({"FedAvg": [curve([None] * 3)], "FedLALR": SLOW}, [MEGABYTES._replace(losses=True)]).axes
     assert not others
     assert [line.get_ydata().tolist() for line in axes.get_lines()] == [[1.0] * 3, [1.0] * 10]
-    assert (axes.get_ylabel(), axes.get_title()) == ("loss", "")
+    assert (axes.get_ylabel(), axes.get_title()) == ("test loss", "")
     assert axes.get_ylim()[1] > 1
     assert "%" not in axes.yaxis.get_major_formatter()(0.5)
+
+
+def test_the_axis_names_the_samples_that_an_accuracy_is_of_if_they_are_the_same() -> None:
+    (own,) = RUNS["FedAvg"][:1]
+    over = {"accuracy": Distribution(0.5, 0.1, 0.4, 4)}
+    clients = Curve([replace(record, loss=record.train_loss, per_client=over) for record in own.records])
+    labels = [drawn(runs).axes[0].get_ylabel() for runs in (RUNS, {"A": [clients]}, {"A": [clients], "B": [own]})]
+    assert labels == ["test accuracy", "held-out accuracy", "accuracy"]
 
 
 def test_an_accuracy_that_one_method_reaches_is_not_enlarged() -> None:

@@ -6,6 +6,7 @@ import torch
 
 import fedlalr as fl
 from fedlalr import config
+from fedlalr.federation.record import Distribution
 from fedlalr.report.groups import MOST_POINTS, curves_of, group_runs
 from fedlalr.report.html import page
 from fedlalr.report.rerun_command import description_of
@@ -147,7 +148,24 @@ def test_losses_of_any_size_are_told_in_digits_that_count() -> None:
     losses = [1.234567, 0.00012345, 1.5e30]
     runs = [replace(run, records=[replace(run.records[0], loss=loss)]) for loss in losses]
     table = runs_table(group_runs(runs))
-    assert [row[table.heading.index("loss")] for row in table.rows] == ["1.235", "0.0001234", "1.5e+30"]
+    assert [row[table.heading.index("test loss")] for row in table.rows] == ["1.235", "0.0001234", "1.5e+30"]
+
+
+def test_losses_are_in_columns_and_curves_of_what_they_were_measured_on() -> None:
+    tested = reported("algorithm=fedavg")
+    trained = replace(tested, records=[replace(record, loss=record.train_loss) for record in tested.records])
+    first, last = trained.records
+    over = {"loss": Distribution(0.7, 0.1, 0.9, 4)}
+    evaluated = replace(trained, records=[replace(first, per_client=over), last])  # a run that is not over
+    groups = group_runs([tested, evaluated, trained])
+    table = runs_table(groups)
+    shown = [row[table.heading.index("test loss") :][:3] for row in table.rows]
+    assert table.heading[5:8] == ("test loss", "held-out loss", "training loss")
+    assert shown == [("1", "–", "–"), ("–", "0.7", "–"), ("–", "–", "2")]
+    curves = [curves_of(group)["y"] for group in groups]
+    assert [each.get("loss") for each in curves] == [{"mean": [1.0, 1.0]}, None, None]
+    assert [each["held_out_loss"] for each in curves] == [None, {"mean": [0.7, None]}, None]
+    assert [each["train_loss"] for each in curves] == [{"mean": [2.0, 2.0]}] * 3
 
 
 def test_what_was_not_measured_is_no_curve() -> None:

@@ -12,14 +12,16 @@ import torch
 from torch import nn
 
 import fedlalr as fl
-from fedlalr.federation.record import Distribution, judged_losses
-from fedlalr.report.comparison import Curve
+from fedlalr.federation.record import Distribution, judged_losses, judged_on, loss_name
+from fedlalr.report.comparison import Curve, compare
 from fedlalr.report.groups import group_runs
 from fedlalr.report.html import write_report
 from fedlalr.report.losses import losses_table
 from fedlalr.report.runs import ReportedRun
 from fedlalr.report.sections import comparison_section
 from report.curves import curve
+
+SETTINGS: dict[str, dict[str, object]] = {"a": {}, "b": {}}
 
 
 def reported(method: str, seed: int, loss: float, other: Mapping[str, object] | None = None) -> ReportedRun:
@@ -42,9 +44,29 @@ def test_the_lowest_loss_comes_first_with_paired_differences() -> None:
 
 def test_what_is_not_finite_comes_last_and_differs_by_nothing() -> None:
     runs = [reported("FedAvg", 0, float("nan")), reported("SCAFFOLD", 0, 0.5)]
-    table = losses_table(group_runs(runs))
-    assert [row[:3] for row in table.rows] == [("SCAFFOLD", "0.5", "–"), ("FedAvg", "nan", "–")]
-    assert table.notes == ("One seed: there is no spread to judge differences by.",)
+    table = comparison_section(group_runs(runs))
+    assert table is not None
+    assert [row[:3] for row in table.rows] == [("SCAFFOLD", "0.5", "–"), ("FedAvg", "not finite", "–")]
+    assert table.notes == ("One seed: there is no spread to judge differences by; use --seeds.",)
+
+
+def test_a_failed_run_has_no_final_loss() -> None:
+    failed, other = reported("FedAvg", 0, 0.1), reported("SCAFFOLD", 0, 0.5)
+    comparison = compare(
+        {"a": [Curve(failed.records, "round 2: x is not finite")], "b": [Curve(other.records)]}, SETTINGS
+    )
+    table = losses_table(comparison)
+    assert [row[:2] for row in table.rows] == [("b", "0.5"), ("a", "failed")]
+    assert table.notes[-1] == "a failed: round 2: x is not finite"
+    assert comparison.as_dict()["best"] == "b"
+
+
+def test_losses_on_other_samples_are_not_compared() -> None:
+    trained, other = reported("FedAvg", 0, 1.0), reported("SCAFFOLD", 0, 1.0)
+    over = {"loss": Distribution(0.7, 0.1, 0.9, 4)}
+    evaluated = replace(other, records=[replace(record, per_client=over) for record in other.records])
+    assert comparison_section(group_runs([trained, other])) is not None
+    assert comparison_section(group_runs([trained, evaluated])) is None
 
 
 @pytest.mark.parametrize("other", [{"loss": "l1_loss"}, {"data.inputs": "40"}, {"test.inputs": "9"}, {"seed": 1}])
@@ -66,8 +88,10 @@ def test_the_page_of_a_regression_compares_its_methods(tmp_path: Path, held_out:
             )  # fmt: skip
     text = write_report([tmp_path], tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<h3>Methods compared</h3>" in text
-    assert "final loss" in text
-    assert ("this is the training loss" in text) is (held_out == "")
+    name = {"test set": "test loss", "clients": "held-out loss", "": "training loss"}[held_out]
+    for cell in (f"final {name}", name):
+        assert f"<th scope='col'>{cell}</th>" in text
+    assert ("training loss in the last round" in text) is (held_out == "")
     assert ("held-out samples.</" in text) is (held_out == "clients")
 
 
@@ -80,6 +104,12 @@ def test_without_a_test_set_the_loss_is_that_of_the_clients_held_out_samples() -
     assert judged_losses([tested, tested]) == [0.6, 0.6]
     assert judged_losses([trained, trained]) == [0.5, 0.5]
     assert judged_losses([]) == []
-    run = ReportedRun(Path("a"), [trained, evaluated], facts={"algorithm": "FedAvg", "seed": 0})
-    assert losses_table(group_runs([run])).rows[0][1] == "0.7"
-    assert Curve(run.records).losses == pytest.approx([math.nan, 0.7], nan_ok=True)  # of the figure
+    assert list(map(judged_on, ([trained, evaluated], [tested], [trained], []))) == [
+        "held-out", "test", "training", "training",
+    ]  # fmt: skip
+    diverged = replace(evaluated, loss=math.nan, train_loss=math.nan)
+    assert judged_on([diverged]) == "held-out"
+    assert [loss_name(record) for record in (tested, trained, diverged)] == ["test loss", *["training loss"] * 2]
+    run = Curve([trained, evaluated])
+    assert losses_table(compare({"a": [run]}, SETTINGS)).rows[0][1] == "0.7"
+    assert run.losses == pytest.approx([math.nan, 0.7], nan_ok=True)  # of the figure

@@ -39,9 +39,7 @@ from fedlalr.federation.compression.compression import SHORT_FORMS
 from fedlalr.report import compare as compare_runs
 from fedlalr.report.comparison import Curve
 from fedlalr.report.figures import accuracy_figure
-from fedlalr.report.groups import group_runs
 from fedlalr.report.losses import losses_table
-from fedlalr.report.runs import read_run
 from fedlalr.report.tables import comparison_table
 
 
@@ -255,9 +253,8 @@ def run_all(
     settings = {name: jobs[0].config.algorithm.options for name, jobs in planned.items()}
     comparison = compare_runs(runs, settings, target)
     notes = edge_notes(choices) if choices else part.rate_notes()
-    if without_accuracy(curve.records for curves in runs.values() for curve in curves):
-        losses = losses_table(group_runs(read_run(job.folder) for job in jobs))
-        return Compared(part, comparison, losses.with_notes(notes), choices)
+    if comparison.target is None:
+        return Compared(part, comparison, losses_table(comparison).with_notes(notes), choices)
     title = f"{part.figure_title}: {f'mean and range of {seeds} seeds' if seeds > 1 else 'one seed'}"
     pictures = accuracy_figure(runs, part.folder / "accuracy", title, comparison.target)
     return Compared(part, comparison, comparison_table(comparison).with_notes(notes), choices, pictures)

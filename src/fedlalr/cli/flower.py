@@ -157,5 +157,5 @@ def _show(config: Config, info: RunInfo, records: list[Record], as_json: bool) -
         return
     method = summary["algorithm"]["name"]
     standard_output().print(
-        f"{summary['name']} with {method} on {info.population} supernodes: {outcome(summary)}; {cost(summary)}"
+        f"{summary['name']} with {method} on {info.population} supernodes: {outcome(summary, records)}; {cost(summary)}"
     )

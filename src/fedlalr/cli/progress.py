@@ -28,8 +28,11 @@ from rich.table import Table
 from fedlalr.cli.files import data_folder_errors
 from fedlalr.config import Config
 from fedlalr.config.jobs import Event, Job, same_problem
+from fedlalr.config.run_dir import Summary
 from fedlalr.data.sources import SOURCES
 from fedlalr.federation.progress import Terminal, duration, megabytes
+from fedlalr.federation.record import judged_on
+from fedlalr.report.comparison import Curve
 from fedlalr.report.tables import kind
 
 _PLAIN_WIDTH = 130
@@ -124,18 +127,23 @@ class JobsProgress(RunsBar):
             return
         if not self.console.is_terminal or event.summary["failure"]:
             width = len(str(event.total))
-            self.console.print(f"{event.done:>{width}}/{event.total}  {self.label(event.over)}: {self._outcome(event)}")
+            outcome = self._outcome(event.over, event.summary, event.reused)
+            self.console.print(f"{event.done:>{width}}/{event.total}  {self.label(event.over)}: {outcome}")
 
-    def _outcome(self, event: Event) -> str:
-        summary = event.summary or {}
+    def _outcome(self, job: Job, summary: Summary, reused: bool) -> str:
         if summary["failure"]:
             known, what = len(self._failures), kind(summary["failure"])
             self._failures.add(what)
             return "failed in the same way" if len(self._failures) == known else f"failed, {summary['failure']}"
-        accuracy, loss = summary["accuracy"], summary["loss"]
-        without = "no finite loss" if loss is None else f"loss {loss:.4g}"
-        measured = without if accuracy is None else f"accuracy {accuracy:.1%}"
-        return f"{measured}, {'already finished' if event.reused else duration(summary['seconds'])}"
+        accuracy = summary["accuracy"]
+        measured = _loss(job) if accuracy is None else f"accuracy {accuracy:.1%}"
+        return f"{measured}, {'already finished' if reused else duration(summary['seconds'])}"
+
+
+def _loss(job: Job) -> str:
+    records = job.directory.records()
+    name, loss = f"{judged_on(records)} loss", Curve(records).final_loss
+    return f"no finite {name}" if loss is None else f"{name} {loss:.4g}"
 
 
 _COST = {"mlp": 0.02, "logistic": 0.02}

@@ -35,7 +35,7 @@ from fedlalr.config import Config, ConfigError, RunDirectory
 from fedlalr.config.run_dir import REPORT_FILE
 from fedlalr.federation import Observer
 from fedlalr.federation.progress import RunProgress, duration, megabytes
-from fedlalr.federation.record import Record, distributions_in, over_clients
+from fedlalr.federation.record import Record, distributions_in, loss_name, over_clients
 from fedlalr.report.html import write_report
 from fedlalr.training.ranks import process_rank
 
@@ -174,24 +174,26 @@ def note_defaults(config: Config, console: Console, quiet: bool) -> None:
 
 def show(folder: Path, as_json: bool) -> bool:
     """Show the outcome of a run, read from its directory. Returns whether it reported an interrupt to the user."""
-    summary = RunDirectory(folder).summary()
+    directory = RunDirectory(folder)
+    summary = directory.summary()
     if summary is None:  # interrupted before it started
         return False
     if as_json:
         print_json({**summary, "run_dir": str(folder)})
         return False
-    standard_output().print("\n".join(in_words(summary, folder)))
+    standard_output().print("\n".join(in_words(summary, directory.records(), folder)))
     return bool(summary["status"] == "interrupted")
 
 
-def outcome(summary: dict[str, Any]) -> str:
+def outcome(summary: dict[str, Any], records: Sequence[Record]) -> str:
     """Accuracy, loss and number of rounds."""
     accuracy, best, rounds = summary["accuracy"], summary["best_accuracy"], summary["rounds"]
-    if not rounds:
+    if not records:
         return "no round was finished"
     measured = "" if accuracy is None else f"accuracy {accuracy:.1%} (best {best:.1%}), "
     measured += over_clients(distributions_in(summary.get("per_client", {})))
-    loss = "no finite loss" if summary["loss"] is None else f"loss {summary['loss']:.3f}"
+    name = loss_name(records[-1])
+    loss = f"no finite {name}" if summary["loss"] is None else f"{name} {summary['loss']:.3f}"
     if summary.get("epsilon") is not None:
         loss += f", epsilon {summary['epsilon']:.3g}"
     return f"{measured}{loss} after {rounds} round{'' if rounds == 1 else 's'}"
@@ -204,10 +206,10 @@ def cost(summary: dict[str, Any]) -> str:
     return f"{sent}, {duration(summary['seconds'])}{rejected}"
 
 
-def in_words(summary: dict[str, Any], folder: Path) -> list[str]:
+def in_words(summary: dict[str, Any], records: Sequence[Record], folder: Path) -> list[str]:
     interrupted = summary["status"] == "interrupted"
     return [
-        f"{summary['name']} with {summary['algorithm']['name']}: {outcome(summary)}",
+        f"{summary['name']} with {summary['algorithm']['name']}: {outcome(summary, records)}",
         f"{cost(summary)}; written to {folder}",
         *([f"interrupted; resume with: fedlalr resume {shlex.quote(str(folder))}"] if interrupted else []),
     ]

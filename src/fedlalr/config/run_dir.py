@@ -109,6 +109,7 @@ def summarise(
         "accuracy": last.get("accuracy"),
         "best_accuracy": max(accuracies, default=None),
         "loss": last.get("loss"),
+        "train_loss": last.get("train_loss"),
         "per_client": last.get("per_client", {}),
         "epsilon": last.get("epsilon"),
         "bytes_up": sum(record.bytes_up for record in records),

@@ -15,7 +15,7 @@ from fedlalr.data.population import Clients
 from fedlalr.data.random import MODULES, key
 from fedlalr.data.test_set import as_test
 from fedlalr.data.transforms import Transform
-from fedlalr.data.trees import leaves, moved
+from fedlalr.data.trees import leaves, moved, named_leaves
 from fedlalr.federation.record import Distribution
 from fedlalr.federation.round import ServerState
 from fedlalr.hf import is_causal, next_tokens
@@ -229,6 +229,22 @@ def _distribution(values: list[float], *, highest_is_worst: bool) -> Distributio
     each = torch.tensor(values, dtype=torch.float64)
     worst = each.sort(descending=highest_is_worst).values[: math.ceil(WORST * len(values))]  # NaN counts as highest
     return Distribution(float(each.mean()), float(each.std(correction=0)), float(worst.mean()), len(values))
+
+
+def not_finite(tests: Clients, owner: str) -> str | None:
+    """The first sample with a NaN or an infinite number, in words; None if there is none.
+
+    `owner` names the samples, with "{}" for the client's number.
+    """
+    for client, size in enumerate(tests.sizes.tolist()):
+        for index in torch.split(torch.arange(size, device="cpu"), SAMPLES_AT_ONCE):
+            for what, tree in zip(("inputs", "targets"), tests.batch(client, index), strict=True):
+                for name, leaf in named_leaves(tree).items():
+                    wrong = ~leaf.isfinite().reshape(len(leaf), -1).all(dim=1)
+                    if wrong.any():
+                        place = int(index[wrong.cpu()][0])
+                        return f"{owner.format(client)} has NaN or infinite {what}{name}, first in its sample {place}"
+    return None
 
 
 def check_metrics(metrics: object, test: object) -> None:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fedlalr.common.printable import has_terminal, printable
 from fedlalr.federation.observers import Observer, RunInfo
-from fedlalr.federation.record import Record, over_clients, spent
+from fedlalr.federation.record import Record, loss_name, over_clients, spent
 
 PLAIN_LINES = 100
 """Approximate maximum number of lines per run of a command that is not on a terminal."""
@@ -109,7 +109,8 @@ class RunProgress(Observer):
         accuracy = "" if record.accuracy is None else f"accuracy {record.accuracy:6.1%}  "
         accuracy += over_clients(record.per_client) + spent(record)
         rejected = f"  {len(record.rejected)} rejected" if record.rejected else ""
-        return f"{accuracy}loss {record.loss:.3f}  rate {record.lr:.3g}  {megabytes(self._sent)} sent{rejected}"
+        loss = f"{loss_name(record)} {record.loss:.3f}"
+        return f"{accuracy}{loss}  rate {record.lr:.3g}  {megabytes(self._sent)} sent{rejected}"
 
     def _is_due(self, round: int) -> bool:
         rounds = self.info.rounds

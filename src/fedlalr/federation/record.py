@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fedlalr.federation.replies.screening import Rejection
 
@@ -108,13 +108,39 @@ class Record:
                 raise ValueError(f"{name} is {value!r}, not a number")
 
 
+Samples = Literal["test", "held-out", "training"]
+
+
+def judged_on(history: Iterable[Record]) -> Samples:
+    """The samples on which a run is judged: those of the test set or, without one, the clients' held-out samples.
+    Without either, those it is trained on."""
+    records = list(history)
+    if any(_is_tested(record) for record in records):
+        return "test"
+    return "held-out" if any(record.per_client for record in records) else "training"
+
+
 def judged_losses(history: Sequence[Record]) -> list[float | None]:
-    """The loss by which a run is judged after each round: on the test set or, without one, the mean over the clients'
-    held-out samples, None in rounds after which they are not evaluated. Without either, the training loss."""
-    over = [record.per_client.get("loss") for record in history]
-    if not any(over) or any(record.loss != record.train_loss for record in history):
+    """The loss by which a run is judged after each round. On held-out samples it is the mean over the clients, None in
+    rounds after which they are not evaluated."""
+    if judged_on(history) != "held-out":
         return [record.loss for record in history]
-    return [None if each is None else each.mean for each in over]
+    return [held_out_loss(record) for record in history]
+
+
+def held_out_loss(record: Record) -> float | None:
+    """The mean over the clients of the loss on their own samples; None after rounds without such an evaluation."""
+    return record.per_client["loss"].mean if "loss" in record.per_client else None
+
+
+def loss_name(record: Record) -> str:
+    """What `record.loss` is."""
+    return "test loss" if _is_tested(record) else "training loss"
+
+
+def _is_tested(record: Record) -> bool:
+    """Without a test set the loss is the training loss, also where both are NaN."""
+    return record.loss != record.train_loss and not (math.isnan(record.loss) and math.isnan(record.train_loss))
 
 
 def distributions_in(plain: Mapping[str, Mapping[str, Any]]) -> dict[str, Distribution]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -25,7 +25,7 @@ from fedlalr.common.colours import COLOURS
 from fedlalr.common.files import write_whole
 from fedlalr.common.reading import at_home, open_file, read_file
 from fedlalr.federation.observers import RunInfo
-from fedlalr.federation.record import Record, over_clients, spent
+from fedlalr.federation.record import Record, judged_losses, judged_on, loss_name, over_clients, spent
 from fedlalr.federation.round import ServerState
 from fedlalr.federation.storage.checkpoint import LARGEST_DESCRIPTION, CheckpointError, sealed
 from fedlalr.federation.storage.fingerprint import hash_tensor
@@ -98,18 +98,29 @@ class Result:
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the loss, and the accuracy if there is one, by round. Returns the axes of the loss.
 
+        Without a test set it is the mean loss over the clients' held-out samples or, without these, the training loss.
+
         ax: Axes to draw in; None: those of a new figure.
         """
         import matplotlib.pyplot as plt
         from matplotlib.ticker import MaxNLocator
 
         axes = plt.subplots(layout="constrained")[1] if ax is None else ax
-        _draw(axes, self.history, "loss", COLOURS[1])
+        self._draw(axes, f"{judged_on(self.history)} loss", judged_losses(self.history), COLOURS[1])
         axes.set_xlabel("round")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if any(record.accuracy is not None for record in self.history):
-            _draw(axes.twinx(), self.history, "accuracy", COLOURS[0])
+        accuracies = [record.accuracy for record in self.history]
+        if any(accuracy is not None for accuracy in accuracies):
+            self._draw(axes.twinx(), "accuracy", accuracies, COLOURS[0])
         return axes
+
+    def _draw(self, axes: Axes, name: str, values: Sequence[float | None], colour: str) -> None:
+        """A line over the rounds that have a value, and its name in its colour at its own scale."""
+        rounds = [record.round for record in self.history]
+        points = [(round, value) for round, value in zip(rounds, values, strict=True) if value is not None]
+        axes.plot(*zip(*points, strict=True), color=colour, label=name)
+        axes.set_ylabel(name, color=colour)
+        axes.tick_params(axis="y", labelcolor=colour)
 
     def save(self, path: str | Path) -> None:
         """Write history, state, model and `info` to one file, without pickle; `fl.load(path, model)` reads it."""
@@ -125,17 +136,9 @@ class Result:
         metrics += over_clients(last.per_client) + spent(last)
         return (
             f"Result({self.info.algorithm}, {last.round} {'round' if last.round == 1 else 'rounds'}: "
-            f"{accuracy}loss {last.loss:.4g}, {metrics}"
+            f"{accuracy}{loss_name(last)} {last.loss:.4g}, {metrics}"
             f"{self.bytes_up / 1e6:.3g} MB up, {self.bytes_down / 1e6:.3g} MB down)"
         )
-
-
-def _draw(axes: Axes, history: list[Record], name: str, colour: str) -> None:
-    """A line over the rounds that have a value, and its name in its colour at its own scale."""
-    points = [(record.round, value) for record in history if (value := getattr(record, name)) is not None]
-    axes.plot(*zip(*points, strict=True), color=colour, label=name)
-    axes.set_ylabel(name, color=colour)
-    axes.tick_params(axis="y", labelcolor=colour)
 
 
 def named_state(state: ServerState, training: Training) -> State:

@@ -8,6 +8,7 @@ result = session.result()
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,11 +20,11 @@ from typing import Any, Protocol
 from fedlalr.algorithms.slots import Slots
 from fedlalr.data.test_set import is_one_tensor
 from fedlalr.federation.compression.channel import Channel
-from fedlalr.federation.evaluation import Evaluation, Score, distributions, evaluate
+from fedlalr.federation.evaluation import Evaluation, Score, distributions, evaluate, not_finite
 from fedlalr.federation.observers import Observer, RunInfo, stopped_by
 from fedlalr.federation.options import Options
 from fedlalr.federation.problem import Problem
-from fedlalr.federation.record import Record
+from fedlalr.federation.record import Record, held_out_loss
 from fedlalr.federation.replies.screening import SEVERAL, Streaks
 from fedlalr.federation.result import Result, named_state, personal_states, trained_model
 from fedlalr.federation.round import RoundOutcome, ServerState
@@ -90,7 +91,7 @@ class Session:
             every=self.options.checkpoint_every,
         )
         self._fresh = fresh
-        self._streaks, self._named = Streaks(), set[int]()
+        self._streaks, self._named, self._searched = Streaks(), set[int](), set[str]()
         self._warned = self.options.debug or not first  # warn once; the debugger says more
 
     def __enter__(self) -> Session:
@@ -132,7 +133,25 @@ class Session:
             for client in set(record.repeatedly) - self._named if self.transport.ranks.is_first else ():
                 warnings.warn(_shut_out(record, client), RepliesRejected, stacklevel=3)
                 self._named.add(client)
+            for problem in self._unusable(record) if self.transport.ranks.is_first else ():
+                warnings.warn(problem, stacklevel=3)
             yield record
+
+    def _unusable(self, record: Record) -> Iterator[str]:
+        """Samples that make the loss of an evaluation NaN or infinite; they are searched for once."""
+        evaluated = (
+            (self.problem.test, record.loss, "the test set"),
+            (self.problem.client_tests, held_out_loss(record), "the held-out data of client {}"),
+        )
+        for tests, loss, owner in evaluated:
+            if tests is None or loss is None or math.isfinite(loss) or owner in self._searched:
+                continue
+            self._searched.add(owner)
+            if (found := not_finite(tests, owner)) is not None:
+                yield (
+                    f"{found}, so the loss on it is {loss:g}; remove such samples, or fill in numbers, for example "
+                    f"with torch.nan_to_num"
+                )
 
     def _show(self, record: Record, observer: Observer) -> None:
         observer.on_model(record.round, partial(trained_model, self.problem.model, self.state, self.training))

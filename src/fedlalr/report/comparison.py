@@ -1,4 +1,4 @@
-"""Comparison of methods: accuracy, rounds to a target, and cost."""
+"""Comparison of methods: accuracy, rounds to a target, and cost; without an accuracy, their final loss."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any
 
+from fedlalr.config.grid import without_accuracy
 from fedlalr.federation import Record
-from fedlalr.federation.record import judged_losses
+from fedlalr.federation.record import judged_losses, judged_on
 from fedlalr.report.statistics import ConfidenceInterval, MeanAndDeviation, paired_difference, spread
 
 MEGABYTE = 1_000_000
@@ -17,12 +18,12 @@ MEGABYTE = 1_000_000
 
 @dataclass(frozen=True)
 class MethodOutcome:
-    """One method over all seeds. Lists are in the order of the seeds; a failed run has no final accuracy."""
+    """One method over all seeds. Lists are in the order of the seeds; a failed run has no final value."""
 
     method: str
     settings: Mapping[str, Any]
     finals: tuple[float | None, ...]
-    """Accuracy after the last round."""
+    """Accuracy, or without any the loss, after the last round; None also for a loss that is not finite."""
     rounds_to_target: tuple[int | None, ...]
     """The first round that reached the target; None if none did."""
     megabytes_to_target: tuple[float | None, ...]
@@ -34,7 +35,7 @@ class MethodOutcome:
     seconds: MeanAndDeviation
     failures: tuple[str | None, ...]
     to_best: ConfidenceInterval | None
-    """Paired difference of the final accuracy to the best method's; None for the best itself and if a run failed."""
+    """Paired difference of the final value to the best method's; None for the best itself and if a run has none."""
 
     @property
     def final(self) -> MeanAndDeviation | None:
@@ -60,7 +61,10 @@ class Comparison:
     """All methods, best first."""
 
     outcomes: tuple[MethodOutcome, ...]
-    target: float
+    measure: str
+    """What they are compared by, such as "test accuracy" or "held-out loss"."""
+    target: float | None
+    """An accuracy; None if they are compared by losses."""
     seeds: int
 
     @property
@@ -69,6 +73,7 @@ class Comparison:
 
     def as_dict(self) -> dict[str, Any]:
         return {
+            "measure": self.measure,
             "target": self.target,
             "seeds": self.seeds,
             "best": self.best.method,
@@ -114,6 +119,12 @@ class Curve:
         measured = [record.accuracy for record in self.records if record.accuracy is not None]
         return measured[-1] if measured and self.failure is None else None
 
+    @property
+    def final_loss(self) -> float | None:
+        """The last loss; None after a failure and if it is not finite."""
+        measured = [loss for loss in judged_losses(self.records) if loss is not None]
+        return measured[-1] if measured and math.isfinite(measured[-1]) and self.failure is None else None
+
     def first_at(self, target: float) -> int | None:
         """The index of the first round with at least that accuracy."""
         return next((i for i, accuracy in enumerate(self.accuracies) if accuracy >= target), None)
@@ -122,14 +133,21 @@ class Curve:
 def compare(
     runs: Mapping[str, Sequence[Curve]], settings: Mapping[str, Mapping[str, Any]], target: float | None = None
 ) -> Comparison:
-    """Compare methods by their runs, one per seed in the same order; the target defaults to `default_target`."""
+    """Compare methods by their runs, one per seed in the same order, by accuracy or, without one, by loss.
+
+    The target defaults to `default_target`.
+    """
     if not runs or len({len(curves) for curves in runs.values()}) != 1:
         raise ValueError("every method needs one run per seed")
-    if target is None:
+    losses = without_accuracy(curve.records for curves in runs.values() for curve in curves)
+    if losses:
+        target = None
+    elif target is None:
         target = default_target(runs)
-    complete = {method: complete_finals(curves) for method, curves in runs.items()}
-    # methods with a failed run come last
-    order = sorted(runs, key=lambda method: -spread(complete[method]).mean if complete[method] else 1.0)
+    complete = {method: complete_finals(curves, losses) for method, curves in runs.items()}
+    sign = 1 if losses else -1
+    # methods with a run without a final value come last
+    order = sorted(runs, key=lambda method: sign * spread(complete[method]).mean if complete[method] else math.inf)
     best, *others = order
     to_best = {
         method: paired_difference(complete[method], complete[best])
@@ -137,7 +155,13 @@ def compare(
         if complete[method] and complete[best]
     }
     outcomes = tuple(_outcome(method, settings[method], runs[method], target, to_best.get(method)) for method in order)
-    return Comparison(outcomes, target, len(runs[best]))
+    return Comparison(outcomes, measure_of(runs, losses), target, len(runs[best]))
+
+
+def measure_of(runs: Mapping[str, Sequence[Curve]], losses: bool) -> str:
+    """Accuracy or loss, with the samples on which runs are judged if these are the same for all."""
+    samples = {judged_on(curve.records) for curves in runs.values() for curve in curves if curve.records}
+    return " ".join([*(samples if len(samples) == 1 else ()), "loss" if losses else "accuracy"])
 
 
 def default_target(runs: Mapping[str, Sequence[Curve]]) -> float:
@@ -155,14 +179,18 @@ def default_target(runs: Mapping[str, Sequence[Curve]]) -> float:
 
 
 def _outcome(
-    method: str, settings: Mapping[str, Any], curves: Sequence[Curve], target: float, to_best: ConfidenceInterval | None
+    method: str,
+    settings: Mapping[str, Any],
+    curves: Sequence[Curve],
+    target: float | None,
+    to_best: ConfidenceInterval | None,
 ) -> MethodOutcome:
-    firsts = [(curve, curve.first_at(target)) for curve in curves]
+    firsts = [(curve, None if target is None else curve.first_at(target)) for curve in curves]
     megabytes, seconds = totals(curves)
     return MethodOutcome(
         method=method,
         settings=settings,
-        finals=tuple(curve.final for curve in curves),
+        finals=tuple(curve.final_loss if target is None else curve.final for curve in curves),
         rounds_to_target=tuple(None if at is None else curve.records[at].round for curve, at in firsts),
         megabytes_to_target=tuple(None if at is None else curve.megabytes()[at] for curve, at in firsts),
         seconds_to_target=tuple(None if at is None else curve.seconds()[at] for curve, at in firsts),
@@ -180,7 +208,8 @@ def totals(curves: Sequence[Curve]) -> tuple[MeanAndDeviation, MeanAndDeviation]
     return megabytes, seconds
 
 
-def complete_finals(curves: Sequence[Curve]) -> list[float]:
-    """The final accuracies of all seeds; empty if a run failed."""
-    through = [curve.final for curve in curves if curve.final is not None]
+def complete_finals(curves: Sequence[Curve], losses: bool = False) -> list[float]:
+    """The final accuracies, or losses, of all seeds; empty if a run has none."""
+    finals = [curve.final_loss if losses else curve.final for curve in curves]
+    through = [final for final in finals if final is not None]
     return through if len(through) == len(curves) else []

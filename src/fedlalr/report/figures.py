@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedlalr.config import ConfigError
 from fedlalr.config.grid import without_accuracy
-from fedlalr.report.comparison import Curve, complete_finals, default_target
+from fedlalr.report.comparison import Curve, complete_finals, default_target, measure_of
 from fedlalr.report.enlarging import Line, Region, draw_enlarged, ends, mean_cost, percent, rise
 from fedlalr.report.groups import group_runs, method_of
 from fedlalr.report.line_styles import in_order, looks_of
@@ -87,7 +87,7 @@ def draw(runs: Runs, methods: Sequence[str], panels: Sequence[Panel], title: str
         if enlarged:
             _draw_part(axes, below, panel, best and best.region)
     losses = panels[0].losses
-    rows[0, 0].set_ylabel("loss" if losses else "test accuracy")
+    rows[0, 0].set_ylabel(measure_of(runs, losses))
     if not losses:
         rows[0, 0].set_ylim(0, min(1, 1.1 * rows[0, 0].get_ylim()[1]))
     if enlarged:

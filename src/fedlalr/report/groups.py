@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedlalr.federation import Record
+from fedlalr.federation.record import held_out_loss, judged_on
 from fedlalr.report.comparison import Curve
 from fedlalr.report.runs import ReportedRun
 from fedlalr.report.tables import name_of
@@ -146,9 +147,16 @@ def curves_of(group: Group) -> dict[str, Any] | None:
             "seconds": plain(np.mean(seconds, axis=0)[kept]),
             "virtual": plain(np.mean(virtual, axis=0)[kept]) if len(virtual) == len(group.runs) else None,
         },
-        "y": {name: _band(group, attrgetter(name), kept) for name in ("accuracy", "loss", "train_loss", "lr")}
+        "y": {name: _band(group, value, kept) for name, value in _quantities(group).items()}
         | {f"{OWN}{name}": _band(group, _metric(name), kept) for name in metrics_of([group])},
     }
+
+
+def _quantities(group: Group) -> dict[str, Callable[[Record], float | None]]:
+    """Without a test set there is no test loss: `record.loss` is then the training loss."""
+    tested = {"loss": attrgetter("loss")} if judged_on(group.records) == "test" else {}
+    always = {name: attrgetter(name) for name in ("accuracy", "train_loss", "lr")}
+    return tested | always | {"held_out_loss": held_out_loss}
 
 
 def metrics_of(groups: Iterable[Group]) -> list[str]:

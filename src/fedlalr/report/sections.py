@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 from fedlalr.federation import Record
+from fedlalr.federation.record import Samples, judged_losses, judged_on
 from fedlalr.federation.replies.screening import SEVERAL
 from fedlalr.report.comparison import MEGABYTE, Curve, compare
 from fedlalr.report.groups import Group, differing, metrics_of
@@ -28,17 +29,22 @@ REST = "the rest"
 def runs_table(groups: Sequence[Group]) -> Table:
     """One row per run."""
     own = metrics_of(groups)
-    quality = ("accuracy", "best", "loss", *own)
+    every = {judged_on(run.records) for group in groups for run in group.runs if run.records}
+    judged = [samples for samples in get_args(Samples) if samples in every]
+    quality = ("accuracy", "best", *(f"{samples} loss" for samples in judged), *own)
     private = any(record.epsilon is not None for group in groups for record in group.records)
     quality += ("epsilon",) if private else ()
     heading = ("run", "seed", "rounds", *quality, "MB up", "MB down", "seconds", "clipped", "rejected", "state")
-    rows = tuple(_run_row(group.label, run, own, private) for group in groups for run in group.runs)
+    rows = tuple(_run_row(group.label, run, judged, own, private) for group in groups for run in group.runs)
     failures = tuple(f"{group.label}: {run.failure}" for group in groups for run in group.runs if run.failure)
     return Table(heading, rows, failures)
 
 
-def _run_row(label: str, run: ReportedRun, own: Sequence[str], private: bool) -> tuple[str, ...]:
+def _run_row(
+    label: str, run: ReportedRun, judged: Sequence[Samples], own: Sequence[str], private: bool
+) -> tuple[str, ...]:
     records = run.records
+    losses = [loss for loss in judged_losses(records) if loss is not None]
     metrics = records[-1].metrics if records else {}
     accuracies = [record.accuracy for record in records if record.accuracy is not None]
     planned = f"/{run.config.rounds}" if run.config and len(records) != run.config.rounds else ""
@@ -48,7 +54,7 @@ def _run_row(label: str, run: ReportedRun, own: Sequence[str], private: bool) ->
         f"{len(records)}{planned}",
         f"{accuracies[-1]:.1%}" if accuracies else "–",
         f"{max(accuracies):.1%}" if accuracies else "–",
-        f"{records[-1].loss:.4g}" if records else "–",
+        *(f"{losses[-1]:.4g}" if losses and samples == judged_on(records) else "–" for samples in judged),
         *(f"{metrics[name]:.4g}" if name in metrics else "–" for name in own),
         *([_epsilon(records)] if private else []),
         _megabytes(sum(record.bytes_up for record in records)),
@@ -78,20 +84,22 @@ def comparison_section(groups: Sequence[Group]) -> Table | None:
     if any(name.startswith(("data", "partition", "test")) for name in differing([group.settings for group in groups])):
         return None
     seeds = {tuple(run.seed for run in group.runs) for group in groups}
-    accuracies = [record.accuracy for group in groups for record in group.records]
+    runs = [run for group in groups for run in group.runs if run.records]
     lengths = {len(run.records) for group in groups for run in group.runs if not run.failure}
-    if len(groups) < 2 or len(seeds) != 1 or len(lengths) > 1 or not accuracies:
+    if len(groups) < 2 or len(seeds) != 1 or len(lengths) > 1 or not runs:
         return None
     notes = default_rates_notes({group.label: config for group in groups if (config := group.runs[0].config)})
-    if set(accuracies) == {None}:
-        return None if len(set(map(_loss_of, groups))) > 1 else losses_table(groups).with_notes(notes)
-    if any(run.records and Curve(run.records).final is None for group in groups for run in group.runs):
+    if len({judged_on(run.records) for run in runs}) > 1:
         return None
     targets = {run.config.target if run.config else None for group in groups for run in group.runs}
     curves = {group.label: [Curve(run.records, run.failure) for run in group.runs] for group in groups}
-    return comparison_table(
-        compare(curves, {label: {} for label in curves}, targets.pop() if len(targets) == 1 else None)
-    ).with_notes(notes)
+    target = targets.pop() if len(targets) == 1 else None
+    comparison = compare(curves, {label: {} for label in curves}, target)
+    if comparison.target is None:
+        return None if len(set(map(_loss_of, groups))) > 1 else losses_table(comparison).with_notes(notes)
+    if any(Curve(run.records).final is None for run in runs):
+        return None
+    return comparison_table(comparison).with_notes(notes)
 
 
 def _loss_of(group: Group) -> str:

@@ -52,6 +52,7 @@ class Table:
 
 def comparison_table(comparison: Comparison) -> Table:
     """Final accuracy with its difference to the best, and rounds, megabytes and seconds to the target and in total."""
+    assert comparison.target is not None, "methods without an accuracy are compared by `losses_table`"
     target = f"{100 * comparison.target:.4g}%"  # all digits of 12.5 %: 12 % would be another target
     heading = (
         "method",
@@ -66,7 +67,7 @@ def comparison_table(comparison: Comparison) -> Table:
     digits = 1 if max(outcome.seconds.mean for outcome in comparison.outcomes) >= 10 else 2
     small = max(outcome.megabytes.mean for outcome in comparison.outcomes) < 1
     rows = tuple(_row(outcome, digits, 4 if small else 1) for outcome in comparison.outcomes)
-    return Table(heading, rows, tuple(_notes(comparison)))
+    return Table(heading, rows, tuple(notes_of(comparison)))
 
 
 def name_of(method: str) -> str:
@@ -89,8 +90,19 @@ def _row(outcome: MethodOutcome, digits: int, of_megabytes: int) -> tuple[str, .
     )
 
 
-def _notes(comparison: Comparison) -> Iterable[str]:
+_ON = {
+    "held-out": "the mean over the clients' held-out samples",
+    "training": "the clients' training loss in the last round",
+}
+"""What stands in for the test set."""
+
+
+def notes_of(comparison: Comparison) -> Iterable[str]:
+    """What the table shows, and how to read it."""
     seeds = comparison.seeds
+    samples, _, what = comparison.measure.rpartition(" ")
+    if samples in _ON:
+        yield f"Without a test set, the {what} is {_ON[samples]}."
     if seeds > 1:
         yield (
             f"± is the standard deviation over {seeds} seeds. Differences are paired by seed (same data, start and "

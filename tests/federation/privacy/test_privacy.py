@@ -356,9 +356,10 @@ def test_a_configured_run_tells_what_it_spent(tmp_path):
     chosen = ["algorithm=fedavg", "rounds=1", "partition.clients=12", "clients_per_round=4", "local.steps=1"]
     config = load("quickstart", [*chosen, "privacy={clip: 1.0, noise_multiplier: 1.0, delta: 1e-3}"])
     execute(config, tmp_path / "run")
-    summary = RunDirectory(tmp_path / "run").summary()
+    directory = RunDirectory(tmp_path / "run")
+    summary = directory.summary()
     assert summary["epsilon"] == epsilon(1.0, 4 / 12, 1, 1e-3)
-    assert f", epsilon {summary['epsilon']:.3g} after 1 round" in outcome(summary)
+    assert f", epsilon {summary['epsilon']:.3g} after 1 round" in outcome(summary, directory.records())
 
 
 def test_noise_does_not_depend_on_the_model_but_on_the_seed():

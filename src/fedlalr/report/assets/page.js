@@ -27,7 +27,10 @@ function options(id, items, change) {
   return items[chosen];
 }
 
-const QUANTITIES = [["accuracy", "accuracy"], ["loss", "test loss"], ["train_loss", "training loss"], ["lr", "client rate"]];
+const QUANTITIES = [
+  ["accuracy", "accuracy"], ["loss", "test loss"], ["held_out_loss", "held-out loss"], ["train_loss", "training loss"], ["lr", "client rate"],
+];
+const NOT_IN_EVERY_ROUND = ["accuracy", "held_out_loss"]; // of the clients' held-out samples
 const AXES = [["round", "rounds"], ["megabytes", "megabytes"], ["seconds", "time"], ["virtual", "virtual time"]];
 const AXIS_LABELS = { round: "round", megabytes: "megabytes sent, up and down", seconds: "seconds", virtual: "virtual seconds" };
 
@@ -44,8 +47,8 @@ function curves() {
   const draw = lineChart(find("curves-chart"), () => ({
     dashes: data.dashes,
     series: data.curves.filter((c) => c.y[y] && c.x[x]).map((c) => {
-      // without a test set some rounds have no accuracy; lines connect the others
-      const has = (_, k) => y !== "accuracy" || c.y[y].mean[k] !== null;
+      // lines connect the rounds that have a value
+      const has = (_, k) => !NOT_IN_EVERY_ROUND.includes(y) || c.y[y].mean[k] !== null;
       const { mean, low, high } = c.y[y];
       return { label: c.label, look: c.look, x: c.x[x].filter(has), y: mean.filter(has), low: low && low.filter(has), high: high && high.filter(has) };
     }),
