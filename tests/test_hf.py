@@ -92,6 +92,12 @@ def test_a_model_that_needs_the_labels_gets_a_hint():
         train(hf.made(hf.t5), clients("words"))
 
 
+def test_a_model_that_needs_the_labels_trains_on_the_engine_that_auto_chooses():
+    settings = {"loss": "model", "algorithm": fl.FedAvg(lr=0.1)}
+    chosen, right = (train(hf.made(hf.t5), clients("words"), engine, **settings) for engine in ("auto", "reference"))
+    assert torch.equal(weights(chosen), weights(right))
+
+
 def test_the_last_token_gets_the_label_that_the_loss_ignores():
     other = [texts | {"labels": texts["labels"].where(texts["labels"] >= 0, 0)} for texts in clients("words")]
     right = train(hf.made(hf.gpt2), clients("words"))

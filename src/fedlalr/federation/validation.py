@@ -21,7 +21,7 @@ from fedlalr.federation.evaluation import is_class_target
 from fedlalr.federation.observers import Observer
 from fedlalr.hf import needs_labels
 from fedlalr.training.accumulation import check_terms
-from fedlalr.training.calling import MODEL_LOSS, arguments, call, for_loss, own_loss, target_of
+from fedlalr.training.calling import MODEL_LOSS, arguments, for_loss, outputs_of, own_loss, target_of
 from fedlalr.training.interfaces import Training
 from fedlalr.training.local_step import starting_slots
 from fedlalr.training.options import Loss
@@ -168,8 +168,7 @@ def _tried(training: Training, clients: Clients, whose: str, transform: Transfor
     inputs, targets = (moved(part, training.device) for part in clients.batch(0, some))
     if transform is not None:
         inputs = transform.test(inputs)
-    for_model = targets if training.loss == MODEL_LOSS else None
-    check_arguments(training.model, inputs, for_model, whose)
+    check_arguments(training.model, inputs, targets if training.loss == MODEL_LOSS else None, whose)
     buffers = {name: buffer.clone() for name, buffer in training.model.named_buffers()}
     try:
         with (
@@ -177,7 +176,7 @@ def _tried(training: Training, clients: Clients, whose: str, transform: Transfor
             in_mode(training.model, training=False),
             torch.autocast(training.device.type, training.compute, enabled=training.compute is not None),
         ):
-            return call(training.model, inputs, for_model), targets
+            return outputs_of(training.model, training.loss, inputs, targets), targets
     except Exception as error:
         mine = training.layout.dtype
         floats = {name: leaf for name, leaf in named_leaves(inputs).items() if leaf.is_floating_point()}

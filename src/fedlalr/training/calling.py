@@ -36,6 +36,11 @@ def call(model: Callable[..., Any], inputs: Tree, targets: Tree | None = None) -
     return model(*positional, **named)
 
 
+def outputs_of(model: Callable[..., Any], loss: Any, inputs: Tree, targets: Tree) -> Any:
+    """The model's outputs for a batch; if it computes the loss itself, it gets the targets, too."""
+    return call(model, inputs, targets if loss == MODEL_LOSS else None)
+
+
 def prediction(outputs: Any) -> Any:
     """What the caller's losses and metrics use: the `logits` of outputs that have them, else the outputs themselves."""
     if isinstance(outputs, Tensor):
@@ -83,11 +88,8 @@ def own_loss(outputs: Any) -> Tensor:
 
 def outputs_and_loss(model: Callable[..., Any], loss: Any, inputs: Tree, targets: Tree) -> tuple[Any, Tensor]:
     """What the model returns for a batch, and the loss: the caller's, or the model's own."""
-    if loss == MODEL_LOSS:
-        outputs = call(model, inputs, targets)
-        return outputs, own_loss(outputs)
-    outputs = call(model, inputs)
-    return outputs, loss(for_loss(outputs, loss), targets)
+    outputs = outputs_of(model, loss, inputs, targets)
+    return outputs, own_loss(outputs) if loss == MODEL_LOSS else loss(for_loss(outputs, loss), targets)
 
 
 def batch_loss(model: Callable[..., Any], loss: Any, inputs: Tree, targets: Tree) -> Tensor:
