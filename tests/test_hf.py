@@ -18,6 +18,8 @@ if importlib.util.find_spec("transformers") is None or importlib.util.find_spec(
 import transformers
 
 import hugging_face as hf
+from fedlalr import config
+from fedlalr.config.build import build_problem
 from fedlalr.training.stacked.trial import CannotStack
 
 SIZES = (7, 3, 6)  # with batches of four: all of them padded at some step
@@ -142,6 +144,23 @@ def test_pairs_are_taken_as_they_are():
     pairs = [({name: texts[name] for name in names}, fl.hf.next_tokens(texts["labels"])) for texts in dicts]
     right, mine = (train(hf.made(hf.gpt2), data) for data in (dicts, pairs))
     assert torch.equal(weights(mine), weights(right))
+
+
+def clients_and_test():
+    return clients("words"), hf.texts(9, "words")
+
+
+@pytest.mark.parametrize("share", [0, 0.3])
+def test_a_configuration_moves_the_labels_too(share):
+    """Of clients, and of samples that are held out from them."""
+    own = ["model=hugging_face:gpt2", "data=test_hf:clients_and_test", f"data.validation={share}"]
+    _, population, test = build_problem(config.load(None, own), F.cross_entropy)
+    right = torch.cat([fl.hf.next_tokens(texts["labels"]) for texts in clients("words")])
+    assert torch.equal(population.targets, right)
+    if share:
+        assert torch.equal(test.targets, right)
+    else:
+        assert test.keys() == {"input_ids", "attention_mask", "labels"}  # `fl.run` moves them
 
 
 def test_tied_weights_are_one_set_of_coordinates(tmp_path):
