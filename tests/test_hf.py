@@ -235,12 +235,14 @@ def test_what_cannot_be_stacked_names_the_layer_the_line_and_what_to_do():
     assert train(model, clients("words"), "auto").history  # trains all the same
 
 
-def test_causal_models_are_known_also_as_subclasses_and_with_adapters():
+def test_causal_models_are_known_also_as_subclasses_with_adapters_and_compiled():
     class Mine(type(hf.gpt2())):
         pass
 
     assert all(map(fl.hf.is_causal, (hf.gpt2(), hf.llama(), Mine(hf.gpt2().config))))
     assert fl.hf.is_causal(hf.with_lora(hf.gpt2(), "CAUSAL_LM"))
+    assert fl.hf.is_causal(torch.compile(hf.with_lora(hf.gpt2(), "CAUSAL_LM")))
+    assert not fl.hf.is_causal(torch.compile(hf.bert()))
     assert not any(map(fl.hf.is_causal, (hf.bert(), hf.t5(), hf.vit(), hf.with_lora(hf.bert(), "SEQ_CLS"))))
     assert not fl.hf.is_causal(torch.nn.Linear(2, 2))
 
