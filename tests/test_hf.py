@@ -89,6 +89,18 @@ def test_the_loss_of_a_causal_model_is_its_own():
         assert record.history[0].accuracy == pytest.approx(float(hits.double().mean()), abs=1e-12)
 
 
+@pytest.mark.parametrize("engine", ["reference", "stacked"])
+def test_the_loss_of_a_model_in_bfloat16_is_not_rounded(engine):
+    """Its weights and logits are; the loss is computed from them in float32, as Hugging Face does."""
+    model, data = hf.made(hf.gpt2).to(torch.bfloat16), hf.texts(9, "words")
+    with torch.no_grad():
+        right = float(model.eval()(**data).loss)
+    options = {"rounds": 1, "batch_size": 9, "local": fl.Steps(1), "test": data, "algorithm": fl.FedAvg(lr=1e-12)}
+    record = train(model, [data, data], engine, **options).history[0]
+    assert record.loss == pytest.approx(right, rel=1e-6)
+    assert record.train_loss == pytest.approx(right, rel=1e-3 if engine == "stacked" else 1e-6)  # other products
+
+
 def test_a_model_that_needs_the_labels_gets_a_hint():
     with pytest.raises(ValueError, match=r"this model needs the labels to run, so use loss='model'"):
         train(hf.made(hf.t5), clients("words"))

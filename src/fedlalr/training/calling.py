@@ -87,9 +87,16 @@ def own_loss(outputs: Any) -> Tensor:
 
 
 def outputs_and_loss(model: Callable[..., Any], loss: Any, inputs: Tree, targets: Tree) -> tuple[Any, Tensor]:
-    """What the model returns for a batch, and the loss: the caller's, or the model's own."""
+    """What the model returns for a batch, and the loss: the caller's, or the model's own.
+
+    torch's cross entropy would round its result as the logits are, to three digits in bfloat16.
+    """
     outputs = outputs_of(model, loss, inputs, targets)
-    return outputs, own_loss(outputs) if loss == MODEL_LOSS else loss(for_loss(outputs, loss), targets)
+    if loss == MODEL_LOSS:
+        return outputs, own_loss(outputs)
+    read = for_loss(outputs, loss)
+    is_rounded = ignored_label(loss) is not None and isinstance(read, Tensor) and read.dtype.itemsize == 2
+    return outputs, loss(read.float() if is_rounded else read, targets)
 
 
 def batch_loss(model: Callable[..., Any], loss: Any, inputs: Tree, targets: Tree) -> Tensor:
