@@ -102,8 +102,16 @@ def test_the_loss_of_a_model_in_bfloat16_is_not_rounded(engine):
 
 
 def test_a_model_that_needs_the_labels_gets_a_hint():
-    with pytest.raises(ValueError, match=r"this model needs the labels to run, so use loss='model'"):
+    with pytest.raises(ValueError, match=r"needs the labels to run, as T5 does, use loss='model'"):
         train(hf.made(hf.t5), clients("words"))
+
+
+def test_a_model_that_adds_to_the_logits_gets_a_hint():
+    import peft
+
+    prompt = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    with pytest.raises(ValueError, match=r"if the model's own loss pairs them, .* use loss='model'"):
+        train(peft.get_peft_model(hf.gpt2(), prompt), clients("words"))
 
 
 def test_a_model_that_needs_the_labels_trains_on_the_engine_that_auto_chooses():
@@ -264,6 +272,14 @@ def test_a_model_of_texts_and_images_is_causal_unless_it_has_an_encoder():
         pass
 
     assert fl.hf.is_causal(MineForConditionalGeneration(hf.bert().config))
+
+
+def test_clients_that_are_several_data_sets_are_told_to_be_one():
+    from datasets import Dataset, DatasetDict
+
+    both = DatasetDict({"train": Dataset.from_dict({"input_ids": [[1]], "labels": [0]})})
+    with pytest.raises(TypeError, match=r"client 0 is a DatasetDict of data sets; pass one of them, .*data\['train'\]"):
+        train(hf.bert(), [both])
 
 
 def test_a_classifier_on_a_data_set_of_ten_clients_needs_no_glue(tmp_path):

@@ -187,7 +187,7 @@ def _tried(training: Training, clients: Clients, whose: str, transform: Transfor
         elif isinstance(inputs, Tensor) and inputs.dtype != mine:
             hint = f"; the model is {mine}, so if they are values, not indices, use inputs.to({mine})"
         elif training.loss != MODEL_LOSS and needs_labels(training.model):
-            hint = "; this model needs the labels to run, so use loss='model'"
+            hint = "; if this model needs the labels to run, as T5 does, use loss='model'"
         raise ValueError(
             f"the model cannot run on {whose} inputs, {_kind(inputs)}: {type(error).__name__}: {error}{hint}"
         ) from error
@@ -248,6 +248,8 @@ def _check_loss(training: Training, outputs: Any, targets: Tree, whose: str) -> 
             hint = "; labels must be int64, so use targets.long()"
         elif ignored_label(training.loss) is not None and targets.dtype == torch.int64 and targets.shape[1:] == (1,):
             hint = "; a label is one number per sample, so use targets.squeeze(1)"
+        elif ignored_label(training.loss) is not None and isinstance(outputs, Tensor):
+            hint = _hint_at_positions(training.model, outputs, targets)
         raise ValueError(f"the loss cannot be computed from {shapes}: {type(error).__name__}: {error}{hint}") from error
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise ValueError(
@@ -256,6 +258,17 @@ def _check_loss(training: Training, outputs: Any, targets: Tree, whose: str) -> 
         )
     if _broadcasts(training.loss, outputs, targets):
         raise ValueError(_broadcast_error(shapes, outputs, targets))
+
+
+def _hint_at_positions(model: nn.Module, outputs: Tensor, targets: Tensor) -> str:
+    """What to do about outputs whose positions, such as tokens or pixels, are not those of the labels."""
+    if outputs.dim() != targets.dim() + 1 or outputs.dim() < 3:
+        return ""
+    if outputs.shape[:-1] == targets.shape:
+        return "; cross-entropy needs the classes second, so let the model return outputs.movedim(-1, 1)"
+    if "labels" in inspect.signature(model.forward).parameters:
+        return "; if the model's own loss pairs them, as that of prompt tuning does, use loss='model'"
+    return ""
 
 
 def _broadcast_error(shapes: str, outputs: Tensor, targets: object) -> str:
