@@ -106,6 +106,13 @@ def test_a_model_that_needs_the_labels_gets_a_hint():
         train(hf.made(hf.t5), clients("words"))
 
 
+def test_an_input_that_the_model_does_not_name_gets_a_hint():
+    """Hugging Face's models take any name; the column of images in their data sets is called image."""
+    data = [{"image": images["pixel_values"], "labels": images["labels"]} for images in clients(make=hf.images)]
+    with pytest.raises(ValueError, match=r"ViTForImageClassification.forward has no argument image: rename the key"):
+        train(hf.made(hf.vit), data)
+
+
 def test_a_model_that_adds_to_the_logits_gets_a_hint():
     import peft
 

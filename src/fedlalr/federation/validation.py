@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -146,6 +146,14 @@ def check_arguments(model: nn.Module, inputs: Tree, targets: Tree | None, whose:
             )
 
 
+def _unnamed(model: nn.Module, inputs: Mapping[str, object]) -> list[str]:
+    """The inputs that a module's forward takes only because it takes any name, as those of Hugging Face do."""
+    takes = inspect.signature(model.forward).parameters
+    if any(each.kind is each.VAR_POSITIONAL for each in takes.values()):  # it passes on whatever it gets
+        return []
+    return [name for name in inputs if name not in takes]
+
+
 def as_client_tests(given: object, training: Training, transform: Transform | None) -> Clients:
     """The caller's test sets, one for each client, on the device of the run."""
     try:
@@ -186,6 +194,8 @@ def _tried(training: Training, clients: Clients, whose: str, transform: Transfor
             hint = f"; the model is {mine}, so use {', '.join(wrong)}"
         elif isinstance(inputs, Tensor) and inputs.dtype != mine:
             hint = f"; the model is {mine}, so if they are values, not indices, use inputs.to({mine})"
+        elif isinstance(inputs, dict) and (unnamed := _unnamed(training.model, inputs)):
+            hint = f"; {type(training.model).__name__}.forward has no argument {', '.join(unnamed)}: rename the key"
         elif training.loss != MODEL_LOSS and needs_labels(training.model):
             hint = "; if this model needs the labels to run, as T5 does, use loss='model'"
         raise ValueError(
