@@ -18,6 +18,8 @@ if importlib.util.find_spec("transformers") is None or importlib.util.find_spec(
 import transformers
 
 import hugging_face as hf
+from fedlalr import config
+from fedlalr.config.build import build_problem
 from fedlalr.training.stacked.trial import CannotStack
 
 SIZES = (7, 3, 6)  # with batches of four: all of them padded at some step
@@ -87,9 +89,42 @@ def test_the_loss_of_a_causal_model_is_its_own():
         assert record.history[0].accuracy == pytest.approx(float(hits.double().mean()), abs=1e-12)
 
 
+@pytest.mark.parametrize("engine", ["reference", "stacked"])
+def test_the_loss_of_a_model_in_bfloat16_is_not_rounded(engine):
+    """Its weights and logits are; the loss is computed from them in float32, as Hugging Face does."""
+    model, data = hf.made(hf.gpt2).to(torch.bfloat16), hf.texts(9, "words")
+    with torch.no_grad():
+        right = float(model.eval()(**data).loss)
+    options = {"rounds": 1, "batch_size": 9, "local": fl.Steps(1), "test": data, "algorithm": fl.FedAvg(lr=1e-12)}
+    record = train(model, [data, data], engine, **options).history[0]
+    assert record.loss == pytest.approx(right, rel=1e-6)
+    assert record.train_loss == pytest.approx(right, rel=1e-3 if engine == "stacked" else 1e-6)  # other products
+
+
 def test_a_model_that_needs_the_labels_gets_a_hint():
-    with pytest.raises(ValueError, match=r"this model needs the labels to run, so use loss='model'"):
+    with pytest.raises(ValueError, match=r"needs the labels to run, as T5 does, use loss='model'"):
         train(hf.made(hf.t5), clients("words"))
+
+
+def test_an_input_that_the_model_does_not_name_gets_a_hint():
+    """Hugging Face's models take any name; the column of images in their data sets is called image."""
+    data = [{"image": images["pixel_values"], "labels": images["labels"]} for images in clients(make=hf.images)]
+    with pytest.raises(ValueError, match=r"ViTForImageClassification.forward has no argument image: rename the key"):
+        train(hf.made(hf.vit), data)
+
+
+def test_a_model_that_adds_to_the_logits_gets_a_hint():
+    import peft
+
+    prompt = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    with pytest.raises(ValueError, match=r"if the model's own loss pairs them, .* use loss='model'"):
+        train(peft.get_peft_model(hf.gpt2(), prompt), clients("words"))
+
+
+def test_a_model_that_needs_the_labels_trains_on_the_engine_that_auto_chooses():
+    settings = {"loss": "model", "algorithm": fl.FedAvg(lr=0.1)}
+    chosen, right = (train(hf.made(hf.t5), clients("words"), engine, **settings) for engine in ("auto", "reference"))
+    assert torch.equal(weights(chosen), weights(right))
 
 
 def test_the_last_token_gets_the_label_that_the_loss_ignores():
@@ -136,6 +171,23 @@ def test_pairs_are_taken_as_they_are():
     pairs = [({name: texts[name] for name in names}, fl.hf.next_tokens(texts["labels"])) for texts in dicts]
     right, mine = (train(hf.made(hf.gpt2), data) for data in (dicts, pairs))
     assert torch.equal(weights(mine), weights(right))
+
+
+def clients_and_test():
+    return clients("words"), hf.texts(9, "words")
+
+
+@pytest.mark.parametrize("share", [0, 0.3])
+def test_a_configuration_moves_the_labels_too(share):
+    """Of clients, and of samples that are held out from them."""
+    own = ["model=hugging_face:gpt2", "data=test_hf:clients_and_test", f"data.validation={share}"]
+    _, population, test = build_problem(config.load(None, own), F.cross_entropy)
+    right = torch.cat([fl.hf.next_tokens(texts["labels"]) for texts in clients("words")])
+    assert torch.equal(population.targets, right)
+    if share:
+        assert torch.equal(test.targets, right)
+    else:
+        assert test.keys() == {"input_ids", "attention_mask", "labels"}  # `fl.run` moves them
 
 
 def test_tied_weights_are_one_set_of_coordinates(tmp_path):
@@ -210,12 +262,14 @@ def test_what_cannot_be_stacked_names_the_layer_the_line_and_what_to_do():
     assert train(model, clients("words"), "auto").history  # trains all the same
 
 
-def test_causal_models_are_known_also_as_subclasses_and_with_adapters():
+def test_causal_models_are_known_also_as_subclasses_with_adapters_and_compiled():
     class Mine(type(hf.gpt2())):
         pass
 
     assert all(map(fl.hf.is_causal, (hf.gpt2(), hf.llama(), Mine(hf.gpt2().config))))
     assert fl.hf.is_causal(hf.with_lora(hf.gpt2(), "CAUSAL_LM"))
+    assert fl.hf.is_causal(torch.compile(hf.with_lora(hf.gpt2(), "CAUSAL_LM")))
+    assert not fl.hf.is_causal(torch.compile(hf.bert()))
     assert not any(map(fl.hf.is_causal, (hf.bert(), hf.t5(), hf.vit(), hf.with_lora(hf.bert(), "SEQ_CLS"))))
     assert not fl.hf.is_causal(torch.nn.Linear(2, 2))
 
@@ -225,6 +279,14 @@ def test_a_model_of_texts_and_images_is_causal_unless_it_has_an_encoder():
         pass
 
     assert fl.hf.is_causal(MineForConditionalGeneration(hf.bert().config))
+
+
+def test_clients_that_are_several_data_sets_are_told_to_be_one():
+    from datasets import Dataset, DatasetDict
+
+    both = DatasetDict({"train": Dataset.from_dict({"input_ids": [[1]], "labels": [0]})})
+    with pytest.raises(TypeError, match=r"client 0 is a DatasetDict of data sets; pass one of them, .*data\['train'\]"):
+        train(hf.bert(), [both])
 
 
 def test_a_classifier_on_a_data_set_of_ten_clients_needs_no_glue(tmp_path):

@@ -30,11 +30,12 @@ _SHIFTING = (
 
 
 def is_causal(model: nn.Module) -> bool:
-    """Whether a model is one of Hugging Face's causal language models, also with adapters of PEFT.
+    """Whether a model is one of Hugging Face's causal language models, also with adapters of PEFT or compiled.
 
     Such a model predicts at each position the token after it, while the labels of its data are the tokens themselves.
     In samples that are dicts, `fl.run` therefore moves the labels by one place, as the models' own losses do.
     """
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
     base = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
     if not hasattr(base, "loss_type"):
         return False

@@ -63,6 +63,18 @@ def tested_lines():
 def one_output():
     return nn.Linear(4, 1)
 
+class OfDicts(nn.Linear):
+    def forward(self, features, labels=None):
+        logits = super().forward(features)
+        return {"logits": logits, "loss": None if labels is None else nn.functional.cross_entropy(logits, labels)}
+
+def of_dicts(classes):
+    return OfDicts(4, classes)
+
+def dicts():
+    parts = [dict(zip(("features", "labels"), samples(10, i))) for i in range(4)]
+    return parts[1:], parts[0]
+
 def squares(outputs, targets):
     return nn.functional.mse_loss(outputs, targets)
 
@@ -136,6 +148,8 @@ def pairs() -> list[tuple[torch.Tensor, torch.Tensor]]:
         (("model=mine:sized", "data=mine:clients"), True),
         (("model=mine:make", "data=mine:two"), False),
         (("model=mine:one_output", "data=mine:lines", "loss=mine:squares"), False),
+        (("model=mine:of_dicts", "data=mine:dicts"), True),
+        (("model=mine:of_dicts", "data=mine:dicts", "loss=model"), True),
         (("quickstart", "model=mlp", "data=mine:population"), True),
         (("quickstart", "model=mine:sized", "data={name: mine:population, validation: 0.3}"), True),
     ],

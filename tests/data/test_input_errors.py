@@ -58,6 +58,14 @@ class Stream(IterableDataset):
         ([Stream()], "client 0 is a Stream; .*Read the samples of a stream into tensors first"),
         ([PAIR, (PAIR[0].to_sparse(), PAIR[1])], r"client 1's inputs are a sparse tensor; .*inputs.to_dense\(\)"),
         ([(torch.tensor(1.0), torch.tensor(1))], r"client 0's inputs are a single number; .*inputs.unsqueeze\(0\)"),
+        (
+            [{"ids": [[1], [2]]}],
+            r"client 0 is a dict whose \['ids'\] is a list; .*torch.tensor\(values\), or return_tensors='pt'",
+        ),
+        (
+            [{"ids": torch.zeros(2), "on": True}],
+            r"client 0 is a dict whose \['on'\] is a bool; every value must be a tensor",
+        ),
         ([Indexed()], r"client 0 is a Indexed; .*Wrap it in a class Own\(torch.utils.data.Dataset\)"),
     ],
 )
@@ -96,7 +104,10 @@ def test_tables_of_pandas_are_refused_with_the_way_to_tensors():
         ),
         ([{"x": [1, 2], "label": 0}, {"x": [1], "label": 0}], r"inputs 'x' of .* \(1,\) and \(2,\); pass collate_fn="),
         ([(torch.zeros(3), torch.zeros(2)), (torch.zeros(3), torch.zeros(1))], r"targets of different shapes"),
-        ([(object(), 0), (object(), 0)], "client 1's samples: .*object"),
+        (
+            [{"image": object(), "label": 0}] * 2,
+            "must return tensors, arrays or numbers as the input 'image' .*not a object",
+        ),
     ],
 )
 def test_samples_of_another_form_are_refused_with_what_to_make_of_them(samples, message):

@@ -179,6 +179,23 @@ def test_data_sets_are_held_out_and_evaluated_too():
     assert given.history[-1].per_client["loss"].clients == 6
 
 
+def test_samples_that_are_dicts_are_evaluated_in_batches_as_in_training():
+    """The logits of a language model for all samples of a client may not fit into memory."""
+    seen = []
+
+    class Named(nn.Linear):
+        def forward(self, features: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            if not self.training:
+                seen.append(len(features))
+            return super().forward(features)
+
+    pairs = make_clients(SIZES)
+    dicts = [{"features": inputs, "labels": targets} for inputs, targets in pairs]
+    result = fl.run(Named(4, 3).double(), dicts, fl.FedLALR(), client_tests=dicts, **OPTIONS | {"rounds": 1})
+    assert max(seen) == OPTIONS["batch_size"]
+    assert_distribution(result.history[-1], measured(result, pairs))
+
+
 def test_test_sets_get_the_transform_of_the_clients():
     class Doubled:
         draws = 0

@@ -97,6 +97,10 @@ def run(model=None, clients=None, algorithm=None, **options):
             {"clients": [(PAIR[0], PAIR[1].unsqueeze(1))]},
             r"targets, \(2, 1\) torch.int64: .*; a label is one number per sample, so use targets.squeeze\(1\)",
         ),
+        (
+            {"model": nn.Linear(4, 3), "clients": [(torch.zeros(3, 5, 4), torch.zeros(3, 5).long())]},
+            r"outputs, \(2, 5, 3\) .*needs the classes second, so let the model return outputs.movedim\(-1, 1\)",
+        ),
         ({"model": nn.Linear(4, 1)}, r"the model has one output, \(2, 1\).*for each class"),
         (
             {"model": nn.Linear(4, 1), "clients": [(PAIR[0], torch.zeros(3))], "loss": nn.functional.mse_loss},

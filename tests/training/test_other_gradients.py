@@ -172,6 +172,14 @@ def test_a_module_that_draws_in_training_is_known(layer: nn.Module, whether: boo
     assert all(torch.equal(buffer, buffers[name]) for name, buffer in training.model.named_buffers())
 
 
+def test_a_module_that_needs_the_labels_gets_them_when_its_draws_are_looked_for() -> None:
+    class Own(nn.Linear):
+        def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
+            return {"loss": nn.functional.cross_entropy(super().forward(inputs.flatten(1)), labels)}
+
+    assert draws(replace(make_training(), model=Own(36, 3).double(), loss="model")) is False
+
+
 def test_a_table_that_requests_gradients_at_a_slot_that_is_not_there_is_rejected() -> None:
     class Nowhere(fl.FedAvg):
         @property

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +18,19 @@ from fedlalr.algorithms import registry
 from fedlalr.algorithms.slots import Algorithm
 from fedlalr.common.reading import at_home
 from fedlalr.config.errors import ConfigError, as_config_errors
-from fedlalr.config.own import EXAMPLE, find, is_own, own_data, own_model
+from fedlalr.config.own import EXAMPLE, find, held_out, is_own, own_clients, own_data, own_model
 from fedlalr.config.run_dir import RunDirectory, summarise
 from fedlalr.config.schema import MODELS, OPTIONS, Config, LocalConfig, ModelConfig
 from fedlalr.data import Population
 from fedlalr.data.population import Clients, Samples
 from fedlalr.federation import Observer, Rejection, RepliesRejected, Result, RoundFailed, RunInfo, run, schedules
+from fedlalr.federation.options import Options
 from fedlalr.federation.storage.journal import RunDirectoryError
 from fedlalr.federation.trajectory import TRAJECTORY_FILE, Trajectory
 from fedlalr.training import Epochs, Interval, LogInterval, Steps
+from fedlalr.training.calling import target_of
 from fedlalr.training.memory import is_out_of_memory
+from fedlalr.training.options import Loss
 
 FAILURES = (ValueError, TypeError, RoundFailed)
 """Errors that make a started run a failed one. Others, such as a full disk, interrupt it: it can be resumed."""
@@ -47,13 +51,22 @@ def build_population(config: Config) -> Population:
     return _in_float64(population) if config.dtype == "float64" else population
 
 
-def build_clients(config: Config) -> tuple[Clients, object]:
-    """The clients' data, and a test set that is not part of it."""
-    if not is_own(config.data.name):
-        return build_population(config), None
-    clients, test = own_data(config.data.name, config.data.options, config.seed, config.data.validation)
+def build_problem(config: Config, loss: Loss | Literal["model"]) -> tuple[nn.Module, Clients, object]:
+    """The model, the clients' data, and a test set that is not part of it."""
+    name, options, share = config.data.name, config.data.options, config.data.validation
+    if not is_own(name):
+        population = build_population(config)
+        return build_model(config.model, population, config.seed), population, None
+    found, test = own_data(name, options, config.seed)
+    clients = own_clients(name, found)
+    model = build_model(config.model, clients, config.seed)
+    target = target_of(model, loss, None)
+    if target is not None:  # the labels of a causal language model are moved
+        clients = own_clients(name, found, target)
+    if share:
+        clients, test = held_out(clients, share, config.seed)
     incomplete = config.personal or config.buffers == "local"  # then a population's own test set is not used either
-    return clients, None if incomplete else test
+    return model, clients, None if incomplete else test
 
 
 def build_model(config: ModelConfig, clients: Clients, seed: int) -> nn.Module:
@@ -76,15 +89,16 @@ def build_model(config: ModelConfig, clients: Clients, seed: int) -> nn.Module:
 
 def _sizes(clients: Clients) -> dict[str, Any]:
     """Sizes of a model that follow from the data, as far as they are known."""
+    known = getattr(clients, "classes", None)
+    sizes = {"classes": known or _counted_classes(clients), "vocabulary": known}
     inputs, _ = clients.batch(0, torch.arange(1))
-    if not isinstance(inputs, Tensor):
-        return {}
-    known, sample = getattr(clients, "classes", None), tuple(inputs.shape[1:])
-    sizes = {"inputs": inputs[0].numel(), "classes": known or _counted_classes(clients), "vocabulary": known}
-    if len(sample) == 3:
-        sizes |= {"channels": sample[0], "size": sample[1]}
-    if len(sample) == 1:
-        sizes["length"] = sample[0]
+    sample = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else None
+    if sample is not None:
+        sizes["inputs"] = math.prod(sample)
+        if len(sample) == 3:
+            sizes |= {"channels": sample[0], "size": sample[1]}
+        if len(sample) == 1:
+            sizes["length"] = sample[0]
     return {name: size for name, size in sizes.items() if size is not None}
 
 
@@ -123,10 +137,12 @@ def build_interval(local: LocalConfig) -> Interval:
 
 def build_options(config: Config) -> dict[str, Any]:
     """The options of `fl.run` in a configuration."""
-    built = {
+    built: dict[str, Any] = {
         "local": build_interval(config.local),
         "schedule": schedules.create(config.schedule.name, **config.schedule.options),
     }
+    if config.loss is not None:
+        built["loss"] = find(config.loss, "loss") if is_own(config.loss) else config.loss
     return {name: getattr(config, name) for name in OPTIONS} | built
 
 
@@ -183,8 +199,8 @@ def _whose_data(config: Config, error: Exception) -> str:
 def _prepare(config: Config) -> dict[str, Any]:
     """The arguments of `fl.run`."""
     with as_config_errors(ValueError, TypeError):
-        clients, test = build_clients(config)
-        model = build_model(config.model, clients, config.seed)
+        options = build_options(config)
+        model, clients, test = build_problem(config, options.get("loss", Options.loss))
         algorithm = build_algorithm(config)
     if config.trajectory is not None and max(config.trajectory.clients) >= len(clients):
         raise ConfigError(f"trajectory.clients must be numbers from 0 to {len(clients) - 1}")
@@ -193,8 +209,7 @@ def _prepare(config: Config) -> dict[str, Any]:
         "clients": clients,
         "algorithm": algorithm,
         "test": test,
-        **({} if config.loss is None else {"loss": find(config.loss, "loss")}),
-        **build_options(config),
+        **options,
     }
 
 

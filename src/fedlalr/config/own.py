@@ -21,6 +21,7 @@ from torch.utils.data import ConcatDataset
 from fedlalr.common.named import hint
 from fedlalr.config.errors import ConfigError, listed
 from fedlalr.data import Population
+from fedlalr.data.collating import Target
 from fedlalr.data.holdout import hold_out
 from fedlalr.data.partition import Partition
 from fedlalr.data.population import Clients, DatasetClients, as_clients
@@ -51,21 +52,23 @@ def own_model(name: str, options: Mapping[str, Any], sizes: Mapping[str, Any], s
     return model
 
 
-def own_data(name: str, options: Mapping[str, Any], seed: int, validation: float) -> tuple[Clients, object]:
-    """The clients that a function makes, and their test set. With `validation`, a share of every client's samples is
-    held out and is the test set."""
+def own_data(name: str, options: Mapping[str, Any], seed: int) -> tuple[object, object]:
+    """The clients that a function makes, in a form that `fl.run` takes, and their test set, if it makes one."""
     found = call(find(name, "data"), name, "data", options, seed)
-    test = None
     if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], list | Population | DatasetClients):
-        found, test = found
+        return found
+    return found, None
+
+
+def own_clients(name: str, found: object, target: Target | None = None) -> Clients:
+    """What a function returned as clients, as a run reads it."""
     try:
-        clients = as_clients(found)
+        return as_clients(found, target)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"data: {name} must return clients as fl.run takes them, a list of clients and a test set "
             f"(clients, (inputs, targets)), or a population; it returned {_shown(found)}: {error}"
         ) from error
-    return held_out(clients, validation, seed) if validation else (clients, test)
 
 
 def find(name: str, setting: str) -> Callable[..., Any]:

@@ -26,6 +26,7 @@ from fedlalr.federation import schedules
 from fedlalr.federation.options import Options, in_reading_order
 from fedlalr.federation.sampling import Kind
 from fedlalr.models import CNN, GPT, MLP, CharLSTM, ConvMixer, DenseCNN, Logistic, ViT
+from fedlalr.training.calling import MODEL_LOSS
 from fedlalr.training.engines.registry import check_engine
 from fedlalr.training.intervals import LEAST_BASE, MOST_STEPS
 
@@ -68,6 +69,11 @@ def _check_data(name: str) -> None:
         check_name(name)
     else:
         check_known("there is no data set", name, SOURCES, f", or name a function of yours, such as {EXAMPLE}")
+
+
+def _check_loss(name: str) -> None:
+    if name != MODEL_LOSS:
+        check_name(name)
 
 
 def _check_methods(table: dict[str, Any]) -> None:
@@ -276,8 +282,8 @@ class Config(OptionsConfig):
     local: LocalConfig = LocalConfig(epochs=1)
     schedule: ScheduleConfig = ScheduleConfig(name="constant")
     dtype: Literal["float32", "float64", "bfloat16", "float16"] | None = None
-    loss: Annotated[str, _checked(check_name)] | None = None
-    """A function of yours, of (outputs, targets); None: cross-entropy."""
+    loss: Annotated[str, _checked(_check_loss)] | None = None
+    """A function of yours, of (outputs, targets), or the loss that the model computes; None: cross-entropy."""
     trajectory: TrajectoryConfig | None = None
     target: Annotated[float, Field(gt=0, le=1)] | None = None
     """The target accuracy of a comparison, for rounds and megabytes."""

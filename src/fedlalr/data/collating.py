@@ -128,7 +128,10 @@ def _stack(parts: list[Any], whose: str, what: str) -> Tree:
     try:
         stacked = torch.tensor(parts) if _is_numbers(first) else default_collate(parts)
     except (RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(f"{whose} samples{_different_shapes(what, parts) or f': {error}'}") from error
+        why = _different_shapes(what, parts)
+        if why or _is_numbers(first) or not isinstance(error, TypeError):
+            raise ValueError(f"{whose} samples{why or f': {error}'}") from error
+        stacked = None  # objects that torch does not know, such as images
     if not isinstance(stacked, Tensor):
         raise ValueError(
             f"{whose} data set must return tensors, arrays or numbers as the {what} of a sample, or a tuple or dict of "

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from fedlalr.data.partition import Partition
-from fedlalr.data.trees import is_tree, leaves, named_leaves
+from fedlalr.data.trees import as_tree, is_tree, leaves, named_leaves
 
 _WANTED = (
     "every client must be a pair (inputs, targets) of tensors, or of tuples or dicts of them, or every client a torch "
@@ -91,12 +91,26 @@ def explain_client(number: int, client: object) -> str:
             f"client {number} consists of pandas tables; convert inputs with "
             f"torch.tensor(table.to_numpy(), dtype=torch.float32) and labels with torch.tensor(column.to_numpy())"
         )
+    if isinstance(client, Mapping):
+        return f"client {number} is a {type(client).__name__}{_odd_value(client)}"
     if isinstance(client, DataLoader):
         return (
             f"client {number} is a DataLoader; pass its data set, loader.dataset: the run forms the batches itself, "
             f"with collate_fn=loader.collate_fn if the loader has its own"
         )
     return f"client {number} is {_form(client)}; {_WANTED}{_conversion(client)}"
+
+
+def _odd_value(client: Mapping[str, object]) -> str:
+    """The end of the error for a dict that does not consist of tensors."""
+    values = named_leaves(as_tree(client)).items()
+    name, value = next((name, value) for name, value in values if not isinstance(value, Tensor))
+    if hasattr(value, "shard"):  # data sets of Hugging Face, such as those to train and to test
+        return f" of data sets; pass one of them, such as data{name}"
+    return (
+        f" whose {name} is a {type(value).__name__}; every value must be a tensor with a row for each sample: "
+        f"torch.tensor(values), or return_tensors='pt' of a tokenizer"
+    )
 
 
 def _form(client: object) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedlalr.algorithms.slots import Slots
 from fedlalr.data.population import Clients
 from fedlalr.data.random import MODULES, key
-from fedlalr.data.test_set import as_test
+from fedlalr.data.test_set import as_test, is_one_tensor
 from fedlalr.data.transforms import Transform
 from fedlalr.data.trees import leaves, moved, named_leaves
 from fedlalr.federation.record import Distribution
@@ -203,7 +203,8 @@ def evaluate_client(
         seed_generators(training.device, key(training.seed, MODULES, round, client))  # some modules draw in eval mode
         try:
             samples = tests.batch(client, torch.arange(size, device="cpu"))
-            found = evaluate(training.model, samples, training.loss, compute=training.compute)
+            at_once = None if is_one_tensor(tests) else training.batch_size  # as for the server's test set
+            found = evaluate(training.model, samples, training.loss, batch_size=at_once, compute=training.compute)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise ValueError(f"client {client} cannot be evaluated on its test samples: {reason}") from error

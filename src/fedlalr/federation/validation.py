@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from fedlalr.federation.evaluation import is_class_target
 from fedlalr.federation.observers import Observer
 from fedlalr.hf import needs_labels
 from fedlalr.training.accumulation import check_terms
-from fedlalr.training.calling import MODEL_LOSS, arguments, call, for_loss, own_loss, target_of
+from fedlalr.training.calling import MODEL_LOSS, arguments, for_loss, outputs_of, own_loss, target_of
 from fedlalr.training.interfaces import Training
 from fedlalr.training.local_step import starting_slots
 from fedlalr.training.options import Loss
@@ -146,6 +146,14 @@ def check_arguments(model: nn.Module, inputs: Tree, targets: Tree | None, whose:
             )
 
 
+def _unnamed(model: nn.Module, inputs: Mapping[str, object]) -> list[str]:
+    """The inputs that a module's forward takes only because it takes any name, as those of Hugging Face do."""
+    takes = inspect.signature(model.forward).parameters
+    if any(each.kind is each.VAR_POSITIONAL for each in takes.values()):  # it passes on whatever it gets
+        return []
+    return [name for name in inputs if name not in takes]
+
+
 def as_client_tests(given: object, training: Training, transform: Transform | None) -> Clients:
     """The caller's test sets, one for each client, on the device of the run."""
     try:
@@ -168,8 +176,7 @@ def _tried(training: Training, clients: Clients, whose: str, transform: Transfor
     inputs, targets = (moved(part, training.device) for part in clients.batch(0, some))
     if transform is not None:
         inputs = transform.test(inputs)
-    for_model = targets if training.loss == MODEL_LOSS else None
-    check_arguments(training.model, inputs, for_model, whose)
+    check_arguments(training.model, inputs, targets if training.loss == MODEL_LOSS else None, whose)
     buffers = {name: buffer.clone() for name, buffer in training.model.named_buffers()}
     try:
         with (
@@ -177,7 +184,7 @@ def _tried(training: Training, clients: Clients, whose: str, transform: Transfor
             in_mode(training.model, training=False),
             torch.autocast(training.device.type, training.compute, enabled=training.compute is not None),
         ):
-            return call(training.model, inputs, for_model), targets
+            return outputs_of(training.model, training.loss, inputs, targets), targets
     except Exception as error:
         mine = training.layout.dtype
         floats = {name: leaf for name, leaf in named_leaves(inputs).items() if leaf.is_floating_point()}
@@ -187,8 +194,10 @@ def _tried(training: Training, clients: Clients, whose: str, transform: Transfor
             hint = f"; the model is {mine}, so use {', '.join(wrong)}"
         elif isinstance(inputs, Tensor) and inputs.dtype != mine:
             hint = f"; the model is {mine}, so if they are values, not indices, use inputs.to({mine})"
+        elif isinstance(inputs, dict) and (unnamed := _unnamed(training.model, inputs)):
+            hint = f"; {type(training.model).__name__}.forward has no argument {', '.join(unnamed)}: rename the key"
         elif training.loss != MODEL_LOSS and needs_labels(training.model):
-            hint = "; this model needs the labels to run, so use loss='model'"
+            hint = "; if this model needs the labels to run, as T5 does, use loss='model'"
         raise ValueError(
             f"the model cannot run on {whose} inputs, {_kind(inputs)}: {type(error).__name__}: {error}{hint}"
         ) from error
@@ -249,6 +258,8 @@ def _check_loss(training: Training, outputs: Any, targets: Tree, whose: str) -> 
             hint = "; labels must be int64, so use targets.long()"
         elif ignored_label(training.loss) is not None and targets.dtype == torch.int64 and targets.shape[1:] == (1,):
             hint = "; a label is one number per sample, so use targets.squeeze(1)"
+        elif ignored_label(training.loss) is not None and isinstance(outputs, Tensor):
+            hint = _hint_at_positions(training.model, outputs, targets)
         raise ValueError(f"the loss cannot be computed from {shapes}: {type(error).__name__}: {error}{hint}") from error
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise ValueError(
@@ -257,6 +268,17 @@ def _check_loss(training: Training, outputs: Any, targets: Tree, whose: str) -> 
         )
     if _broadcasts(training.loss, outputs, targets):
         raise ValueError(_broadcast_error(shapes, outputs, targets))
+
+
+def _hint_at_positions(model: nn.Module, outputs: Tensor, targets: Tensor) -> str:
+    """What to do about outputs whose positions, such as tokens or pixels, are not those of the labels."""
+    if outputs.dim() != targets.dim() + 1 or outputs.dim() < 3:
+        return ""
+    if outputs.shape[:-1] == targets.shape:
+        return "; cross-entropy needs the classes second, so let the model return outputs.movedim(-1, 1)"
+    if "labels" in inspect.signature(model.forward).parameters:
+        return "; if the model's own loss pairs them, as that of prompt tuning does, use loss='model'"
+    return ""
 
 
 def _broadcast_error(shapes: str, outputs: Tensor, targets: object) -> str:

@@ -36,6 +36,11 @@ def call(model: Callable[..., Any], inputs: Tree, targets: Tree | None = None) -
     return model(*positional, **named)
 
 
+def outputs_of(model: Callable[..., Any], loss: Any, inputs: Tree, targets: Tree) -> Any:
+    """The model's outputs for a batch; if it computes the loss itself, it gets the targets, too."""
+    return call(model, inputs, targets if loss == MODEL_LOSS else None)
+
+
 def prediction(outputs: Any) -> Any:
     """What the caller's losses and metrics use: the `logits` of outputs that have them, else the outputs themselves."""
     if isinstance(outputs, Tensor):
@@ -82,12 +87,16 @@ def own_loss(outputs: Any) -> Tensor:
 
 
 def outputs_and_loss(model: Callable[..., Any], loss: Any, inputs: Tree, targets: Tree) -> tuple[Any, Tensor]:
-    """What the model returns for a batch, and the loss: the caller's, or the model's own."""
+    """What the model returns for a batch, and the loss: the caller's, or the model's own.
+
+    torch's cross entropy would round its result as the logits are, to three digits in bfloat16.
+    """
+    outputs = outputs_of(model, loss, inputs, targets)
     if loss == MODEL_LOSS:
-        outputs = call(model, inputs, targets)
         return outputs, own_loss(outputs)
-    outputs = call(model, inputs)
-    return outputs, loss(for_loss(outputs, loss), targets)
+    read = for_loss(outputs, loss)
+    is_rounded = ignored_label(loss) is not None and isinstance(read, Tensor) and read.dtype.itemsize == 2
+    return outputs, loss(read.float() if is_rounded else read, targets)
 
 
 def batch_loss(model: Callable[..., Any], loss: Any, inputs: Tree, targets: Tree) -> Tensor:

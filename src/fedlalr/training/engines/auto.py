@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedlalr.training.calling import call
+from fedlalr.training.calling import outputs_of
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.interfaces import Training
 from fedlalr.training.machine import usable_cores
@@ -88,12 +88,12 @@ def estimated_seconds(training: Training, cohort: int) -> float:
 def multiplications(training: Training) -> int:
     """Multiplications in one sample's forward pass, for any modules."""
     model, counted = training.model, Multiplications()
-    inputs, _ = training.clients.batch(0, torch.arange(1, device="cpu"))
+    batch = training.clients.batch(0, torch.arange(1, device="cpu"))
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # it runs a whole transformer layer as one operation
     try:
         with torch.no_grad(), forked_generators(training.device), in_mode(model, training=False), counted:
-            call(model, inputs)
+            outputs_of(model, training.loss, *batch)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
     return counted.total

@@ -17,7 +17,7 @@ from fedlalr.data.batches import PADDING, plan
 from fedlalr.data.random import MODULES, key
 from fedlalr.data.trees import Tree, length, map_tree, rows
 from fedlalr.training.accumulation import terms_of, weighted_mean
-from fedlalr.training.calling import batch_loss, call
+from fedlalr.training.calling import batch_loss, outputs_of
 from fedlalr.training.fused_steps import fused_step
 from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work, write_reply
 from fedlalr.training.local_step import finish, local_step, other_gradients, without_drawing
@@ -165,7 +165,7 @@ class ReferenceEngine:
             batch_size = training.batch_size or 1000
             every = torch.arange(int(without_a_single(training.clients.sizes[client], batch_size)), device="cpu")
             for positions in torch.split(every, batch_size):
-                call(model, training.clients.batch(client, positions)[0])
+                outputs_of(model, training.loss, *training.clients.batch(client, positions))
         finally:
             for layer, momentum in zip(layers, momenta, strict=True):
                 layer.momentum = momentum

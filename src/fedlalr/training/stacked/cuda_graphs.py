@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedlalr.algorithms.slots import Context, Slots
 from fedlalr.data.trees import moved
-from fedlalr.training.calling import call
+from fedlalr.training.calling import outputs_of
 from fedlalr.training.fused_steps import FusedStep
 from fedlalr.training.interfaces import Training, Work
 from fedlalr.training.local_step import local_step, other_gradients, starting_slots
@@ -216,13 +216,13 @@ def rounded(shape: Shape, clients: int, width: int) -> Shape:
 def draws(training: Training) -> bool:
     """Whether a training forward pass draws from torch's generator, as dropout does; True if it cannot be run."""
     model, buffers = training.model, get_buffers(training.model)
-    inputs, _ = training.clients.batch(0, torch.arange(min(2, int(training.clients.sizes[0])), device="cpu"))
+    batch = training.clients.batch(0, torch.arange(min(2, int(training.clients.sizes[0])), device="cpu"))
     device = training.device
     state = partial(torch.cuda.get_rng_state, device) if device.type == "cuda" else torch.get_rng_state
     with forked_generators(device), torch.no_grad(), in_mode(model, training=True):
         before = state()
         try:
-            call(model, moved(inputs, device))
+            outputs_of(model, training.loss, *(moved(part, device) for part in batch))
         except Exception:  # a round will show the error; steps without graphs are always right
             return True
         finally:
