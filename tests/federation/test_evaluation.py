@@ -89,7 +89,7 @@ def test_an_error_of_the_model_is_not_taken_for_a_lack_of_memory() -> None:
 @pytest.mark.parametrize(("numbers", "cuda"), [(80, 8192), (3 * 32 * 32, 5461), (3 * 224 * 224, 111), (1 << 30, 1)])
 def test_batches_on_a_gpu_are_as_large_as_samples_are_small(numbers: int, cuda: int) -> None:
     assert _at_once(numbers, torch.device("cuda")) == cuda
-    assert _at_once(numbers, torch.device("cpu")) == 1000
+    assert _at_once(numbers, torch.device("cpu")) == 100
 
 
 def test_there_is_no_accuracy_without_classes() -> None:

@@ -20,6 +20,7 @@ from fedlalr.federation.record import Distribution
 from fedlalr.federation.round import ServerState
 from fedlalr.hf import is_causal, next_tokens
 from fedlalr.training.calling import MODEL_LOSS, classes_first, outputs_and_loss, prediction
+from fedlalr.training.channels_last import in_channels_last
 from fedlalr.training.interfaces import Buffers, Training
 from fedlalr.training.memory import is_out_of_memory
 from fedlalr.training.options import Loss
@@ -42,8 +43,8 @@ class Evaluation(NamedTuple):
     metrics: Mapping[str, float]
 
 
-SAMPLES_AT_ONCE = 1000
-"""Batch size on a CPU."""
+SAMPLES_AT_ONCE = 100
+"""Batch size on a CPU, whose caches should hold the activations."""
 NUMBERS_AT_ONCE = 1 << 24
 """Numbers in a batch of inputs on a GPU, which small batches would leave idle."""
 
@@ -81,7 +82,7 @@ def evaluate(
         batch = transform.test(batch) if transform is not None else batch
         if forward is None:
             fast = inference_form(model, compute, batch.shape[1:]) if isinstance(batch, Tensor) else None
-            forward = fast or partial(_run_module, model)
+            forward = fast or in_channels_last(model, batch) or model
         tally = torch.zeros(5, device=device, dtype=torch.float64)
         with torch.autocast(device.type, compute, enabled=compute is not None):
             outputs, mean = outputs_and_loss(forward, loss, batch, wanted)
@@ -145,13 +146,6 @@ def _in_parts(measure: Callable[[Tensor], Tensor], index: Tensor) -> Tensor:
 def _at_once(numbers: int, device: torch.device) -> int:
     """The batch size for samples of this many numbers."""
     return SAMPLES_AT_ONCE if device.type == "cpu" else min(max(NUMBERS_AT_ONCE // max(numbers, 1), 1), 1 << 13)
-
-
-def _run_module(model: nn.Module, *inputs: Any, **named: Any) -> Any:
-    if len(inputs) == 1 and not named and inputs[0].is_cuda and inputs[0].dim() == 4:
-        # most convolutions are faster in this format
-        return model(inputs[0].contiguous(memory_format=torch.channels_last))
-    return model(*inputs, **named)
 
 
 def is_class_target(outputs: Any, targets: Any) -> bool:

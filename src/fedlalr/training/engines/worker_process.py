@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots
 from fedlalr.common.interrupts import end_with_parent
 from fedlalr.data.random import MODULES, key
+from fedlalr.training.channels_last import in_channels_last
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.engines.shared_memory import Arena, Place, unship
 from fedlalr.training.interfaces import Trace, Training, Work, named, write_reply
@@ -45,7 +46,8 @@ Answer = tuple[int, str | None, list[Trace]]
 def private_engine(training: Training) -> ReferenceEngine:
     """The engine of a worker, with a model of its own: its buffers must not be shared."""
     model = copied(training.model)
-    if any(isinstance(module, nn.Conv2d) for module in model.modules()):
+    inputs, _ = training.clients.batch(0, torch.arange(1, device="cpu"))
+    if in_channels_last(model, inputs):
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return ReferenceEngine(replace(training, model=model))
 
