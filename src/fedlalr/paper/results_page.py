@@ -43,6 +43,8 @@ FAMILIES = (
     Family("ConvMixer, CIFAR-10, Dirichlet 0.6", f"{_PRINTED}/cifar10-dirichlet0.6-50of100", 0.75, "average"),
     Family("the same, Dirichlet 0.3", f"{_PRINTED}/cifar10-dirichlet0.3-50of100", 0.75, "average"),
     Family("ConvMixer, 0.6, 10 of 100 clients", "cohorts/10of100", 0.70),
+    Family("ConvMixer, 0.6, 2 of 100 clients", "cohorts/2of100", 0.70),
+    Family("ConvMixer, Dirichlet 0.1", "cifar-variations/dirichlet0.1", 0.70),
     Family(
         "ConvMixer, 0.6, BatchNorm recalibrated",
         "paper-buffers-recalibrate-dtype-bfloat16/runs/cifar10-dirichlet0.6-50of100",
@@ -51,6 +53,7 @@ FAMILIES = (
     Family("LSTM, Shakespeare by role", f"{_PRINTED}/shakespeare-natural-10of100", 0.40),
     Family("the same, equally tuned", "shakespeare-equal/runs", 0.40),
     Family("GPT, Shakespeare by role", "gpt/runs", 0.33),
+    Family("the same, 4.8 million parameters", "gpt-larger/runs", 0.33),
     Family("ViT, CIFAR-10, Dirichlet 0.6, 30 rounds", "vit-cifar10", 0.35),
 )
 ALONE = (
