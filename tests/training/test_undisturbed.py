@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -55,18 +57,26 @@ class Drawing(nn.Module):
         self.inner = make_model()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.inner(inputs + 0.1 * torch.randn_like(inputs))
+        shift = random.random() + np.random.rand()  # as Wav2Vec2 draws the time steps that it masks
+        return self.inner(inputs + 0.1 * torch.randn_like(inputs) + 0.1 * shift)
+
+
+def seed_all(number: int) -> None:
+    torch.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number)
 
 
 @engines
-def test_a_module_that_draws_is_measured_by_the_seed_and_leaves_the_callers_generator_alone(engine):
+def test_a_module_that_draws_is_measured_by_the_seed_and_leaves_the_callers_generators_alone(engine):
     model = Drawing()
-    torch.manual_seed(1)
+    seed_all(1)
     first = trained(engine, model)
-    torch.manual_seed(2)
-    before = torch.get_rng_state()
+    seed_all(2)
+    expected = torch.rand(()), random.random(), np.random.rand()
+    seed_all(2)
     assert_same(trained(engine, model), first)
-    assert torch.equal(torch.get_rng_state(), before)
+    assert (torch.rand(()), random.random(), np.random.rand()) == expected
 
 
 class Mixing(nn.Module):

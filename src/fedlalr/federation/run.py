@@ -35,7 +35,7 @@ from fedlalr.training.engines.registry import create_engine
 from fedlalr.training.interfaces import Probe
 from fedlalr.training.local_step import starting_slots
 from fedlalr.training.machine import warn_if_busy
-from fedlalr.training.torch_state import number_of_threads
+from fedlalr.training.torch_state import forked_generators, number_of_threads
 
 Names = ParamSpec("Names")
 
@@ -110,7 +110,10 @@ class Simulation:
         if callable(self._requested):
             chosen, reason = self._requested(training), "created by the caller"
         else:
-            chosen, reason = create_engine(choices.get("engine", self._requested), training, self.problem.cohort_size)
+            with forked_generators(training.device):  # engines try the model and the data
+                chosen, reason = create_engine(
+                    choices.get("engine", self._requested), training, self.problem.cohort_size
+                )
         self._chosen = chosen
         own = callable(self.problem.options.sampling)  # may do anything, so it is called when its round begins
         self._plans_ahead = training.device.type == "cuda" and hasattr(chosen, "plan") and not own

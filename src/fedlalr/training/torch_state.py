@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -57,25 +59,34 @@ def number_of_threads(count: int) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def forked_generators(device: torch.device) -> AbstractContextManager[None]:
-    """Draw from torch's generators without advancing them for the caller."""
-    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+@contextmanager
+def forked_generators(device: torch.device) -> Iterator[None]:
+    """Draw from the global generators of torch, NumPy and Python without advancing them for the caller."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 @contextmanager
 def module_randomness(training: Training, round: int) -> Iterator[None]:
-    """Seed torch's generator, from which dropout draws, by (seed, round); the caller's state is restored afterwards."""
+    """Seed the generators, from which dropout draws, by (seed, round); the caller's state is restored afterwards."""
     with forked_generators(training.device):
         seed_generators(training.device, key(training.seed, MODULES, round))
         yield
 
 
 def seed_generators(device: torch.device, number: int) -> None:
-    """Seed torch's generators, from which dropout draws.
+    """Seed the global generators of torch, from which dropout draws, NumPy and Python.
 
-    On a CPU or CUDA only theirs: for every absent kind of device `torch.manual_seed` records the caller's stack, which
-    takes a millisecond.
+    On a CPU or CUDA not `torch.manual_seed`: for every absent kind of device it records the caller's stack, which takes
+    a millisecond.
     """
+    random.seed(number)
+    np.random.seed(number % 2**32)
     if device.type not in ("cpu", "cuda"):
         torch.manual_seed(number)
         return

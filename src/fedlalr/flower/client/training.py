@@ -16,7 +16,7 @@ from fedlalr.flower.wire.instruction import Instruction
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.interfaces import Buffers, Replies, Training, Work, write_reply
 from fedlalr.training.personal import BUFFER, from_clients, to_clients
-from fedlalr.training.torch_state import seed_generators
+from fedlalr.training.torch_state import forked_generators, seed_generators
 
 
 class Answer(NamedTuple):
@@ -67,7 +67,7 @@ def train_locally(
         population=instruction.population,
         shapes=training.shapes,
     )
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with forked_generators(device):
         # For dropout. The key contains the client's id, so that nodes do not all draw the same numbers.
         seed_generators(device, key(training.seed, MODULES, work.round, client))
         given, limit = to_clients(work, training), StepLimit(instruction.deadline, device)

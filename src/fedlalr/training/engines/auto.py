@@ -25,7 +25,7 @@ from fedlalr.training.interfaces import Training
 from fedlalr.training.machine import usable_cores
 from fedlalr.training.stacked.linear import linear_chain
 from fedlalr.training.torch_internals import DispatchMode
-from fedlalr.training.torch_state import copied, forked_generators, in_mode
+from fedlalr.training.torch_state import copied, in_mode
 
 MOST_PARAMETERS = 1_000_000
 """Largest chain of linear layers that is stacked on a CPU."""
@@ -80,8 +80,7 @@ def estimated_seconds(training: Training, cohort: int) -> float:
     model = copied(training.model).eval()  # BatchNorm gets one sample eight times
     engine = ReferenceEngine(replace(training, model=model))
     began = time.perf_counter()
-    with forked_generators(training.device):
-        engine.gradient_at_once(inputs, targets)
+    engine.gradient_at_once(inputs, targets)
     return (time.perf_counter() - began) / count * samples_of_round(training, cohort)
 
 
@@ -92,7 +91,7 @@ def multiplications(training: Training) -> int:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # it runs a whole transformer layer as one operation
     try:
-        with torch.no_grad(), forked_generators(training.device), in_mode(model, training=False), counted:
+        with torch.no_grad(), in_mode(model, training=False), counted:
             outputs_of(model, training.loss, *batch)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

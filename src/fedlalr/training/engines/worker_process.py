@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import pickle
-import random
 import sys
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots
 from fedlalr.common.interrupts import end_with_parent
-from fedlalr.data.random import MODULES, key
 from fedlalr.training.channels_last import in_channels_last
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.engines.shared_memory import Arena, Place, unship
@@ -55,9 +52,6 @@ def private_engine(training: Training) -> ReferenceEngine:
 def answer(engine: ReferenceEngine, work: Work, memory: dict[str, Tensor], row: int, recalibrate: bool) -> Answer:
     """Train the client in one row of the cohort."""
     client, traces = int(work.clients[row]), list[Trace]()
-    draw = key(engine.training.seed, MODULES, work.round, client)  # for data sets that use other generators
-    random.seed(draw)
-    np.random.seed(draw % 2**32)
     try:
         if recalibrate:
             write_reply(memory, row, {}, engine.statistics(work.buffers, client, work.round), {}, 0.0)

@@ -31,7 +31,7 @@ from fedlalr.training.stacked.linear import LinearGradient, linear_chain
 from fedlalr.training.stacked.masked_loss import IGNORED_LABEL, has_tokens, ignored_label, padding_label
 from fedlalr.training.stacked.no_dropout import NoDropout
 from fedlalr.training.stacked.vmap import VmapForward
-from fedlalr.training.torch_state import copied, forked_generators, get_buffers, set_buffers
+from fedlalr.training.torch_state import copied, get_buffers, set_buffers
 
 _LIBRARIES = (torch.__path__[0] + os.sep, str(Path(__file__).parents[2]) + os.sep)
 _ADVICE = {
@@ -136,13 +136,13 @@ class StackingTrial:
         targets = training.clients.targets if isinstance(training.clients, Population) else self.targets
         if not has_tokens(targets) and not any(bool((leaf == IGNORED_LABEL).any()) for leaf in leaves(targets)):
             return None
-        with torch.no_grad(), forked_generators(training.device):
+        with torch.no_grad():
             outputs = prediction(call(copied(self._model).eval(), self.inputs))
         return padding_label(training.loss, outputs, self.targets)
 
     def check(self, gradient: StackedGradient) -> None:
         """Reject a stacked gradient that raises or differs from plain autograd."""
-        with forked_generators(self.training.device), NoDropout(), without_tf32():
+        with NoDropout(), without_tf32():
             if not self._agrees(gradient, self.count):
                 raise CannotStack("batched over clients, the model's gradient differs from plain autograd's")
             if self.padded and not self._agrees(gradient, max(self.count - 3, 2)):
