@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedlalr.algorithms import registry
 from fedlalr.common.files import write_whole
 from fedlalr.config.errors import ConfigError
 from fedlalr.paper.verdicts import Claim, load_verdicts
@@ -296,14 +297,17 @@ def _line(group: Group, target: float) -> Line:
 def label_of(run: ReportedRun) -> str:
     """The method with its rates, and with what else its folder is named after."""
     assert run.config is not None  # lines_of keeps only such runs
-    options = run.config.algorithm.options
-    rates = f"lr {options['lr']:g}" + (
-        f", server lr {server:g}" if (server := options.get("server_lr", 1)) != 1 else ""
-    )
+    method, usual = run.config.algorithm, registry.create(run.config.algorithm.name)
+    named = {name: method.options[name] for name in ("lr", "server_lr", "align") if name in method.options}
+    rates = [
+        f"{name.replace('_', ' ')} {value:g}"
+        for name, value in named.items()
+        if not (name == "server_lr" and value == usual.server_lr == 1)  # type: ignore[attr-defined]
+    ]
     folder = run.path.parent.name
-    more = folder.removeprefix(run.config.algorithm.name).lstrip("+-").removeprefix(str(run.config.compression))
-    more = re.sub(r"(server_)?lr-[\d.]+(e-?\d+)?", "", more).strip("-").replace("-", " ").replace("_", " ")
-    return f"{method_of(run)}, {rates}" + (f", {more}" if more else "")
+    more = folder.removeprefix(method.name).lstrip("+-").removeprefix(str(run.config.compression))
+    more = re.sub(r"((server_)?lr|align)-[\d.]+(e-?\d+)?", "", more).strip("-").replace("-", " ").replace("_", " ")
+    return ", ".join([method_of(run), *rates, *([more] if more else [])])
 
 
 def _seeds(line: Line) -> str:
