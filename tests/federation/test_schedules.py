@@ -56,6 +56,12 @@ def test_exponential_decay_has_the_bits_of_a_power(factor, every, t, lr):
     assert decayed == lr * max(factor ** ((t - 1) // every), LEAST_MULTIPLIER)
 
 
+@given(st.floats(1e-3, 1), st.integers(1, 9), st.integers(0, 20), st.integers(1, 500))
+def test_exponential_decay_starts_after_its_warm_up(factor, every, warmup, t):
+    schedule, plain = fl.schedules.Exponential(factor, every, warmup), fl.schedules.Exponential(factor, every)
+    assert schedule(t) == (t / (warmup + 1) if t <= warmup else plain(t - warmup))
+
+
 def test_published_runs_have_the_rates_of_their_configurations():
     folders = sorted(file.parent for file in RESULTS.rglob("seed-*/config.yaml"))[::20]
     assert len(folders) > 5

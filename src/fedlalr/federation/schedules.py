@@ -18,6 +18,8 @@ from fedlalr.common.named import check_known, created, options_of
 from fedlalr.common.option_types import Bounds, Checked, Count, Fraction, Share
 
 Schedule = Callable[[int], float] | Callable[[int, int], float]
+Warmup = Annotated[int, Bounds(ge=0, le=MOST)]
+"""Rounds in which the rate rises linearly; the next round has the full rate."""
 
 LEAST_MULTIPLIER = 1e-30
 """Lower bound of the multiplier: too small to move a parameter, but not 0, as some methods divide by their rate."""
@@ -35,18 +37,23 @@ class Constant:
 
 @dataclass(frozen=True)
 class Exponential(Checked):
-    """Multiply the rate by `factor` every `every` rounds.
+    """Multiply the rate by `factor` every `every` rounds, after `warmup` rounds of linear warm-up.
 
     >>> [Exponential(0.5, every=2)(t) for t in (1, 2, 3, 4, 5)]
     [1.0, 1.0, 0.5, 0.5, 0.25]
+    >>> [Exponential(0.5, warmup=1)(t) for t in (1, 2, 3, 4)]
+    [0.5, 1.0, 0.5, 0.25]
     """
 
     called = "{owner}'s {field}"
     factor: Share = 0.998
     every: Count = 1
+    warmup: Warmup = 0
 
     def __call__(self, round: int) -> float:
-        return float(self.factor ** ((round - 1) // self.every))
+        if round <= self.warmup:
+            return round / (self.warmup + 1)
+        return float(self.factor ** ((round - self.warmup - 1) // self.every))
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,7 @@ class _Falling(Checked, ABC):
     """
 
     called = "{owner}'s {field}"
-    warmup: Annotated[int, Bounds(ge=0, le=MOST)] = 0
+    warmup: Warmup = 0
     final: Fraction = 0.01
 
     def __call__(self, round: int, rounds: int) -> float:
