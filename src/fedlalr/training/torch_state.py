@@ -1,4 +1,4 @@
-"""Torch state that must not leak into or out of a run: modes, generators, threads, buffers, copies of modules."""
+"""Global state that must not leak into or out of a run: modes, generators, threads, buffers, copies of modules."""
 
 from __future__ import annotations
 
