@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -159,8 +162,26 @@ def test_step_sizes_of_delta_sgd_follow_the_clients_own_smoothness(decay: float)
         assert float(result.state["x"]["weight"]) == pytest.approx(-lr * decay * first, abs=1e-12)
 
 
+class HostNoise(nn.Module):
+    """Draws from a generator outside torch."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs * (1 + self.draw())
+
+
 @pytest.mark.parametrize(
-    ("layer", "whether"), [(nn.Dropout(0.5), True), (nn.Tanh(), False), (nn.BatchNorm1d(6), False)]
+    ("layer", "whether"),
+    [
+        (nn.Dropout(0.5), True),
+        (HostNoise(random.random), True),
+        (HostNoise(np.random.rand), True),
+        (nn.Tanh(), False),
+        (nn.BatchNorm1d(6), False),
+    ],
 )
 def test_a_module_that_draws_in_training_is_known(layer: nn.Module, whether: bool) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 6), layer, nn.Linear(6, 3)).double()

@@ -71,6 +71,12 @@ def forked_generators(device: torch.device) -> Iterator[None]:
         np.random.set_state(numpy)
 
 
+def host_generators() -> tuple[object, ...]:
+    """The states of NumPy's and Python's global generators, to be compared."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return random.getstate(), kind, np.asarray(keys).tobytes(), *rest
+
+
 @contextmanager
 def module_randomness(training: Training, round: int) -> Iterator[None]:
     """Seed the generators, from which dropout draws, by (seed, round); the caller's state is restored afterwards."""

@@ -4,10 +4,11 @@ ones."""
 from __future__ import annotations
 
 import copy
+import random
 import re
 import resource
 import warnings
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -533,6 +534,29 @@ def test_an_algorithm_that_reads_the_round_is_noticed():
     assert not context.round_was_read
     assert context.round == 3
     assert context.round_was_read
+
+
+@pytest.mark.parametrize("draw", [np.random.rand, random.random])
+def test_a_model_that_draws_outside_torch_is_not_captured(draw):
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(36, 3)
+
+        def forward(self, images):
+            return self.head(images.flatten(1) * (1 + draw()))
+
+    training = with_model(Noisy(), algorithm="fedavg", sizes=(8,) * 4, local=Steps(3))
+    with started("stacked", training) as (engine, private):
+        work, drawn = _work(private, torch.arange(4)), []
+        for capture in (True, False):
+            engine._static = StaticSteps(private, engine._gradient, engine._fused, capture=capture)
+            random.seed(5)
+            np.random.seed(5)
+            noticed = pytest.warns(RuntimeWarning, match="draws from NumPy's or Python's generator")
+            with noticed if capture else nullcontext():
+                drawn.append(engine.train(work).losses)
+    assert torch.equal(drawn[0], drawn[1])
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -27,7 +27,7 @@ from fedlalr.training.local_step import local_step, other_gradients, starting_sl
 from fedlalr.training.stacked.feed import Feed, Shape, Tables
 from fedlalr.training.stacked.gradient import StackedGradient, gradient_at
 from fedlalr.training.stacked.stack import Stack
-from fedlalr.training.torch_state import forked_generators, get_buffers, in_mode, set_buffers
+from fedlalr.training.torch_state import forked_generators, get_buffers, host_generators, in_mode, set_buffers
 
 MOST_GRAPHS = 24
 """At most this many step layouts are captured; further ones run eagerly."""
@@ -148,10 +148,13 @@ class StaticSteps:
         elif self.capture and key in self._met and len(self._graphs) < MOST_GRAPHS:
             self._capture(key, lambda: self._step(memory, shape, held, context))
         else:
+            before = host_generators() if self.capture else None
             self._step(memory, shape, held, context)
             self._met.add(key)
-            if context.round_was_read and self.capture:
+            if self.capture and context.round_was_read:
                 self._stop(f"{type(self.training.algorithm).__name__}.step reads the round, which a graph would freeze")
+            elif self.capture and host_generators() != before:
+                self._stop("the model or the loss draws from NumPy's or Python's generator, which a graph would freeze")
 
     def _capture(self, key: object, step: Callable[[], None]) -> None:
         graph = torch.cuda.CUDAGraph()
@@ -214,20 +217,20 @@ def rounded(shape: Shape, clients: int, width: int) -> Shape:
 
 
 def draws(training: Training) -> bool:
-    """Whether a training forward pass draws from torch's generator, as dropout does; True if it cannot be run."""
+    """Whether a training forward pass draws random numbers, as dropout does; True if it cannot be run."""
     model, buffers = training.model, get_buffers(training.model)
     batch = training.clients.batch(0, torch.arange(min(2, int(training.clients.sizes[0])), device="cpu"))
     device = training.device
     state = partial(torch.cuda.get_rng_state, device) if device.type == "cuda" else torch.get_rng_state
     with forked_generators(device), torch.no_grad(), in_mode(model, training=True):
-        before = state()
+        before, host = state(), host_generators()
         try:
             outputs_of(model, training.loss, *(moved(part, device) for part in batch))
         except Exception:  # a round will show the error; steps without graphs are always right
             return True
         finally:
             set_buffers(model, buffers)
-        return not torch.equal(before, state())
+        return not torch.equal(before, state()) or host_generators() != host
 
 
 def apart(new: Slots, state: Slots) -> Slots:
