@@ -89,7 +89,8 @@ class Options(LocalOptions):
     )
     compression: str | Compression | Mapping[str, Any] | None = option(
         None,
-        'Send slots in fewer bytes: `"balanced"`, `"smallest"` or `fl.Compression(up, down, every)`; None: as they are.',
+        'Send slots in fewer bytes: `"balanced"`, `"smallest"` or `fl.Compression(up, down, every)`; None: no '
+        "compression.",
         scope="server",
     )
     privacy: Privacy | Mapping[str, Any] | None = option(
