@@ -41,7 +41,7 @@ def bench(
     """Time a round against federated averaging written as a plain loop.
 
     The contestants take turns, each in a separate process, and the result is the ratio of their times, so that other
-    load on the machine has little effect. No evaluation and no files while timing.
+    load on the machine has little effect. Nothing is evaluated or written while timing.
 
     [bold]Examples[/]
 

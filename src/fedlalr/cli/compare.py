@@ -48,12 +48,12 @@ def compare(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Methods, separated by commas; with compression as fedlalr+balanced.",
+            help="Methods, separated by commas; fedlalr+balanced adds compression.",
             show_default="those the preset has settings for",
         ),
     ] = None,
     seeds: Annotated[
-        int, typer.Option(min=1, max=MOST_SEEDS, help="Seeds per method, counted up from the configured seed.")
+        int, typer.Option(min=1, max=MOST_SEEDS, help="Seeds per method, starting with the configured seed.")
     ] = 3,
     target: Annotated[
         float | None,
@@ -65,7 +65,7 @@ def compare(
     grid: Annotated[
         bool,
         typer.Option(
-            "--grid", help="Tune every method's learning rates first, on held-out samples, equally many settings each."
+            "--grid", help="First tune every method's learning rates on held-out samples, with equally many settings."
         ),
     ] = False,
     grid_seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="Seeds per grid setting.")] = 2,
@@ -73,7 +73,7 @@ def compare(
         list[str] | None,
         typer.Option(
             metavar="KEY=A,B",
-            help="Repeat the comparison for every value; give it several times for all combinations.",
+            help="Repeat the comparison for every value; repeatable, for all combinations.",
             show_default=False,
         ),
     ] = None,
@@ -90,7 +90,7 @@ def compare(
     """Compare methods on one problem: final accuracy, and rounds, megabytes and seconds to a target accuracy.
 
     Runs are written to [bold]DIR/METHOD/seed-N[/]. Finished runs with the same settings are reused. A directory with
-    runs of other settings is rejected, except for learning rates that an earlier [bold]--grid[/] chose: these runs are
+    runs of other settings is rejected, but runs with other learning rates that an earlier [bold]--grid[/] chose are
     replaced. The directory also gets [bold]table.md[/], [bold]compare.json[/], [bold]accuracy.png[/],
     [bold]accuracy.svg[/] and [bold]report.html[/]. Change the settings of one method with `methods.NAME.KEY=VALUE`.
     With [bold]--vary[/] every combination of values gets its own folder, and [bold]DIR/table.md[/],

@@ -34,7 +34,7 @@ from fedlalr.federation.session import initial_state, run_info
 from fedlalr.flower.export import check_data, check_settings, data_here, for_nodes
 from fedlalr.flower.export import export as write
 
-app = typer.Typer(no_args_is_help=True, help="Run on Flower: on other machines, with data that stays there.")
+app = typer.Typer(no_args_is_help=True, help="Run on Flower: on several machines whose data stays where it is.")
 
 Nodes = Annotated[
     int | None,
@@ -53,7 +53,7 @@ def export(
 ) -> None:
     """Write a Flower app for a preset, ready for `flwr run`.
 
-    Unless you change it, its configuration has one client per node, and all clients in every round.
+    By default, each node serves one client, and all clients take part in every round.
 
     [bold]Examples[/]
 
@@ -93,7 +93,7 @@ def local(
     nodes: Nodes = None,
     run_dir: Annotated[
         Path | None,
-        typer.Option(help="Directory for metrics and checkpoints.", show_default="none are kept", callback=at_home),
+        typer.Option(help="Directory for metrics and checkpoints.", show_default="a temporary one", callback=at_home),
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Use no certificates and no node keys.")] = False,
     patience: Annotated[float, typer.Option(help="Maximum seconds per round.")] = 600.0,
@@ -102,8 +102,8 @@ def local(
 ) -> None:
     """Run a preset with Flower's real processes on this machine: a superlink, supernodes, TLS and node keys.
 
-    Every message starts a process that imports torch, so a round takes about 10 seconds on two cores, even with a tiny
-    model. Only the loopback interface is used. All processes and temporary files are removed, also after Ctrl-C.
+    The first round takes longer than the others: it starts a trainer process for every node. Only the loopback
+    interface is used. All processes and temporary files are removed at the end, even after Ctrl-C.
 
     [bold]Examples[/]
 

@@ -9,7 +9,7 @@ from fedlalr.cli.options import Arguments, split_arguments
 
 
 def presets(arguments: Arguments = None) -> None:
-    """List the presets, or print all settings of one as YAML, with changes by KEY=VALUE.
+    """List the presets or, given one, print all its settings as YAML; KEY=VALUE changes a setting.
 
     [bold]Examples[/]
 

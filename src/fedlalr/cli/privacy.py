@@ -21,10 +21,10 @@ def privacy(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the privacy that runs have spent, each and all together, as ε at a common δ.
+    """Show the privacy that runs have spent, separately and together, as ε at a common δ.
 
-    Runs on the same clients add up: give all of them, including those for tuning, which are part of a comparison's
-    directory. A run without privacy is rejected, because there is no ε for what it reveals.
+    The privacy losses of runs on the same clients add up: give all of these runs, including tuning runs, which are in
+    the directory of a comparison. A run without privacy is rejected, because there is no ε for what it reveals.
 
     [bold]Examples[/]
 

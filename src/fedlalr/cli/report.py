@@ -26,7 +26,7 @@ def report(
         Path | None,
         typer.Option(
             "--figure",
-            help="Instead draw accuracy, or without any the loss, against megabytes up, down and both, as PNG and SVG.",
+            help="Draw accuracy (or loss) against megabytes up, down and both instead, as PNG and SVG.",
             show_default=False,
         ),
     ] = None,
@@ -34,12 +34,12 @@ def report(
     target: Annotated[
         float | None,
         typer.Option(
-            help="The figure names the line with the fewest megabytes to this accuracy.",
+            help="The figure names the line that reaches this accuracy with the fewest megabytes.",
             show_default="one that all methods come near",
         ),
     ] = None,
 ) -> None:
-    """Write an HTML page about runs: curves, clients, partition, rejected replies, timing, and how to repeat them.
+    """Write an HTML report on runs: curves, clients, partition, rejected replies, timing, and how to repeat them.
 
     The page is one self-contained file and needs no network. Runs that differ only in their seed are drawn as one line
     with its range. Trajectories are shown if a run recorded them.

@@ -66,9 +66,9 @@ def reproduce(
     choices (BatchNorm statistics, GroupNorm, clipping, epochs, weights) or
     variants (of FedLALR).
 
-    Files are written to [bold]RUN_DIR/SCALE[/]; changed settings become part of
-    the name. They are the figure as PNG, SVG and PDF, its data as CSV, its
-    provenance as JSON, [bold]verdicts.md[/], and all runs under [bold]runs/[/].
+    [bold]RUN_DIR/SCALE[/] gets the figure as PNG, SVG and PDF, its data as CSV,
+    its provenance as JSON, [bold]verdicts.md[/], and all runs under
+    [bold]runs/[/]. Changed settings become part of the folder's name.
 
     Finished runs are reused and interrupted runs are resumed: repeat the command
     until all runs are finished. At scale smoke, the digits data set replaces

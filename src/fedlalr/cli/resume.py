@@ -26,7 +26,7 @@ def resume(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Resume a run from its last checkpoint; on a CPU bit for bit as if it had never stopped.
+    """Resume a run from its last checkpoint; on a CPU, bit for bit like an uninterrupted run.
 
     [bold]Examples[/]
 

@@ -77,19 +77,20 @@ class Options(LocalOptions):
         check=check_schedule,
     )
     weighting: Literal["uniform", "samples"] = option(
-        "uniform", "Weigh replies equally, or by their clients' number of samples.", scope="server"
+        "uniform", "Weight replies equally, or by their clients' numbers of samples.", scope="server"
     )
     reduce: Mapping[str, str | SlotReduction | Mapping[str, object]] | None = option(
-        None, 'Slot to reduction, in place of the algorithm\'s own, such as `{"x": "median"}`.', scope="server"
+        None, 'Reductions by slot that replace the algorithm\'s own, such as `{"x": "median"}`.', scope="server"
     )
     max_norm_ratio: Positive | None = option(
         MAX_NORM_RATIO,
-        "Clip a reply's change to this many times the scale of its slot; None: no such bound.",
+        "Clip a reply's change to this many times the scale of its slot; None: no bound.",
         scope="server",
     )
     compression: str | Compression | Mapping[str, Any] | None = option(
         None,
-        'Send slots in fewer bytes: `"balanced"`, `"smallest"` or `fl.Compression(up, down, every)`; None: all bytes.',
+        'Send slots in fewer bytes: `"balanced"`, `"smallest"` or `fl.Compression(up, down, every)`; None: no '
+        "compression.",
         scope="server",
     )
     privacy: Privacy | Mapping[str, Any] | None = option(
@@ -112,23 +113,24 @@ class Options(LocalOptions):
     )
     speeds: Speeds | None = option(
         None,
-        "Local steps per virtual second of the clients: the sigma of a log-normal distribution with median 1, a list "
-        "with a number for each, or a text file with one per line; None: all 1.",
+        "The clients' local steps per virtual second: the sigma of a log-normal distribution with median 1, a list "
+        "with one number per client, or a text file with one number per line; None: all 1.",
         scope="server",
         check=check_speeds,
     )
     test: object = option(
         None,
-        "Test set, in the form of a client's data such as `(inputs, targets)`, evaluated after every round.",
+        "Test set, in any form that a client's data may have, such as `(inputs, targets)`; evaluated after every "
+        "round.",
         scope="run",
         config=False,
     )
     metrics: Metrics | None = option(
-        None, "Your own metrics: name to function of the test set's outputs and targets.", scope="run", config=False
+        None, "Your own metrics, by name: functions of the test set's outputs and targets.", scope="run", config=False
     )
     client_tests: Sequence[object] | None = option(
         None,
-        "A test set for every client, in their order, in place of `holdout`; the same kinds of data as `clients`.",
+        "One test set per client, in the order and the forms of `clients`, instead of `holdout`.",
         scope="run",
         config=False,
     )
@@ -164,12 +166,12 @@ class Options(LocalOptions):
         None, "Directory for metrics and checkpoints.", scope="files", check=_check_run_dir, config=False
     )
     resume: bool = option(
-        False, "Resume the interrupted run in `run_dir`, or start a new one.", scope="files", config=False
+        False, "Resume the run in `run_dir`, or start a new one if there is none.", scope="files", config=False
     )
     checkpoint_every: Count = option(1, "Rounds between two checkpoints.", scope="files")
     debug: bool = option(
         False,
-        "Train every rejected client again, alone on the reference engine, and print what is found.",
+        "Train every rejected client again, alone on the reference engine, and print what went wrong.",
         scope="run",
         config=False,
     )

@@ -73,11 +73,11 @@ class LocalOptions:
     )
     accumulate: Count = option(
         1,
-        "Batches per local step: their gradients are averaged, as of one batch of `accumulate` * `batch_size` samples.",
+        "Batches per local step; their gradients are averaged as in one batch of `accumulate` * `batch_size` samples.",
     )
     weight_decay: NotNegative = option(0.0, "Add this multiple of the parameters to every gradient (L2 penalty).")
     decoupled_weight_decay: NotNegative = option(
-        0.0, "Multiply the parameters that are `decayed` by 1 - lr * this before every local step, as AdamW does."
+        0.0, "Multiply the `decayed` parameters by 1 - lr * this before every local step, as AdamW does."
     )
     decayed: Patterns | None = option(
         None,
@@ -102,7 +102,7 @@ class LocalOptions:
     )
     collate_fn: Callable[[list[Any]], Any] | None = option(
         None,
-        "Forms a batch of a list of samples, as in torch's DataLoader; None: samples of equal shapes are stacked.",
+        "Makes a batch from a list of samples, as in torch's DataLoader; None: samples of equal shapes are stacked.",
         check=_check_collate_fn,
         config=False,
     )
@@ -124,7 +124,7 @@ class LocalOptions:
     )
     holdout: Positive | None = option(
         None,
-        "Share of every client's samples to evaluate its model on instead of training; None: train on all.",
+        "Share of every client's samples to hold out for evaluating its model; None: train on all.",
         check=_check_holdout,
     )
     seed: Seed = option(0, "Seed of sampling, batch order, augmentation and dropout.")
