@@ -12,7 +12,6 @@ from fedlalr.paper.results_page import (
     FAMILIES,
     NO_RUN,
     claims_table,
-    comparisons,
     compressed,
     lines_of,
     main,
@@ -151,16 +150,12 @@ def test_seconds_are_those_of_local_training_up_to_the_target():
     assert f"| {first} |" in row
 
 
-def test_new_runs_of_a_comparison_appear_by_themselves(tmp_path):
-    assert comparisons(tmp_path).count(NO_RUN) == sum("/" not in family.folder for family in FAMILIES)
-    family = next(family for family in FAMILIES if family.folder == "vit-cifar10")
+def test_new_runs_are_recommended_by_themselves(tmp_path):
+    family = next(family for family in FAMILIES if family.folder == "vit/runs")
     shutil.copytree(ROLES / "fedavg" / "seed-0", tmp_path / family.folder / "fedavg" / "seed-0")
-    page(
-        tmp_path, "<!-- begin comparisons --><!-- end comparisons --><!-- begin recommended --><!-- end recommended -->"
-    )
+    page(tmp_path, "<!-- begin recommended --><!-- end recommended -->")
     write_pages(tmp_path)
     text = (tmp_path / "README.md").read_text(encoding="utf-8")
-    assert "| FedAvg, lr 1 | 1 | 45.5 % | 10 | 0.0534 |" in text
     assert f"| {family.name} | FedAvg, lr 1: 45.5 %, one seed | FedAvg, lr 1: 35 % in round 10, one seed |" in text
     assert f"| GPT, Shakespeare by role | {NO_RUN} | {NO_RUN} | {NO_RUN} |" in text
 

@@ -51,11 +51,12 @@ FAMILIES = (
         "paper-buffers-recalibrate-dtype-bfloat16/runs/cifar10-dirichlet0.6-50of100",
         0.75,
     ),
+    Family("the same, Dirichlet 0.3, 40 rounds", "cifar-variations/recalibrated/partition.alpha-0.3", 0.75),
     Family("LSTM, Shakespeare by role", f"{_PRINTED}/shakespeare-natural-10of100", 0.40),
     Family("the same, equally tuned", "shakespeare-equal/runs", 0.40),
     Family("GPT, Shakespeare by role", "gpt/runs", 0.33),
     Family("the same, 4.8 million parameters", "gpt-larger/runs", 0.33),
-    Family("ViT, CIFAR-10, Dirichlet 0.6, 30 rounds", "vit-cifar10", 0.35),
+    Family("ViT, CIFAR-10, Dirichlet 0.6, 30 rounds", "vit/runs", 0.35),
 )
 ALONE = (
     "fedlalr", "fedavg", "fedadam", "fedamsv1", "fedamsv2", "lafedopt", "fedadam+server_lr-0.1", "lafedopt+lr-0.001",
@@ -93,7 +94,6 @@ def write_pages(folder: Path) -> list[Path]:
         "planned": lambda: planned_list(folder),
         "recommended": lambda: recommended_table(folder),
         "seconds": lambda: seconds_table(folder),
-        "comparisons": lambda: comparisons(folder),
     }
     written = []
     for page in PAGES:
@@ -252,26 +252,6 @@ def seconds_table(folder: Path) -> str:
             ]  # fmt: skip
         lines.append(f"| {label_of(run)} | {np.mean(curve.accuracies[-10:]) * 100:.1f} % | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def comparisons(folder: Path) -> str:
-    """A table for every family whose runs were made with `fedlalr compare`, best final accuracy first."""
-    parts = []
-    for family in FAMILIES:
-        if "/" in family.folder:
-            continue
-        found = sorted(lines_of(folder / family.folder, family.target), key=lambda line: -line.final)
-        table = [
-            f"| {family.name} | seeds | last tenth | {family.target * 100:g} % in round | GB up by then |",
-            "|---|---|---|---|---|",
-        ]
-        for line in found:
-            rounds, sent = (
-                (f"{line.rounds:.0f}", f"{line.gigabytes:.3g}") if math.isfinite(line.rounds) else ("never", "–")
-            )
-            table.append(f"| {line.label} | {line.seeds} | {line.final * 100:.1f} % | {rounds} | {sent} |")
-        parts.append("\n".join(table) if found else f"{family.name}: {NO_RUN} (`{family.folder}`).")
-    return "\n\n".join(parts)
 
 
 def lines_of(folder: Path, target: float, buffers: str | None = None) -> list[Line]:
