@@ -160,9 +160,7 @@ class GridProgress(RunsBar):
         self.failed: dict[Path, str] = {}
         self._running: Sequence[Job] = ()
         # a folder may contain a run with other settings, which will be overwritten
-        self._stale = {
-            job.folder for job in jobs if job.rounds_done() and not same_problem(job.config.model_dump(), job.folder)
-        }
+        self._stale = {job.folder for job in jobs if job.rounds_done() and not same_problem(job)}
         self._began = time.monotonic()
         self._before = self._progress()[0]
         self._stop = threading.Event()
