@@ -14,7 +14,7 @@ from fedlalr.config import ConfigError
 from fedlalr.config.grid import without_accuracy
 from fedlalr.report.comparison import Curve, complete_finals, default_target, measure_of
 from fedlalr.report.enlarging import Line, Region, draw_enlarged, ends, mean_cost, percent, rise
-from fedlalr.report.groups import group_runs, method_of
+from fedlalr.report.groups import group_runs
 from fedlalr.report.line_styles import in_order, looks_of
 from fedlalr.report.runs import find_runs, read_run
 from fedlalr.report.statistics import spread
@@ -36,7 +36,7 @@ def accuracy_figure(runs: Runs, path: Path, title: str, target: float | None = N
 def bytes_figure(places: Sequence[str | Path], path: Path, title: str, target: float | None = None) -> list[Path]:
     """Draw the accuracy of stored runs, or without any their loss, against the megabytes sent up, down and both."""
     found = group_runs([read_run(place) for place in find_runs(places)])
-    groups = [found[i] for i in in_order([method_of(group.runs[0]) for group in found])]
+    groups = [found[i] for i in in_order([group.method for group in found])]
     losses = without_accuracy(run.records for group in groups for run in group.runs)
     if losses and target is not None:
         raise ConfigError(f"the target {target:g} is an accuracy, but these runs have none, only losses; leave it out")
@@ -46,7 +46,7 @@ def bytes_figure(places: Sequence[str | Path], path: Path, title: str, target: f
         Panel("megabytes up and down", Curve.megabytes, losses),
     )
     curves = {group.label: [Curve(run.records, run.failure) for run in group.runs] for group in groups}
-    return save(draw(curves, [method_of(group.runs[0]) for group in groups], panels, title, target), path)
+    return save(draw(curves, [group.method for group in groups], panels, title, target), path)
 
 
 class Panel(NamedTuple):

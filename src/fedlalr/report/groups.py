@@ -38,6 +38,10 @@ class Group:
     runs: tuple[ReportedRun, ...]
 
     @property
+    def method(self) -> str:
+        return method_of(self.runs[0])
+
+    @property
     def records(self) -> list[Record]:
         """Of all its runs."""
         return [record for run in self.runs for record in run.records]
