@@ -1,4 +1,7 @@
-"""Progress of downloads and of several runs; `federation/progress.py` shows that of one run."""
+"""What commands show: results, and the progress of downloads and of several runs.
+
+The progress of one run is shown by `federation/progress.py`.
+"""
 
 from __future__ import annotations
 
