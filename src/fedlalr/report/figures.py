@@ -151,7 +151,7 @@ def _short(megabytes: float) -> str:
 
 
 def _draw_whole(axes: Any, runs: Runs, looks: Looks, panel: Panel, target: float | None) -> None:
-    """All lines with their range over the seeds, and the target, if one is given."""
+    """Draw all lines with their range over the seeds, and the target, if one is given."""
     for label, curves in runs.items():
         line = _line(curves, looks[label], panel)
         if line is None:
@@ -169,7 +169,7 @@ def _draw_whole(axes: Any, runs: Runs, looks: Looks, panel: Panel, target: float
 
 
 def _draw_part(axes: Any, below: Any, panel: Panel, region: Region | None) -> None:
-    """A part of the axes, framed there, in those below."""
+    """Draw a region of the axes enlarged in the axes below, and frame it above."""
     from matplotlib.patches import Rectangle
 
     if region is None:
@@ -201,7 +201,7 @@ def _measured(curves: Sequence[Curve], losses: bool = False) -> tuple[NDArray[An
 
 
 def _logarithmic(axes: Any) -> None:
-    """Bytes sent differ by factors between methods."""
+    """Make the horizontal axis logarithmic: the bytes sent differ by factors between methods."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes.set_xscale("log")
@@ -214,7 +214,7 @@ def _logarithmic(axes: Any) -> None:
 
 
 def save(figure: Any, path: Path, kinds: Sequence[str] = ("png", "svg"), dpi: int = 150) -> list[Path]:
-    """A figure in several formats; the same figure gives the same bytes."""
+    """Save a figure in several formats; the same figure gives the same bytes."""
     from matplotlib import rc_context
 
     path.parent.mkdir(parents=True, exist_ok=True)
