@@ -33,7 +33,7 @@ def accuracy_figure(runs: Runs, path: Path, title: str, target: float | None = N
     return save(draw(named, list(named), panels, title, target), path)
 
 
-def bytes_figure(places: Sequence[str | Path], path: Path, title: str, target: float | None = None) -> list[Path]:
+def bytes_figure(places: Sequence[str | Path], path: Path, title: str, target: float | None) -> list[Path]:
     """Draw the accuracy of stored runs, or without any their loss, against the megabytes sent up, down and both."""
     found = group_runs([read_run(place) for place in find_runs(places)])
     groups = [found[i] for i in in_order([group.method for group in found])]

@@ -66,7 +66,7 @@ def no_reply(training: Training, slots: Slots, buffers: Buffers) -> Slots:
 
 
 def run_update(
-    state: ServerState, clock: Clock, lr: float, engine: Engine, rules: Rules, on_rejected: OnRejected | None = None
+    state: ServerState, clock: Clock, lr: float, engine: Engine, rules: Rules, on_rejected: OnRejected | None
 ) -> RoundOutcome:
     """One update of the server. The state passed in is never changed, so it is still valid on `RoundFailed`.
 
