@@ -227,8 +227,5 @@ def _telling(run: ReportedRun) -> Settings:
 
 
 def _described(name: str, value: Any) -> str:
-    return str(value) if name == "name" else f"{name.removeprefix('algorithm.')} {_shown(value)}"
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if name == "name" else f"{name.removeprefix('algorithm.')} {text}"
