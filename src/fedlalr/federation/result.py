@@ -31,7 +31,8 @@ from fedlalr.federation.storage.checkpoint import LARGEST_DESCRIPTION, Checkpoin
 from fedlalr.federation.storage.fingerprint import hash_tensor
 from fedlalr.federation.storage.tensor_files import storable, take
 from fedlalr.training import Training
-from fedlalr.training.personal import BUFFER, SLOT, named
+from fedlalr.training.interfaces import named
+from fedlalr.training.personal import BUFFER, SLOT
 from fedlalr.training.torch_state import copied, set_buffers, undisturbed
 
 if TYPE_CHECKING:

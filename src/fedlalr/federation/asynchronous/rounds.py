@@ -44,8 +44,8 @@ from fedlalr.federation.compression.channel import Channel
 from fedlalr.federation.replies.reducing import reduce_replies, weights
 from fedlalr.federation.replies.screening import OnRejected, Rejection, screen
 from fedlalr.federation.round import RoundOutcome, Rules, ServerState, Stopwatch, by_client, update_slots, work_of
-from fedlalr.training.interfaces import Buffers, Engine, Replies, Training, Work
-from fedlalr.training.personal import from_clients, named, shared_buffers, shared_slots, to_clients
+from fedlalr.training.interfaces import Buffers, Engine, Replies, Training, Work, named
+from fedlalr.training.personal import from_clients, shared_buffers, shared_slots, to_clients
 from fedlalr.training.ranks import WHOLE
 from fedlalr.training.torch_state import module_randomness
 
