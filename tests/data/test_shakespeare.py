@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from fedlalr.data import sources
 from fedlalr.data.fetch import DataCorrupt
-from fedlalr.data.sources import gutenberg, huggingface, shakespeare, vocabulary
-from fedlalr.data.sources import text_readers as scripts
+from fedlalr.data.sources import gutenberg, huggingface, shakespeare, text_readers, vocabulary
 from fedlalr.data.sources.rawdata import RawData
 from fedlalr.data.sources.text_by_role import LENGTH, Roles, Script, lay_together
 from fedlalr.data.sources.text_readers import PLAYS
@@ -405,13 +404,13 @@ def test_the_table_of_flwrlabs_reads_into_the_same_text(tmp_path: Path) -> None:
     rows = [(role, *row) for role, text in texts.items() for row in windows_of(text)]
     columns = dict(zip(("character_id", "x", "y"), map(list, zip(*rows, strict=True)), strict=True))
     table = datasets.Dataset.from_dict(columns)
-    roles = scripts.from_rows(huggingface.rows(table), "a table")
+    roles = text_readers.from_rows(huggingface.rows(table), "a table")
     expected = Roles.of({role: [text] for role, text in texts.items()}, "the texts")
     assert roles.names == expected.names
     assert np.array_equal(roles.characters, expected.characters)
     assert np.array_equal(roles.pieces, expected.pieces)
     with pytest.raises(DataCorrupt, match="has 2 roles with 1,140 windows, but LEAF has 1,129 with 4,226,158"):
-        scripts.check_leaf(roles, "a table")
+        text_readers.check_leaf(roles, "a table")
 
     import pyarrow
     import pyarrow.parquet

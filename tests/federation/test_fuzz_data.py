@@ -19,8 +19,17 @@ from hypothesis import strategies as st
 
 from federation.fuzzing import damaged, fuzz, json_values
 from fedlalr.data.fetch import Fact
-from fedlalr.data.sources import DataCorrupt, DataNotFound, archive, cache, cifar, gutenberg, idx, unpickle
-from fedlalr.data.sources import text_readers as scripts
+from fedlalr.data.sources import (
+    DataCorrupt,
+    DataNotFound,
+    archive,
+    cache,
+    cifar,
+    gutenberg,
+    idx,
+    text_readers,
+    unpickle,
+)
 from fedlalr.data.sources.rawdata import Images
 
 
@@ -136,7 +145,7 @@ leaf_users = st.dictionaries(
 def test_any_json_is_a_file_of_leaf_or_corrupt(users, listed, rest):
     whole = {"users": list(users) if listed is None else listed, "user_data": users}
     found = [
-        in_file(json.dumps(content).encode(), "all.json", lambda path: scripts.from_leaf([path]))
+        in_file(json.dumps(content).encode(), "all.json", lambda path: text_readers.from_leaf([path]))
         for content in (whole, rest, {"users": rest, "user_data": rest})
     ]
     return found[0] is not None
@@ -148,7 +157,7 @@ def test_any_json_is_a_file_of_leaf_or_corrupt(users, listed, rest):
     | damaged(json.dumps({"users": ["a"], "user_data": {"a": {"x": [WINDOW], "y": ["b"]}}}).encode()),
 )
 def test_any_bytes_are_a_file_of_leaf_or_corrupt(content):
-    return in_file(content, "all.json", lambda path: scripts.from_leaf([path])) is not None
+    return in_file(content, "all.json", lambda path: text_readers.from_leaf([path])) is not None
 
 
 @fuzz(
@@ -164,11 +173,11 @@ def test_any_bytes_are_a_file_of_leaf_or_corrupt(content):
 def test_any_text_is_a_play_or_corrupt(text):
     allowed(gutenberg.speeches, text, "a play")
     content = text.encode("utf-8", "surrogatepass")
-    return in_file(content, "play.txt", lambda path: scripts.from_folder(path.parent)) is not None
+    return in_file(content, "play.txt", lambda path: text_readers.from_folder(path.parent)) is not None
 
 
 def test_a_deeply_nested_file_of_leaf_is_corrupt():
-    assert in_file(b'{"users": ' + b"[" * 200_000, "all.json", lambda path: scripts.from_leaf([path])) is None
+    assert in_file(b'{"users": ' + b"[" * 200_000, "all.json", lambda path: text_readers.from_leaf([path])) is None
 
 
 def test_a_gzip_bomb_is_corrupt_before_memory_is_taken():

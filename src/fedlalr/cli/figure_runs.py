@@ -32,7 +32,7 @@ REPEATS = 5
 
 
 @dataclass
-class Making:
+class FigureRuns:
     """Executes the runs of figures and draws the figures one by one."""
 
     request: Request

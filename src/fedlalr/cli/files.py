@@ -15,7 +15,7 @@ FIGURES = (".png", ".svg", ".pdf")
 
 
 def check_figure(path: Path | None, option: str) -> None:
-    """Reject a figure that is wanted and cannot be written, before computing it."""
+    """Reject a figure that cannot be written, before it is computed; None: no figure is requested."""
     if path is None:
         return
     if path.is_dir():

@@ -15,7 +15,6 @@ from fedlalr.cli.progress import fetch_progress, standard_output
 from fedlalr.common import reading
 from fedlalr.config import Config, ConfigError
 from fedlalr.config.errors import as_config_errors
-from fedlalr.config.own import is_own
 from fedlalr.data import sources
 from fedlalr.federation.progress import Terminal
 from fedlalr.report.trackers import Tracker, TrackerMissing, create_tracker
@@ -97,10 +96,7 @@ def progress_console(as_json: bool) -> Console:
 
 def fetch_if_needed(config: Config, console: Console, quiet: bool) -> None:
     """Download the data set, with a progress bar, if it is not on this machine."""
-    if is_own(config.data.name):
-        return
-    where = {data.name: data.where for data in sources.available()}
-    if config.data.folder is None and where[config.data.name] is None:
+    if config.data.is_missing:
         with fetch_progress(console, quiet) as progress:
             sources.fetch(config.data.name, progress=progress)
 

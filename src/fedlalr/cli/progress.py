@@ -1,4 +1,7 @@
-"""Progress of downloads and of several runs; `federation/progress.py` shows that of one run."""
+"""What commands show: results, and the progress of downloads and of several runs.
+
+The progress of one run is shown by `federation/progress.py`.
+"""
 
 from __future__ import annotations
 
@@ -160,9 +163,7 @@ class GridProgress(RunsBar):
         self.failed: dict[Path, str] = {}
         self._running: Sequence[Job] = ()
         # a folder may contain a run with other settings, which will be overwritten
-        self._stale = {
-            job.folder for job in jobs if job.rounds_done() and not same_problem(job.config.model_dump(), job.folder)
-        }
+        self._stale = {job.folder for job in jobs if job.rounds_done() and not same_problem(job)}
         self._began = time.monotonic()
         self._before = self._progress()[0]
         self._stop = threading.Event()

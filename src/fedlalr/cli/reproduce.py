@@ -86,7 +86,7 @@ def reproduce(
 
     fedlalr reproduce cifar --scale paper --beside fedadam:server_lr=0.1
     """
-    from fedlalr.cli.figure_runs import Making, data_of_runs, find_data  # here, as matplotlib takes a second
+    from fedlalr.cli.figure_runs import FigureRuns, data_of_runs, find_data  # here, as matplotlib takes a second
     from fedlalr.cli.verdict_table import as_plain, show
 
     device, changes = split_device(overrides or (), device)
@@ -106,7 +106,7 @@ def reproduce(
         here |= data_of_runs(folder / "runs")
     where = [f"device={device}"] if device != "auto" else []
     request = Request(scale, here, (*changes, *where), shown_beside)
-    made = Making(request, folder, seeds, chosen, jobs or default_workers(), console, silent, draw_only)
+    made = FigureRuns(request, folder, seeds, chosen, jobs or default_workers(), console, silent, draw_only)
 
     command = shlex.join(["fedlalr", *sys.argv[1:]])
     drawn = made.draw(names, command)

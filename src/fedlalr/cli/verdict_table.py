@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedlalr.cli.figure_runs import Making
+from fedlalr.cli.figure_runs import FigureRuns
 from fedlalr.cli.progress import standard_output
 from fedlalr.paper.figures import Drawn, running
 from fedlalr.paper.verdicts import DEFINITIONS, Claim, seeds_in_words
 from fedlalr.report.tables import alike
 
 
-def show(made: Making, drawn: Sequence[Drawn], failures: Mapping[str, str], command: str) -> None:
+def show(made: FigureRuns, drawn: Sequence[Drawn], failures: Mapping[str, str], command: str) -> None:
     claims, folder = [claim for one in drawn for claim in one.claims], made.folder
 
     console = standard_output()
@@ -115,7 +115,7 @@ def show_verdicts(claims: Sequence[Claim], console: Console) -> None:
     console.print(table)
 
 
-def as_plain(made: Making, drawn: Sequence[Drawn], failures: Mapping[str, str]) -> dict[str, Any]:
+def as_plain(made: FigureRuns, drawn: Sequence[Drawn], failures: Mapping[str, str]) -> dict[str, Any]:
     claims = [claim for one in drawn for claim in one.claims]
     return {
         "scale": made.request.scale,

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -22,7 +21,6 @@ from fedlalr.common.interrupts import blocked
 from fedlalr.common.reading import open_file, whole_lines
 from fedlalr.config.build import execute
 from fedlalr.config.errors import ConfigError
-from fedlalr.config.loading import check
 from fedlalr.config.run_dir import RunDirectory, Summary
 from fedlalr.config.schema import Config
 from fedlalr.federation import RoundFailed
@@ -74,7 +72,7 @@ class ProcessDied(RuntimeError):
 def finished(job: Job) -> Summary | None:
     """The summary of a completed run with the same settings in the folder, including a run with a failed round."""
     summary = ended(job)
-    return summary if summary is not None and same_problem(job.config.model_dump(), job.folder) else None
+    return summary if summary is not None and same_problem(job) else None
 
 
 def ended(job: Job) -> Summary | None:
@@ -83,15 +81,15 @@ def ended(job: Job) -> Summary | None:
         summary, recorded = job.directory.summary(), len(job.directory.records())
     except (ValueError, TypeError, KeyError):  # corrupt: the run resumes from its checkpoint, or says why it cannot
         return None
-    if not isinstance(summary, dict) or summary.get("status") not in ("finished", "failed"):
+    if summary is None or summary.get("status") not in ("finished", "failed"):
         return None
     return summary if summary.get("rounds") == recorded else None  # lost lines would shorten the curve
 
 
-def same_problem(config: dict[str, Any], folder: Path) -> bool:
-    """Whether the run in a folder has these settings."""
+def same_problem(job: Job) -> bool:
+    """Whether the run in a job's folder has its settings."""
     try:
-        return RunDirectory(folder).config().problem() == check(config).problem()
+        return job.directory.config().problem() == job.config.problem()
     except ConfigError:  # missing, or not readable by this version
         return False
 
@@ -104,7 +102,7 @@ def changes(job: Job, ignored: Collection[str] = ()) -> list[str]:
         before = job.directory.config().problem()
     except ConfigError:
         return ["the settings of the run cannot be read"]
-    tables = (flat(before), flat(check(job.config.model_dump()).problem()))
+    tables = (flat(before), flat(job.config.problem()))
     return differences(*({key: value for key, value in table.items() if key not in ignored} for table in tables))
 
 
@@ -149,7 +147,7 @@ def _in_turn(jobs: Sequence[Job], todo: Sequence[int]) -> Generator[Step]:
         yield None, [i], None
         error = None
         try:
-            _work(jobs[i].config.model_dump(), str(jobs[i].folder))
+            _work(jobs[i])
         except Exception as raised:  # the caller decides
             error = raised
         yield i, [], error
@@ -168,10 +166,9 @@ def _drain(pool: ProcessPoolExecutor, jobs: Sequence[Job], waiting: list[int], w
     broken = False
     while running or (waiting and not broken):
         while waiting and len(running) < workers and not broken:
-            job = jobs[waiting[0]]
             try:
                 with blocked():  # a submission may start a process
-                    future = pool.submit(_work, job.config.model_dump(), str(job.folder))
+                    future = pool.submit(_work, jobs[waiting[0]])
             except BrokenProcessPool:
                 broken = True
             else:
@@ -228,11 +225,11 @@ def _end_with(parent: BaseProcess) -> None:
     os._exit(1)  # safe at any instant: runs can be resumed
 
 
-def _work(config: dict[str, Any], folder: str) -> None:
-    """Resume the run in the folder if it has the same settings, or else start a new one."""
-    resume = same_problem(config, Path(folder)) and RunDirectory(folder).holds_run
+def _work(job: Job) -> None:
+    """Resume the run in the job's folder if it has the same settings, or else start a new one."""
+    resume = same_problem(job) and job.directory.holds_run
     with suppress(RoundFailed):  # the summary says why
-        execute(check(config), folder, resume=resume, overwrite=not resume)
+        execute(job.config, job.folder, resume=resume, overwrite=not resume)
 
 
 def _died(job: Job) -> ProcessDied:

@@ -45,16 +45,11 @@ def load(source: str | Path | None, overrides: Iterable[str] = ()) -> Config:
 
 def check(tree: Mapping[str, Any]) -> Config:
     """A checked configuration from nested tables; settings of the method that are not given come from `methods`."""
-    resolved = dict(tree)
-    algorithm = expand("algorithm", resolved.get("algorithm"))
-    if isinstance(algorithm, Mapping) and isinstance(resolved.get("methods", {}), Mapping):
-        settings = resolved.get("methods", {}).get(str(algorithm.get("name")), {})
-        algorithm = {**(settings if isinstance(settings, Mapping) else {}), **algorithm}
-    if algorithm is not None:
-        resolved["algorithm"] = algorithm
-    for section in ("model", "data", "partition", "schedule"):
-        if section in resolved:
-            resolved[section] = expand(section, resolved[section])
+    resolved = {section: expand(section, value) for section, value in tree.items()}
+    algorithm, methods = resolved.get("algorithm"), resolved.get("methods", {})
+    if isinstance(algorithm, Mapping) and isinstance(methods, Mapping):
+        settings = methods.get(str(algorithm.get("name")), {})
+        resolved["algorithm"] = {**(settings if isinstance(settings, Mapping) else {}), **algorithm}
     try:
         return Config.model_validate(resolved)
     except ValidationError as error:

@@ -61,7 +61,7 @@ def own_data(name: str, options: Mapping[str, Any], seed: int) -> tuple[object, 
 
 
 def own_clients(name: str, found: object, target: Target | None = None) -> Clients:
-    """What a function returned as clients, as a run reads it."""
+    """The clients that a function returned, in the form that a run reads."""
     try:
         return as_clients(found, target)
     except (TypeError, ValueError) as error:

@@ -22,6 +22,7 @@ from fedlalr.config.overrides import has_own_data
 from fedlalr.config.own import EXAMPLE, check_name, is_own
 from fedlalr.data.partition import Scheme
 from fedlalr.data.sources import SOURCES
+from fedlalr.data.sources.source import whereabouts
 from fedlalr.federation import schedules
 from fedlalr.federation.options import Options, in_reading_order
 from fedlalr.federation.sampling import Kind
@@ -117,6 +118,11 @@ class DataConfig(Section):
                 f"data.options.NAME=…"
             )
         return self
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether it is a data set of the library that is not on this machine."""
+        return self.folder is None and not is_own(self.name) and whereabouts(SOURCES[self.name]) is None
 
 
 class PartitionConfig(Section):

@@ -49,7 +49,7 @@ def plan(
     where = sizes.device if device is None else device
     per_pass = batches_per_pass(sizes, batch_size, drop_last)
     passes = (steps - 1) // per_pass + 1
-    used = sizes if batch_size is None else _used(sizes, batch_size, drop_last)
+    used = _used(sizes, batch_size, drop_last)
     table = torch.stack([clients, sizes, steps, per_pass, used, passes])
     by_size = sizes.argsort(stable=True)
     groups = _alike(by_size[passes[by_size].argsort(stable=True)], sizes, passes)
@@ -100,14 +100,16 @@ def batch_counts(sizes: Tensor, steps: Tensor, batch_size: int | None, drop_last
     """
     step = torch.arange(int(steps.max()), device=sizes.device)
     width = int(sizes.max()) if batch_size is None else batch_size
-    used = sizes if batch_size is None else _used(sizes, batch_size, drop_last)
+    used = _used(sizes, batch_size, drop_last)
     place = (step % batches_per_pass(sizes, batch_size, drop_last)[:, None]) * width
     return (used[:, None] - place).clamp(max=width).masked_fill(step >= steps[:, None], 0)
 
 
-def _used(sizes: Tensor, batch_size: int, drop_last: bool) -> Tensor:
+def _used(sizes: Tensor, batch_size: int | None, drop_last: bool) -> Tensor:
     """The number of samples used per pass. A client with less than one batch always keeps its short batch."""
-    return torch.where(sizes >= batch_size, sizes - sizes % batch_size, sizes) if drop_last else sizes
+    if batch_size is None or not drop_last:
+        return sizes
+    return torch.where(sizes >= batch_size, sizes - sizes % batch_size, sizes)
 
 
 def _shuffles(seed: int, round: int, clients: Tensor, sizes: Tensor, passes: int, longest: int) -> Tensor:

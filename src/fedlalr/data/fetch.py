@@ -148,14 +148,14 @@ def download(url: str, path: Path, fact: Fact | None = None, progress: Progress 
         with written_aside(path) as temporary:
             with urllib.request.urlopen(request, timeout=CONNECT_SECONDS) as answer, temporary.open("wb") as file:
                 total = _stated_size(url, answer.headers.get("Content-Length"), fact.size if fact else None)
-                done = 0
-                while done <= (total or LARGEST) and (chunk := answer.read(_CHUNK)):  # some bytes too many are noticed
+                done, most = 0, total or LARGEST
+                while done <= most and (chunk := answer.read(_CHUNK)):
                     file.write(chunk)
                     done += len(chunk)
                     if progress is not None:
                         progress(description, done, total)
-            if done > (total or LARGEST):
-                raise RouteFailed(f"{url} gives more than the {total or LARGEST:,} bytes that are expected")
+            if done > most:
+                raise RouteFailed(f"{url} gives more than the {most:,} bytes that are expected")
             if total is not None and done < total:
                 raise RouteFailed(f"{url} ended after {done:,} of {total:,} bytes")
             if fact is not None:
@@ -180,7 +180,7 @@ def reachable(url: str) -> bool:
 
 
 def _stated_size(url: str, stated: str | None, known: int | None) -> int | None:
-    """The size to expect, before anything is read; None where nobody says."""
+    """The size to expect, before anything is read; None if neither the server nor the library knows it."""
     if stated is None or not (stated.isascii() and stated.isdigit()):
         return known
     size = int(stated[:20])  # more digits are no size, and take long to read

@@ -74,7 +74,7 @@ class Health:
     findings: tuple[Finding, ...]
 
 
-def examine(run_folder: str | Path = "runs") -> Health:
+def examine(run_folder: str | Path) -> Health:
     """Inspect the environment, write a temporary checkpoint and do two tiny runs."""
     runs = Path(run_folder)
     folders = {"data": data_folder(), "runs": runs}

@@ -47,6 +47,9 @@ SAMPLES_AT_ONCE = 100
 """Batch size on a CPU, whose caches should hold the activations."""
 NUMBERS_AT_ONCE = 1 << 24
 """Numbers in a batch of inputs on a GPU, which small batches would leave idle."""
+_LOSSES, _CORRECT, _COUNTED, _CLASSED, _DIVISOR = range(5)
+"""The places in a tally: the sum of the losses, the correct predictions, how many targets count, whether they are
+classes, and the divisor of the losses: the number of targets, or the weights of their classes."""
 
 
 @torch.no_grad()
@@ -75,8 +78,7 @@ def evaluate(
     forward: Callable[..., Any] | None = None
 
     def measure(index: Tensor) -> Tensor:
-        """The sum of the losses, the correct predictions, how many targets count, whether they are classes, and the
-        divisor of the losses: the number of targets, or the weights of their classes."""
+        """The tally of some samples."""
         nonlocal forward
         batch, wanted = (moved(part, device) for part in held_out.batch(0, index))
         batch = transform.test(batch) if transform is not None else batch
@@ -90,18 +92,19 @@ def evaluate(
         if shifts and (loss == MODEL_LOSS or isinstance(batch, dict)) and isinstance(wanted, Tensor):
             wanted = next_tokens(wanted)
         scores = classes_first(outputs)
-        tally[2] = len(index)
+        tally[_COUNTED] = len(index)
         if is_class_target(scores, wanted):
             # the argmax of NaN is class 0, which must not count as correct
             hits = (scores.argmax(1) == wanted) & scores.amax(1).isfinite()
             counted = wanted != (IGNORED_LABEL if ignored is None else ignored)
-            tally[1], tally[2], tally[3] = (hits & counted).sum(), counted.sum(), 1
+            tally[_CORRECT], tally[_COUNTED], tally[_CLASSED] = (hits & counted).sum(), counted.sum(), 1
             each = counted if weights is None else weights.to(device)[wanted.where(counted, 0).long()] * counted
-            tally[4] = each.double().sum()
+            tally[_DIVISOR] = each.double().sum()
         else:  # of tokens, those that are not ignored
             tokens = isinstance(wanted, Tensor) and has_tokens(wanted)
-            tally[4] = (wanted != IGNORED_LABEL).sum() if tokens else len(index)
-        tally[0] = torch.where(tally[4] > 0, mean * tally[4], 0.0)  # the mean over no targets is NaN
+            tally[_DIVISOR] = (wanted != IGNORED_LABEL).sum() if tokens else len(index)
+        # the mean over no targets is NaN
+        tally[_LOSSES] = torch.where(tally[_DIVISOR] > 0, mean * tally[_DIVISOR], 0.0)
         if metrics:
             seen[0].append(readable(prediction(outputs)))
             seen[1].append(readable(wanted))

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from fedlalr.algorithms.slots import Algorithm
-from fedlalr.common.named import check_options as check_given
-from fedlalr.common.named import made
+from fedlalr.common.named import check_options, made
 from fedlalr.common.option_types import Count, Positive, check_fields
 from fedlalr.common.reading import at_home
 from fedlalr.data.population import Clients
@@ -195,7 +194,7 @@ class Options(LocalOptions):
     @classmethod
     def named(cls, given: Mapping[str, Any], allowed: Sequence[str] | None = None, where: str = "fl.run") -> Options:
         """The options in a dict; an unknown name is rejected with a suggestion."""
-        check_given(where, given, allowed or [each.name for each in in_reading_order()])
+        check_options(where, given, allowed or [each.name for each in in_reading_order()])
         return cls(**given)
 
     def check(self, model: nn.Module, algorithm: Algorithm) -> None:

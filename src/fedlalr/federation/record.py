@@ -139,7 +139,7 @@ def loss_name(record: Record) -> str:
 
 
 def _is_tested(record: Record) -> bool:
-    """Without a test set the loss is the training loss, also where both are NaN."""
+    """Whether the loss is that of a test set: without one, it is the training loss, which may be NaN."""
     return record.loss != record.train_loss and not (math.isnan(record.loss) and math.isnan(record.train_loss))
 
 

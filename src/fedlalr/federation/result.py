@@ -31,7 +31,8 @@ from fedlalr.federation.storage.checkpoint import LARGEST_DESCRIPTION, Checkpoin
 from fedlalr.federation.storage.fingerprint import hash_tensor
 from fedlalr.federation.storage.tensor_files import storable, take
 from fedlalr.training import Training
-from fedlalr.training.personal import BUFFER, SLOT, named
+from fedlalr.training.interfaces import named
+from fedlalr.training.personal import BUFFER, SLOT
 from fedlalr.training.torch_state import copied, set_buffers, undisturbed
 
 if TYPE_CHECKING:
@@ -151,8 +152,10 @@ def named_state(state: ServerState, training: Training) -> State:
 
 def personal_states(state: ServerState, training: Training, *, here: bool) -> dict[int, dict[str, Tensor]] | None:
     """The personal parameters and local buffers of each client that took part; None if they are not held `here`."""
-    if not training.is_personal or not here:
-        return None if training.is_personal else {}
+    if not training.is_personal:
+        return {}
+    if not here:
+        return None
     layout = training.division.personal
     return {
         client: {**(layout.views(kept[f"{SLOT}x"]) if training.personal else {}), **named(kept, BUFFER)}

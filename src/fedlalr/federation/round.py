@@ -15,7 +15,7 @@ from fedlalr.federation.compression.compression import NONE, Compression
 from fedlalr.federation.privacy.mechanism import Mechanism, PrivateReduction, seeded_noise
 from fedlalr.federation.replies.reducing import reduce_buffers, reduce_replies, weights
 from fedlalr.federation.replies.reductions import SlotReduction
-from fedlalr.federation.replies.screening import MAX_NORM_RATIO, Rejection, screen
+from fedlalr.federation.replies.screening import MAX_NORM_RATIO, OnRejected, Rejection, screen
 from fedlalr.training.interfaces import Buffers, Engine, Probe, Replies, Trace, Training, Work, real_numbers
 from fedlalr.training.personal import first_kept, from_clients, shared_buffers, shared_slots, to_clients, with_personal
 from fedlalr.training.ranks import WHOLE
@@ -106,7 +106,7 @@ def run_round(
     training: Training,
     rules: Rules,
     probe: Probe | None = None,
-    on_rejected: Callable[[Work, Sequence[Rejection]], None] | None = None,
+    on_rejected: OnRejected | None = None,
     meanwhile: Callable[[], None] | None = None,
 ) -> RoundOutcome:
     """One round with the given cohort. The state passed in is never changed, so it is still valid on `RoundFailed`.

@@ -1,7 +1,7 @@
 """Slow clients: how fast each computes, on a virtual clock, and rounds that do not wait for the slowest.
 
-The clock is there so that runs can be compared by the time that they would take. Rounds have two ways not to wait:
-over-selection, and a deadline with partial work.
+With the clock, runs can be compared by the time that they would take. There are two ways not to wait: over-selection,
+and a deadline with partial work.
 """
 
 from __future__ import annotations

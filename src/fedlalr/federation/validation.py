@@ -170,7 +170,7 @@ def as_client_tests(given: object, training: Training, transform: Transform | No
     return tests.to(training.device)
 
 
-def _tried(training: Training, clients: Clients, whose: str, transform: Transform | None = None) -> tuple[Any, Tree]:
+def _tried(training: Training, clients: Clients, whose: str, transform: Transform | None) -> tuple[Any, Tree]:
     """The module's outputs in evaluation mode for some samples of the first client, and their targets."""
     some = torch.arange(min(2, int(clients.sizes[0])), device="cpu")
     inputs, targets = (moved(part, training.device) for part in clients.batch(0, some))

@@ -100,16 +100,16 @@ class Curve:
         return [record.round for record in self.records]
 
     def megabytes(self, up: bool = True, down: bool = True) -> list[float]:
-        """Sent until the end of each round, up and down."""
+        """Megabytes sent until the end of each round, up, down or both."""
         sent = accumulate(up * record.bytes_up + down * record.bytes_down for record in self.records)
         return [total / MEGABYTE for total in sent]
 
     def seconds(self) -> list[float]:
-        """Elapsed until the end of each round."""
+        """Seconds until the end of each round."""
         return list(accumulate(record.seconds for record in self.records))
 
     def virtual_seconds(self) -> list[float] | None:
-        """Elapsed on the virtual clock until the end of each round; None without one."""
+        """Seconds on the virtual clock until the end of each round; None without one."""
         known = [record.virtual_seconds for record in self.records if record.virtual_seconds is not None]
         return list(accumulate(known)) if len(known) == len(self.records) else None
 

@@ -35,7 +35,7 @@ class Region(NamedTuple):
 
 
 def ends(lines: Sequence[Line]) -> Region | None:
-    """Where the accuracies that end highest do so; None if fewer than two are close."""
+    """The last part of the accuracies that end highest; None if fewer than two end close together."""
     last = [float(np.nan_to_num(line.y[-1])) for line in lines]
     close = [line for line, end in zip(lines, last, strict=True) if end >= max(last) - CLOSE]
     if len(close) < 2:
@@ -45,7 +45,7 @@ def ends(lines: Sequence[Line]) -> Region | None:
 
 
 def loss_ends(lines: Sequence[Line]) -> Region | None:
-    """The same for losses, which end low, without those that diverge."""
+    """The last part of the losses that end lowest, without those that diverge; None if fewer than two are left."""
     last = [float(np.nan_to_num(line.y[-1], nan=np.inf)) for line in lines]
     close = [line for line, end in zip(lines, last, strict=True) if end <= 2 * min(last)]
     if len(close) < 2:
@@ -76,7 +76,7 @@ def draw_enlarged(axes: Any, region: Region, linewidth: float) -> None:
 
 
 def mean_cost(costs: Sequence[float | None]) -> float:
-    """Of reaching a target, over the seeds; infinite if one of them does not.
+    """The mean cost of reaching a target over the seeds; infinite if one of them does not reach it.
 
     >>> mean_cost([2.0, 4.0]), mean_cost([2.0, None]), mean_cost([])
     (3.0, inf, inf)

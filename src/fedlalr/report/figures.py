@@ -14,7 +14,7 @@ from fedlalr.config import ConfigError
 from fedlalr.config.grid import without_accuracy
 from fedlalr.report.comparison import Curve, complete_finals, default_target, measure_of
 from fedlalr.report.enlarging import Line, Region, draw_enlarged, ends, mean_cost, percent, rise
-from fedlalr.report.groups import group_runs, method_of
+from fedlalr.report.groups import group_runs
 from fedlalr.report.line_styles import in_order, looks_of
 from fedlalr.report.runs import find_runs, read_run
 from fedlalr.report.statistics import spread
@@ -33,10 +33,10 @@ def accuracy_figure(runs: Runs, path: Path, title: str, target: float | None = N
     return save(draw(named, list(named), panels, title, target), path)
 
 
-def bytes_figure(places: Sequence[str | Path], path: Path, title: str, target: float | None = None) -> list[Path]:
+def bytes_figure(places: Sequence[str | Path], path: Path, title: str, target: float | None) -> list[Path]:
     """Draw the accuracy of stored runs, or without any their loss, against the megabytes sent up, down and both."""
     found = group_runs([read_run(place) for place in find_runs(places)])
-    groups = [found[i] for i in in_order([method_of(group.runs[0]) for group in found])]
+    groups = [found[i] for i in in_order([group.method for group in found])]
     losses = without_accuracy(run.records for group in groups for run in group.runs)
     if losses and target is not None:
         raise ConfigError(f"the target {target:g} is an accuracy, but these runs have none, only losses; leave it out")
@@ -46,7 +46,7 @@ def bytes_figure(places: Sequence[str | Path], path: Path, title: str, target: f
         Panel("megabytes up and down", Curve.megabytes, losses),
     )
     curves = {group.label: [Curve(run.records, run.failure) for run in group.runs] for group in groups}
-    return save(draw(curves, [method_of(group.runs[0]) for group in groups], panels, title, target), path)
+    return save(draw(curves, [group.method for group in groups], panels, title, target), path)
 
 
 class Panel(NamedTuple):
@@ -151,7 +151,7 @@ def _short(megabytes: float) -> str:
 
 
 def _draw_whole(axes: Any, runs: Runs, looks: Looks, panel: Panel, target: float | None) -> None:
-    """All lines with their range over the seeds, and the target, if one is given."""
+    """Draw all lines with their range over the seeds, and the target, if one is given."""
     for label, curves in runs.items():
         line = _line(curves, looks[label], panel)
         if line is None:
@@ -169,7 +169,7 @@ def _draw_whole(axes: Any, runs: Runs, looks: Looks, panel: Panel, target: float
 
 
 def _draw_part(axes: Any, below: Any, panel: Panel, region: Region | None) -> None:
-    """A part of the axes, framed there, in those below."""
+    """Draw a region of the axes enlarged in the axes below, and frame it above."""
     from matplotlib.patches import Rectangle
 
     if region is None:
@@ -201,7 +201,7 @@ def _measured(curves: Sequence[Curve], losses: bool = False) -> tuple[NDArray[An
 
 
 def _logarithmic(axes: Any) -> None:
-    """Bytes sent differ by factors between methods."""
+    """Make the horizontal axis logarithmic: the bytes sent differ by factors between methods."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes.set_xscale("log")
@@ -214,7 +214,7 @@ def _logarithmic(axes: Any) -> None:
 
 
 def save(figure: Any, path: Path, kinds: Sequence[str] = ("png", "svg"), dpi: int = 150) -> list[Path]:
-    """A figure in several formats; the same figure gives the same bytes."""
+    """Save a figure in several formats; the same figure gives the same bytes."""
     from matplotlib import rc_context
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -38,6 +38,10 @@ class Group:
     runs: tuple[ReportedRun, ...]
 
     @property
+    def method(self) -> str:
+        return method_of(self.runs[0])
+
+    @property
     def records(self) -> list[Record]:
         """Of all its runs."""
         return [record for run in self.runs for record in run.records]
@@ -223,8 +227,5 @@ def _telling(run: ReportedRun) -> Settings:
 
 
 def _described(name: str, value: Any) -> str:
-    return str(value) if name == "name" else f"{name.removeprefix('algorithm.')} {_shown(value)}"
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if name == "name" else f"{name.removeprefix('algorithm.')} {text}"

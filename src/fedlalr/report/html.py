@@ -16,7 +16,7 @@ from fedlalr.common.files import write_whole
 from fedlalr.config import dump
 from fedlalr.report import sections
 from fedlalr.report.client_quality import clients_of, clients_table
-from fedlalr.report.groups import Group, curves_of, group_runs, method_of
+from fedlalr.report.groups import Group, curves_of, group_runs
 from fedlalr.report.line_styles import dash_arrays, looks_of
 from fedlalr.report.partitions import PartitionView, view_partitions
 from fedlalr.report.rerun_command import command_for, description_of, stored_command
@@ -88,7 +88,7 @@ def _drawn(groups: Sequence[Group], partitions: Sequence[PartitionView]) -> dict
         for group in groups
         for run in group.runs
     ]
-    looks = looks_of([method_of(group.runs[0]) for group in groups])
+    looks = looks_of([group.method for group in groups])
 
     def with_looks(lines_of: Callable[[Group], dict[str, Any] | None]) -> list[dict[str, Any]]:
         found = [(look, lines_of(group)) for group, look in zip(groups, looks, strict=True)]
@@ -123,7 +123,7 @@ def _named(groups: Sequence[Group]) -> str:
     """The labels of a few groups; for many groups the methods, or their number, and the number of variants."""
     if len(groups) <= MOST_NAMED:
         return " · ".join(group.label for group in groups)
-    methods = list(dict.fromkeys(method_of(group.runs[0]) for group in groups))
+    methods = list(dict.fromkeys(group.method for group in groups))
     named = " · ".join(methods) if len(methods) <= MOST_NAMED else counted(len(methods), "method")
     return named if len(methods) == len(groups) else f"{named} in {len(groups)} variants"
 

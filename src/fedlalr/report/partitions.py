@@ -75,8 +75,7 @@ def _labels(configs: Sequence[Config]) -> list[str]:
 
 
 def _view(config: Config, label: str) -> PartitionView:
-    here = {data.name: data.where for data in sources.available()}
-    if config.data.folder is None and here[config.data.name] is None:
+    if config.data.is_missing:
         fetch = f"fedlalr data fetch {config.data.name}"
         return PartitionView(label, missing=f"{config.data.name} is not on this machine; get it with: {fetch}")
     try:

@@ -128,7 +128,7 @@ def shared_table(groups: Sequence[Group]) -> Table:
 def rejections_table(groups: Sequence[Group]) -> Table | None:
     """The clients whose replies were rejected, most often rejected first; None if there are none.
 
-    The notes name those that were rejected in several of their rounds running.
+    The notes name those that were rejected in several of their rounds in a row.
     """
     rejected: dict[tuple[str, str, int], list[tuple[int, str]]] = {}
     repeatedly: dict[tuple[str, str, int], None] = {}

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+CONFIDENCE = 0.95
+"""Of every interval: tables say 95 %."""
 ROUNDING = 1e-12
 """Deviations below this share of the values are rounding errors."""
 
@@ -41,7 +43,7 @@ def spread(values: Sequence[float]) -> MeanAndDeviation:
     return MeanAndDeviation(mean, deviations / math.sqrt(len(values) - 1))
 
 
-def paired_difference(first: Sequence[float], second: Sequence[float], confidence: float = 0.95) -> ConfidenceInterval:
+def paired_difference(first: Sequence[float], second: Sequence[float]) -> ConfidenceInterval:
     """The mean of first − second over pairs (runs of one seed share data, start and cohorts), with Student's interval.
 
     With three seeds Student's factor is 4.3, so the interval is wide: three seeds do not allow more. Differences that
@@ -63,5 +65,5 @@ def paired_difference(first: Sequence[float], second: Sequence[float], confidenc
         return ConfidenceInterval(mean, None, None)
     from scipy.stats import t  # a slow import that only this function needs
 
-    half = float(t.ppf((1 + confidence) / 2, len(first) - 1)) * deviation / math.sqrt(len(first))
+    half = float(t.ppf((1 + CONFIDENCE) / 2, len(first) - 1)) * deviation / math.sqrt(len(first))
     return ConfidenceInterval(mean, mean - half, mean + half)

@@ -156,8 +156,7 @@ class MLflow(Tracker):
 
 
 def numbers_of(record: Record) -> dict[str, float]:
-    """Every finite number of a round under its name, the parts of its time under `timing/`, metrics under theirs, and
-    those over the clients as `per_client/accuracy/mean`."""
+    """The finite ones of `record.numbers()`, without the round."""
     numbers = record.numbers()
     del numbers["round"]
     return {name: float(value) for name, value in numbers.items() if value is not None and math.isfinite(value)}

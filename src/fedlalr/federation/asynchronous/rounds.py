@@ -31,7 +31,7 @@ one. If nobody trains any more and nobody is left to start, an update takes the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -42,18 +42,16 @@ from fedlalr.federation.asynchronous.clock import Clock, Period
 from fedlalr.federation.asynchronous.settings import Async
 from fedlalr.federation.compression.channel import Channel
 from fedlalr.federation.replies.reducing import reduce_replies, weights
-from fedlalr.federation.replies.screening import Rejection, screen
+from fedlalr.federation.replies.screening import OnRejected, Rejection, screen
 from fedlalr.federation.round import RoundOutcome, Rules, ServerState, Stopwatch, by_client, update_slots, work_of
-from fedlalr.training.interfaces import Buffers, Engine, Replies, Training, Work
-from fedlalr.training.personal import from_clients, named, shared_buffers, shared_slots, to_clients
+from fedlalr.training.interfaces import Buffers, Engine, Replies, Training, Work, named
+from fedlalr.training.personal import from_clients, shared_buffers, shared_slots, to_clients
 from fedlalr.training.ranks import WHOLE
 from fedlalr.training.torch_state import module_randomness
 
 REPLY = "reply."
 """Prefix of the names under which a reply is stored until it arrives."""
 _BUFFER, _SAMPLES, _STEPS, _LOSS = "buffer.", "samples", "steps", "loss"
-
-OnRejected = Callable[[Work, Sequence[Rejection]], None]
 
 
 def no_reply(training: Training, slots: Slots, buffers: Buffers) -> Slots:
@@ -68,7 +66,7 @@ def no_reply(training: Training, slots: Slots, buffers: Buffers) -> Slots:
 
 
 def run_update(
-    state: ServerState, clock: Clock, lr: float, engine: Engine, rules: Rules, on_rejected: OnRejected | None = None
+    state: ServerState, clock: Clock, lr: float, engine: Engine, rules: Rules, on_rejected: OnRejected | None
 ) -> RoundOutcome:
     """One update of the server. The state passed in is never changed, so it is still valid on `RoundFailed`.
 

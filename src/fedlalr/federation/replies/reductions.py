@@ -128,15 +128,14 @@ def as_reductions(given: Mapping[str, Any] | None, table: SlotTable) -> dict[str
 
 
 def mean_change(values: Tensor, reference: Tensor | None, share: Tensor) -> Tensor:
-    """The weighted mean over the first dimension, computed as a change from the reference if there is one."""
+    """The weighted mean of rows `[R, P]`, computed as a change from the reference if there is one."""
     if cohort.fits(values, reference):
         return cohort.mean_change(values, values.new_zeros(values.shape[1]) if reference is None else reference, share)
-    if values.device.type == "cpu" and values.dim() == 2:
+    if values.device.type == "cpu":
         return _mean_in_the_cache(values, reference, share)
-    share = share.view(-1, *[1] * (values.dim() - 1))
     if reference is None:
-        return (values * share).sum(0)
-    return reference + ((values - reference) * share).sum(0)
+        return (values * share[:, None]).sum(0)
+    return reference + ((values - reference) * share[:, None]).sum(0)
 
 
 def _mean_in_the_cache(values: Tensor, reference: Tensor | None, share: Tensor) -> Tensor:

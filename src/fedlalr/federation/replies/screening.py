@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from fedlalr.algorithms.slots import Slots, SlotTable
 from fedlalr.common.printable import printable
 from fedlalr.federation.replies.payload import Expected, Rejected, Reply, client_of, unpack
 from fedlalr.federation.replies.reductions import as_rows, change_norms, clip, norms_and_falls, shortening
-from fedlalr.training.interfaces import Buffers, Replies, real_numbers
+from fedlalr.training.interfaces import Buffers, Replies, Work, real_numbers
 from fedlalr.training.personal import BUFFER as LOCAL
 from fedlalr.training.ranks import Spread
 
@@ -65,6 +65,10 @@ class Rejection(NamedTuple):
         text = str(reason)
         text = text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}…"
         return cls(client, printable(text.encode(errors="backslashreplace").decode()))
+
+
+OnRejected = Callable[[Work, Sequence[Rejection]], None]
+"""Called with the work of a round and its rejected replies."""
 
 
 class Streaks:

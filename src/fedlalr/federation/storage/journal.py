@@ -47,8 +47,7 @@ from fedlalr.federation.storage.fingerprint import Facts, differences
 from fedlalr.federation.storage.tensor_files import KeptFiles
 
 METRICS_FILE, CHECKPOINTS, LOCK_FILE = "metrics.jsonl", "checkpoint", ".lock"
-KEPT = 2
-"""Number of checkpoints that are kept."""
+CHECKPOINTS_KEPT = 2
 _CHECKPOINT = re.compile(r"round-(\d{6,})")
 
 
@@ -193,10 +192,10 @@ class Journal:
             discard(damaged)
         self._passed_over.clear()
         places = self._places()
-        for old in places[:-KEPT]:
+        for old in places[:-CHECKPOINTS_KEPT]:
             discard(old)
         if self._kept is not None:
-            self._kept.prune(file for place in places[-KEPT:] for file in kept_files_of(place))
+            self._kept.prune(file for place in places[-CHECKPOINTS_KEPT:] for file in kept_files_of(place))
 
     def _append(self) -> None:
         """Write the line of the last record, unless it is written. A partial line from an interrupt is overwritten."""

@@ -24,7 +24,7 @@ from fedlalr.federation.replies.reducing import reduce_buffers, weights
 from fedlalr.federation.round import RoundOutcome, ServerState, Stopwatch, update_slots
 from fedlalr.federation.run import with_included
 from fedlalr.federation.storage.fingerprint import contract
-from fedlalr.federation.storage.journal import KEPT
+from fedlalr.federation.storage.journal import CHECKPOINTS_KEPT
 from fedlalr.federation.stragglers import Stragglers
 from fedlalr.flower.server.inbox import Closed, SpooledInbox
 from fedlalr.flower.wire.instruction import Instruction
@@ -38,7 +38,7 @@ class AcceptedRounds:
 
     def __init__(self, accepted: Mapping[str, int] | None = None) -> None:
         self._accepted = {int(client): round for client, round in (accepted or {}).items()}
-        self._saved: deque[dict[int, int]] = deque(maxlen=KEPT)
+        self._saved: deque[dict[int, int]] = deque(maxlen=CHECKPOINTS_KEPT)
 
     def note(self, round: int, clients: Iterable[int]) -> None:
         """Record the clients whose replies a round accepted."""
@@ -54,7 +54,7 @@ class AcceptedRounds:
 
     def settled(self, client: int) -> int:
         """The oldest round whose state may still be requested; 0 until the maximum number of checkpoints exists."""
-        return self._saved[0].get(client, 0) if len(self._saved) == KEPT else 0
+        return self._saved[0].get(client, 0) if len(self._saved) == CHECKPOINTS_KEPT else 0
 
     def as_dict(self) -> dict[str, int]:
         """The content for a checkpoint."""

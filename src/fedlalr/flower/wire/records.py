@@ -35,9 +35,7 @@ def array_records(encoded: Mapping[str, Arrays]) -> dict[str, ArrayRecord]:
     }
 
 
-def instruct(
-    arrays: Mapping[str, ArrayRecord], instruction: Instruction, config: ConfigRecord | None = None
-) -> RecordDict:
+def instruct(arrays: Mapping[str, ArrayRecord], instruction: Instruction, config: ConfigRecord | None) -> RecordDict:
     """The content of a message to a client. All clients of a round share the array records."""
     facts = asdict(instruction)
     if taken := sorted(facts.keys() & (config or {}).keys()):
@@ -51,7 +49,7 @@ def instruction_in(content: RecordDict) -> Instruction:
 
 
 def answer_content(
-    answer: Answer, instruction: Instruction, layout: Layout, blocks: Collection[str] = (), *, private: bool = False
+    answer: Answer, instruction: Instruction, layout: Layout, blocks: Collection[str], *, private: bool
 ) -> RecordDict:
     """The content of a client's reply. A private one has no counts and no loss, to which no noise would be added."""
     arrays = encode(answer.upload, answer.buffers, layout, instruction.layout, blocks, answer.content)
