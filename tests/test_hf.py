@@ -20,6 +20,7 @@ import transformers
 import hugging_face as hf
 from fedlalr import config
 from fedlalr.config.build import build_problem
+from fedlalr.hf import needs_labels
 from fedlalr.training.stacked.trial import CannotStack
 
 SIZES = (7, 3, 6)  # with batches of four: all of them padded at some step
@@ -101,9 +102,24 @@ def test_the_loss_of_a_model_in_bfloat16_is_not_rounded(engine):
     assert record.train_loss == pytest.approx(right, rel=1e-3 if engine == "stacked" else 1e-6)  # other products
 
 
-def test_a_model_that_needs_the_labels_gets_a_hint():
-    with pytest.raises(ValueError, match=r"needs the labels to run, as T5 does, use loss='model'"):
-        train(hf.made(hf.t5), clients("words"))
+@pytest.mark.parametrize("make", [hf.t5, hf.bart, lambda: hf.with_lora(hf.bart(), "SEQ_2_SEQ_LM")])
+def test_a_model_whose_decoder_starts_from_the_labels_must_get_them(make):
+    """BART would run without them, on a decoder that reads the text of the encoder."""
+    with pytest.raises(ValueError, match=r"decoder from the labels.*0's inputs have no decoder_input_ids; use l"):
+        train(hf.made(make), clients("words"))
+
+
+def test_a_decoder_that_gets_its_inputs_trains_like_one_that_gets_the_labels():
+    data = clients("words")
+    shifted = [fl.hf.next_tokens(texts["labels"].flip(1), ignored=0).flip(1).clamp(min=0) for texts in data]
+    given = [texts | {"decoder_input_ids": tokens} for texts, tokens in zip(data, shifted, strict=True)]
+    right, mine = (train(hf.made(hf.bart), each, **loss) for each, loss in ((data, {"loss": "model"}), (given, {})))
+    assert difference(weights(mine), weights(right)) <= TOLERANCE
+
+
+def test_a_classifier_with_a_decoder_needs_no_labels():
+    assert needs_labels(hf.bart(), {"input_ids": None})
+    assert not needs_labels(transformers.BartForSequenceClassification(hf.bart().config), {"input_ids": None})
 
 
 def test_an_input_that_the_model_does_not_name_gets_a_hint():

@@ -177,6 +177,11 @@ def _tried(training: Training, clients: Clients, whose: str, transform: Transfor
     if transform is not None:
         inputs = transform.test(inputs)
     check_arguments(training.model, inputs, targets if training.loss == MODEL_LOSS else None, whose)
+    if training.loss != MODEL_LOSS and needs_labels(training.model, inputs):
+        raise ValueError(
+            f"the model makes the inputs of its decoder from the labels, as T5 does, but {whose} inputs have no "
+            f"decoder_input_ids; use loss='model', with which it gets the labels"
+        )
     buffers = {name: buffer.clone() for name, buffer in training.model.named_buffers()}
     try:
         with (
@@ -196,8 +201,6 @@ def _tried(training: Training, clients: Clients, whose: str, transform: Transfor
             hint = f"; the model is {mine}, so if they are values, not indices, use inputs.to({mine})"
         elif isinstance(inputs, dict) and (unnamed := _unnamed(training.model, inputs)):
             hint = f"; {type(training.model).__name__}.forward has no argument {', '.join(unnamed)}: rename the key"
-        elif training.loss != MODEL_LOSS and needs_labels(training.model):
-            hint = "; if this model needs the labels to run, as T5 does, use loss='model'"
         raise ValueError(
             f"the model cannot run on {whose} inputs, {_kind(inputs)}: {type(error).__name__}: {error}{hint}"
         ) from error
