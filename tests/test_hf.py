@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from functools import partial
 
 import pytest
@@ -288,6 +289,37 @@ def test_causal_models_are_known_also_as_subclasses_with_adapters_and_compiled()
     assert not fl.hf.is_causal(torch.compile(hf.bert()))
     assert not any(map(fl.hf.is_causal, (hf.bert(), hf.t5(), hf.vit(), hf.with_lora(hf.bert(), "SEQ_CLS"))))
     assert not fl.hf.is_causal(torch.nn.Linear(2, 2))
+
+
+class Own(torch.nn.Module):
+    """A module of the caller's that returns what the model in it returns."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, **inputs):
+        return self.inner(**inputs)
+
+
+def test_a_module_that_contains_a_causal_model_gets_a_warning_if_its_labels_are_its_tokens():
+    data = clients("words")
+    with pytest.warns(UserWarning, match=r"Own contains GPT2LMHeadModel, but the labels are the tokens.*next_tokens"):
+        train(Own(hf.made(hf.gpt2)), data)
+    shifted = [texts | {"labels": fl.hf.next_tokens(texts["labels"])} for texts in data]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        mine = train(Own(hf.made(hf.gpt2)), shifted)
+        train(Own(hf.made(hf.bert_tokens)), clients("of words"))
+    assert torch.equal(weights(mine), weights(train(hf.made(hf.gpt2), data)))
+
+
+def test_a_module_that_passes_the_labels_on_to_a_causal_model_has_its_accuracy():
+    right, mine = (
+        train(model, clients("words"), loss="model", test=hf.texts(9, "words"), rounds=5).history[-1]
+        for model in (hf.made(hf.gpt2), Own(hf.made(hf.gpt2)))
+    )
+    assert (mine.loss, mine.accuracy) == (right.loss, right.accuracy)
 
 
 def test_a_model_of_texts_and_images_is_causal_unless_it_has_an_encoder():

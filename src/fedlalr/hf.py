@@ -43,6 +43,17 @@ def is_causal(model: nn.Module) -> bool:
     return not has_encoder and any(kind.endswith("ForConditionalGeneration") for kind in kinds)
 
 
+def contained(model: nn.Module) -> str | None:
+    """The name of a causal language model in a module that is none itself, whose labels are not moved."""
+    inner = (type(module).__name__ for module in model.modules() if is_causal(module))
+    return None if is_causal(model) else next(inner, None)
+
+
+def passes_on(model: nn.Module, outputs: object) -> bool:
+    """Whether a module's outputs are those of a causal language model in it."""
+    return "CausalLM" in type(outputs).__name__ and contained(model) is not None
+
+
 def needs_labels(model: nn.Module, inputs: Any) -> bool:
     """Whether a model makes the inputs of its decoder from the labels, as T5 does, and they are not given.
 

@@ -18,7 +18,7 @@ from fedlalr.data.transforms import Transform
 from fedlalr.data.trees import leaves, moved, named_leaves
 from fedlalr.federation.record import Distribution
 from fedlalr.federation.round import ServerState
-from fedlalr.hf import is_causal, next_tokens
+from fedlalr.hf import is_causal, next_tokens, passes_on
 from fedlalr.training.calling import MODEL_LOSS, classes_first, outputs_and_loss, prediction
 from fedlalr.training.channels_last import in_channels_last
 from fedlalr.training.interfaces import Buffers, Training
@@ -87,7 +87,8 @@ def evaluate(
         with torch.autocast(device.type, compute, enabled=compute is not None):
             outputs, mean = outputs_and_loss(forward, loss, batch, wanted)
             mean = mean.double()
-        if shifts and (loss == MODEL_LOSS or isinstance(batch, dict)) and isinstance(wanted, Tensor):
+        own = loss == MODEL_LOSS and (shifts or passes_on(model, outputs))
+        if (own or (shifts and isinstance(batch, dict))) and isinstance(wanted, Tensor):
             wanted = next_tokens(wanted)
         scores = classes_first(outputs)
         tally[2] = len(index)

@@ -19,7 +19,7 @@ from fedlalr.data.transforms import Transform
 from fedlalr.data.trees import Tree, first_leaf, moved, named_leaves
 from fedlalr.federation.evaluation import is_class_target
 from fedlalr.federation.observers import Observer
-from fedlalr.hf import needs_labels
+from fedlalr.hf import contained, needs_labels
 from fedlalr.training.accumulation import check_terms
 from fedlalr.training.calling import MODEL_LOSS, arguments, for_loss, outputs_of, own_loss, target_of
 from fedlalr.training.interfaces import Training
@@ -113,7 +113,7 @@ def check_data(
 
     `whose` and `owner` name the samples in messages: "client 0's", and "client {}" with the client's number.
     """
-    outputs, targets = _tried(training, clients, whose, transform)
+    inputs, outputs, targets = _tried(training, clients, whose, transform)
     if training.accumulate > 1 and clients is training.clients:
         check_terms(training.loss, targets)
     if training.loss == MODEL_LOSS:
@@ -125,6 +125,8 @@ def check_data(
         _check_classes(outputs, targets, whose)
         if is_class_target(outputs, targets) and isinstance(clients, Population):
             _check_labels(clients, outputs.shape[1], ignored, owner)
+        if clients is training.clients:
+            _warn_of_own_tokens(training.model, inputs, targets, ignored)
     _check_loss(training, outputs, targets, whose)
 
 
@@ -170,8 +172,10 @@ def as_client_tests(given: object, training: Training, transform: Transform | No
     return tests.to(training.device)
 
 
-def _tried(training: Training, clients: Clients, whose: str, transform: Transform | None = None) -> tuple[Any, Tree]:
-    """The module's outputs in evaluation mode for some samples of the first client, and their targets."""
+def _tried(
+    training: Training, clients: Clients, whose: str, transform: Transform | None = None
+) -> tuple[Tree, Any, Tree]:
+    """Some samples of the first client, the module's outputs for them in evaluation mode, and their targets."""
     some = torch.arange(min(2, int(clients.sizes[0])), device="cpu")
     inputs, targets = (moved(part, training.device) for part in clients.batch(0, some))
     if transform is not None:
@@ -189,7 +193,7 @@ def _tried(training: Training, clients: Clients, whose: str, transform: Transfor
             in_mode(training.model, training=False),
             torch.autocast(training.device.type, training.compute, enabled=training.compute is not None),
         ):
-            return outputs_of(training.model, training.loss, inputs, targets), targets
+            return inputs, outputs_of(training.model, training.loss, inputs, targets), targets
     except Exception as error:
         mine = training.layout.dtype
         floats = {name: leaf for name, leaf in named_leaves(inputs).items() if leaf.is_floating_point()}
@@ -222,6 +226,21 @@ def _check_classes(outputs: Tensor, targets: Tree, whose: str) -> None:
         raise ValueError(
             f"{whose} targets are {_kind(targets)}, but cross-entropy needs class labels as whole numbers; use "
             f"targets.long(), or another loss such as loss=torch.nn.functional.mse_loss"
+        )
+
+
+def _warn_of_own_tokens(model: nn.Module, inputs: Tree, targets: Tree, ignored: int) -> None:
+    """Warn of labels that are the tokens themselves, for a module that contains a causal language model."""
+    if (inner := contained(model)) is None or not isinstance(targets, Tensor):
+        return
+    counted = targets != ignored
+    alike = [leaf for leaf in named_leaves(inputs).values() if leaf.shape == targets.shape]
+    if counted.any() and any(torch.equal(leaf[counted], targets[counted]) for leaf in alike):
+        warnings.warn(
+            f"{type(model).__name__} contains {inner}, but the labels are the tokens that it reads, so it learns to "
+            f"repeat them. Labels are shifted by one position only for a Hugging Face model that is passed as it is: "
+            f"use fl.hf.next_tokens(labels), or loss='model' if the module passes the labels on",
+            stacklevel=5,  # at the call of `fl.run`
         )
 
 
