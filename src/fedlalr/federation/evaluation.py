@@ -71,6 +71,7 @@ def evaluate(
     held_out = as_test(test)
     device = next(model.parameters()).device
     ignored, weights = ignored_label(loss), _class_weights(loss)
+    padding = IGNORED_LABEL if ignored is None else ignored
     shifts = ignored is None and is_causal(model)  # the loss moves the labels by itself
     forward: Callable[..., Any] | None = None
 
@@ -95,7 +96,7 @@ def evaluate(
         if is_class_target(scores, wanted):
             # the argmax of NaN is class 0, which must not count as correct
             hits = (scores.argmax(1) == wanted) & scores.amax(1).isfinite()
-            counted = wanted != (IGNORED_LABEL if ignored is None else ignored)
+            counted = wanted != padding
             tally[1], tally[2], tally[3] = (hits & counted).sum(), counted.sum(), 1
             each = counted if weights is None else weights.to(device)[wanted.where(counted, 0).long()] * counted
             tally[4] = each.double().sum()
@@ -121,7 +122,7 @@ def evaluate(
     if not count:
         return Evaluation(math.nan, None, {})
     mean = total / divisor if divisor else math.nan
-    return Evaluation(mean, correct / count if classed else None, metrics_of(metrics, *seen))
+    return Evaluation(mean, correct / count if classed else None, metrics_of(metrics, *seen, padding))
 
 
 def _class_weights(loss: object) -> Tensor | None:
@@ -260,11 +261,13 @@ def check_metrics(metrics: object, test: object) -> None:
         raise ValueError("metrics are computed on the test set; pass test=(inputs, targets) too")
 
 
-def metrics_of(metrics: Metrics | None, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> dict[str, float]:
+def metrics_of(
+    metrics: Metrics | None, outputs: Sequence[Tensor], targets: Sequence[Tensor], padding: int = IGNORED_LABEL
+) -> dict[str, float]:
     """Every metric, over the outputs and targets of all batches."""
     if not metrics or not outputs:
         return {}
-    whole = torch.cat(list(outputs)), torch.cat(list(targets))
+    whole = _joined(outputs, padding), _joined(targets, padding)
     found = {}
     for name, metric in metrics.items():
         try:
@@ -277,6 +280,15 @@ def metrics_of(metrics: Metrics | None, outputs: Sequence[Tensor], targets: Sequ
                 f"run_dir can be resumed from its last checkpoint with resume=True"
             ) from error
     return found
+
+
+def _joined(batches: Sequence[Tensor], padding: int) -> Tensor:
+    """All batches as one, padded to the longest if `collate_fn` padded each by itself."""
+    longest = [max(sizes) for sizes in zip(*(batch.shape[1:] for batch in batches), strict=True)]
+    whole = batches[0].new_full((sum(map(len, batches)), *longest), padding)
+    for batch, part in zip(batches, torch.split(whole, [len(batch) for batch in batches]), strict=True):
+        part[tuple(map(slice, batch.shape))] = batch
+    return whole
 
 
 def readable(batch: object) -> Tensor:
