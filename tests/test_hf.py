@@ -181,11 +181,14 @@ def test_wrong_labels_of_a_causal_model_get_a_message(data, message):
         train(hf.gpt2(), [samples])
 
 
+def as_pairs(data):
+    return [({name: texts[name] for name in ("input_ids", "attention_mask")}, texts["labels"]) for texts in data]
+
+
 def test_pairs_are_taken_as_they_are():
     """A pair has its targets where the outputs are, for every model."""
     dicts = [hf.texts(size, "words", seed) for seed, size in enumerate(SIZES)]
-    names = ("input_ids", "attention_mask")
-    pairs = [({name: texts[name] for name in names}, fl.hf.next_tokens(texts["labels"])) for texts in dicts]
+    pairs = [(inputs, fl.hf.next_tokens(labels)) for inputs, labels in as_pairs(dicts)]
     right, mine = (train(hf.made(hf.gpt2), data) for data in (dicts, pairs))
     assert torch.equal(weights(mine), weights(right))
 
@@ -302,16 +305,19 @@ class Own(torch.nn.Module):
         return self.inner(**inputs)
 
 
-def test_a_module_that_contains_a_causal_model_gets_a_warning_if_its_labels_are_its_tokens():
+def test_labels_that_are_the_tokens_and_are_not_shifted_get_a_warning():
+    """In a module of the caller's, and in pairs."""
     data = clients("words")
-    with pytest.warns(UserWarning, match=r"Own contains GPT2LMHeadModel, but the labels are the tokens.*next_tokens"):
-        train(Own(hf.made(hf.gpt2)), data)
-    shifted = [texts | {"labels": fl.hf.next_tokens(texts["labels"])} for texts in data]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        mine = train(Own(hf.made(hf.gpt2)), shifted)
-        train(Own(hf.made(hf.bert_tokens)), clients("of words"))
-    assert torch.equal(weights(mine), weights(train(hf.made(hf.gpt2), data)))
+    right, moved = train(hf.made(hf.gpt2), data), [t | {"labels": fl.hf.next_tokens(t["labels"])} for t in data]
+    same = {"input_ids": torch.ones(3, 4).long(), "attention_mask": torch.ones(3, 4).long()}
+    for wrapped, form in ((Own, list), (lambda model: model, as_pairs)):
+        with pytest.warns(UserWarning, match=r"GPT2LMHeadModel predicts the next token, but the labels.*next_tokens"):
+            train(wrapped(hf.made(hf.gpt2)), form(data))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            assert torch.equal(weights(train(wrapped(hf.made(hf.gpt2)), form(moved))), weights(right))
+            train(wrapped(hf.gpt2()), form([same | {"labels": fl.hf.next_tokens(same["input_ids"])}]))
+            train(wrapped(hf.made(hf.bert_tokens)), form(clients("of words")))
 
 
 def test_a_module_that_passes_the_labels_on_to_a_causal_model_has_its_accuracy():

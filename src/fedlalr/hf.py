@@ -44,9 +44,8 @@ def is_causal(model: nn.Module) -> bool:
 
 
 def contained(model: nn.Module) -> str | None:
-    """The name of a causal language model in a module that is none itself, whose labels are not moved."""
-    inner = (type(module).__name__ for module in model.modules() if is_causal(module))
-    return None if is_causal(model) else next(inner, None)
+    """The name of the causal language model that a module is or contains."""
+    return next((type(module).__name__ for module in model.modules() if is_causal(module)), None)
 
 
 def passes_on(model: nn.Module, outputs: object) -> bool:

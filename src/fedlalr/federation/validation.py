@@ -19,7 +19,7 @@ from fedlalr.data.transforms import Transform
 from fedlalr.data.trees import Tree, first_leaf, moved, named_leaves
 from fedlalr.federation.evaluation import is_class_target
 from fedlalr.federation.observers import Observer
-from fedlalr.hf import contained, needs_labels
+from fedlalr.hf import contained, needs_labels, next_tokens
 from fedlalr.training.accumulation import check_terms
 from fedlalr.training.calling import MODEL_LOSS, arguments, for_loss, outputs_of, own_loss, target_of
 from fedlalr.training.interfaces import Training
@@ -230,18 +230,20 @@ def _check_classes(outputs: Tensor, targets: Tree, whose: str) -> None:
 
 
 def _warn_of_own_tokens(model: nn.Module, inputs: Tree, targets: Tree, ignored: int) -> None:
-    """Warn of labels that are the tokens themselves, for a module that contains a causal language model."""
-    if (inner := contained(model)) is None or not isinstance(targets, Tensor):
+    """Warn of a causal language model, alone or in another module, whose labels are the tokens that it reads."""
+    if not isinstance(targets, Tensor) or (name := contained(model)) is None:
         return
     counted = targets != ignored
-    alike = [leaf for leaf in named_leaves(inputs).values() if leaf.shape == targets.shape]
-    if counted.any() and any(torch.equal(leaf[counted], targets[counted]) for leaf in alike):
-        warnings.warn(
-            f"{type(model).__name__} contains {inner}, but the labels are the tokens that it reads, so it learns to "
-            f"repeat them. Labels are shifted by one position only for a Hugging Face model that is passed as it is: "
-            f"use fl.hf.next_tokens(labels), or loss='model' if the module passes the labels on",
-            stacklevel=5,  # at the call of `fl.run`
-        )
+    for tokens in named_leaves(inputs).values():
+        if tokens.shape == targets.shape and torch.equal(tokens[counted], targets[counted]):
+            if torch.equal(next_tokens(tokens)[counted], targets[counted]):  # one word, repeated
+                return
+            warnings.warn(
+                f"{name} predicts the next token, but the labels are the tokens that it reads, so it learns to repeat "
+                f"them. They are shifted only in samples that are dicts, for a Hugging Face model that is passed as it "
+                f"is; here, use fl.hf.next_tokens(labels), or loss='model' if the module passes the labels on",
+                stacklevel=5,  # at the call of `fl.run`
+            )
 
 
 def _check_loss(training: Training, outputs: Any, targets: Tree, whose: str) -> None:
