@@ -96,6 +96,18 @@ def test_batches_of_different_lengths_are_padded_to_the_longest(ignored):
     assert torch.equal(seen[-1], pad(rows)["labels"])
 
 
+def test_several_targets_are_left_to_an_observer():
+    inputs, targets = {"input": torch.randn(6, 4)}, torch.arange(6) % 2
+    data = inputs | {"first": targets, "second": targets}
+    options = {"target": ["first", "second"], "test": data, "metrics": {"none": lambda outputs, targets: 0}}
+
+    def loss(outputs, targets):
+        return sum(nn.functional.cross_entropy(outputs, each) for each in targets.values())
+
+    with pytest.raises(ValueError, match="the targets as one tensor each, not as a dict; for others, use an observer"):
+        fl.run(nn.Linear(4, 2), [data], fl.FedAvg(lr=0.1), **SETTINGS, loss=loss, **options)
+
+
 def test_what_is_computed_in_bfloat16_is_measured_in_float32():
     clients, test = with_test()
     kinds = []
@@ -160,5 +172,5 @@ def test_a_model_that_gives_more_than_a_tensor_has_no_metrics():
             return self.inner(inputs), inputs
 
     test = torch.randn(5, 4), torch.zeros(5, dtype=torch.long)
-    with pytest.raises(ValueError, match="returns one tensor, not a tuple"):
+    with pytest.raises(ValueError, match="one tensor each, not as a tuple"):
         evaluate(Pair(), test, lambda outputs, targets: outputs[0].mean(), metrics={"f1": f1})

@@ -294,6 +294,9 @@ def _joined(batches: Sequence[Tensor], padding: int) -> Tensor:
 def readable(batch: object) -> Tensor:
     """A batch on the CPU, in a precision that NumPy supports, so that other libraries can read it."""
     if not isinstance(batch, Tensor):
-        raise ValueError(f"metrics need a model that returns one tensor, not a {type(batch).__name__}")
+        raise ValueError(
+            f"metrics need the outputs and the targets as one tensor each, not as a {type(batch).__name__}; "
+            f"for others, use an observer with on_model"
+        )
     batch = batch.detach().cpu()
     return batch.float() if batch.dtype in (torch.bfloat16, torch.float16) else batch
