@@ -50,6 +50,16 @@ def t5() -> transformers.PreTrainedModel:
     )
 
 
+def bart() -> transformers.PreTrainedModel:
+    sides = ("encoder", "decoder")
+    sizes = {"layers": 1, "attention_heads": 2, "ffn_dim": 16}
+    each = {f"{side}_{name}": size for side in sides for name, size in sizes.items()}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0}
+    return transformers.BartForConditionalGeneration(
+        transformers.BartConfig(vocab_size=WORDS, d_model=8, max_position_embeddings=16, dropout=0.0, **each, **tokens)
+    )
+
+
 def vit() -> transformers.PreTrainedModel:
     return transformers.ViTForImageClassification(
         transformers.ViTConfig(**SMALL, **NO_DROPOUT, image_size=8, patch_size=4, num_labels=CLASSES)
@@ -59,7 +69,7 @@ def vit() -> transformers.PreTrainedModel:
 def with_lora(model: transformers.PreTrainedModel, task: str) -> nn.Module:
     import peft
 
-    layers = ["c_attn"] if task == "CAUSAL_LM" else ["query", "value"]
+    layers = {"CAUSAL_LM": ["c_attn"], "SEQ_CLS": ["query", "value"], "SEQ_2_SEQ_LM": ["q_proj"]}[task]
     return peft.get_peft_model(model, peft.LoraConfig(task_type=task, r=2, target_modules=layers))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from functools import partial
 
 import pytest
@@ -20,6 +21,7 @@ import transformers
 import hugging_face as hf
 from fedlalr import config
 from fedlalr.config.build import build_problem
+from fedlalr.hf import needs_labels
 from fedlalr.training.stacked.trial import CannotStack
 
 SIZES = (7, 3, 6)  # with batches of four: all of them padded at some step
@@ -101,9 +103,24 @@ def test_the_loss_of_a_model_in_bfloat16_is_not_rounded(engine):
     assert record.train_loss == pytest.approx(right, rel=1e-3 if engine == "stacked" else 1e-6)  # other products
 
 
-def test_a_model_that_needs_the_labels_gets_a_hint():
-    with pytest.raises(ValueError, match=r"needs the labels to run, as T5 does, use loss='model'"):
-        train(hf.made(hf.t5), clients("words"))
+@pytest.mark.parametrize("make", [hf.t5, hf.bart, lambda: hf.with_lora(hf.bart(), "SEQ_2_SEQ_LM")])
+def test_a_model_whose_decoder_starts_from_the_labels_must_get_them(make):
+    """BART would run without them, on a decoder that reads the text of the encoder."""
+    with pytest.raises(ValueError, match=r"decoder from the labels.*0's inputs have no decoder_input_ids; use l"):
+        train(hf.made(make), clients("words"))
+
+
+def test_a_decoder_that_gets_its_inputs_trains_like_one_that_gets_the_labels():
+    data = clients("words")
+    shifted = [fl.hf.next_tokens(texts["labels"].flip(1), ignored=0).flip(1).clamp(min=0) for texts in data]
+    given = [texts | {"decoder_input_ids": tokens} for texts, tokens in zip(data, shifted, strict=True)]
+    right, mine = (train(hf.made(hf.bart), each, **loss) for each, loss in ((data, {"loss": "model"}), (given, {})))
+    assert difference(weights(mine), weights(right)) <= TOLERANCE
+
+
+def test_a_classifier_with_a_decoder_needs_no_labels():
+    assert needs_labels(hf.bart(), {"input_ids": None})
+    assert not needs_labels(transformers.BartForSequenceClassification(hf.bart().config), {"input_ids": None})
 
 
 def test_an_input_that_the_model_does_not_name_gets_a_hint():
@@ -164,11 +181,14 @@ def test_wrong_labels_of_a_causal_model_get_a_message(data, message):
         train(hf.gpt2(), [samples])
 
 
+def as_pairs(data):
+    return [({name: texts[name] for name in ("input_ids", "attention_mask")}, texts["labels"]) for texts in data]
+
+
 def test_pairs_are_taken_as_they_are():
     """A pair has its targets where the outputs are, for every model."""
     dicts = [hf.texts(size, "words", seed) for seed, size in enumerate(SIZES)]
-    names = ("input_ids", "attention_mask")
-    pairs = [({name: texts[name] for name in names}, fl.hf.next_tokens(texts["labels"])) for texts in dicts]
+    pairs = [(inputs, fl.hf.next_tokens(labels)) for inputs, labels in as_pairs(dicts)]
     right, mine = (train(hf.made(hf.gpt2), data) for data in (dicts, pairs))
     assert torch.equal(weights(mine), weights(right))
 
@@ -272,6 +292,40 @@ def test_causal_models_are_known_also_as_subclasses_with_adapters_and_compiled()
     assert not fl.hf.is_causal(torch.compile(hf.bert()))
     assert not any(map(fl.hf.is_causal, (hf.bert(), hf.t5(), hf.vit(), hf.with_lora(hf.bert(), "SEQ_CLS"))))
     assert not fl.hf.is_causal(torch.nn.Linear(2, 2))
+
+
+class Own(torch.nn.Module):
+    """A module of the caller's that returns what the model in it returns."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, **inputs):
+        return self.inner(**inputs)
+
+
+def test_labels_that_are_the_tokens_and_are_not_shifted_get_a_warning():
+    """In a module of the caller's, and in pairs."""
+    data = clients("words")
+    right, moved = train(hf.made(hf.gpt2), data), [t | {"labels": fl.hf.next_tokens(t["labels"])} for t in data]
+    same = {"input_ids": torch.ones(3, 4).long(), "attention_mask": torch.ones(3, 4).long()}
+    for wrapped, form in ((Own, list), (lambda model: model, as_pairs)):
+        with pytest.warns(UserWarning, match=r"GPT2LMHeadModel predicts the next token, but the labels.*next_tokens"):
+            train(wrapped(hf.made(hf.gpt2)), form(data))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            assert torch.equal(weights(train(wrapped(hf.made(hf.gpt2)), form(moved))), weights(right))
+            train(wrapped(hf.gpt2()), form([same | {"labels": fl.hf.next_tokens(same["input_ids"])}]))
+            train(wrapped(hf.made(hf.bert_tokens)), form(clients("of words")))
+
+
+def test_a_module_that_passes_the_labels_on_to_a_causal_model_has_its_accuracy():
+    right, mine = (
+        train(model, clients("words"), loss="model", test=hf.texts(9, "words"), rounds=5).history[-1]
+        for model in (hf.made(hf.gpt2), Own(hf.made(hf.gpt2)))
+    )
+    assert (mine.loss, mine.accuracy) == (right.loss, right.accuracy)
 
 
 def test_a_model_of_texts_and_images_is_causal_unless_it_has_an_encoder():

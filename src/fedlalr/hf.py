@@ -27,6 +27,8 @@ _SHIFTING = (
     "ReformerModelWithLMHead",
 )
 """Causal language models whose names do not end in ForCausalLM."""
+_GENERATING = ("ForConditionalGeneration", "ForTextToText", "ForSpeechToText", "MTModel", "EncoderDecoderModel")
+"""How the names of models end whose decoder generates a text."""
 
 
 def is_causal(model: nn.Module) -> bool:
@@ -35,20 +37,41 @@ def is_causal(model: nn.Module) -> bool:
     Such a model predicts at each position the token after it, while the labels of its data are the tokens themselves.
     In samples that are dicts, `fl.run` therefore moves the labels by one place, as the models' own losses do.
     """
+    kinds, has_encoder = _kinds(model)
+    if any(kind.endswith("ForCausalLM") or kind in _SHIFTING for kind in kinds):
+        return True
+    return not has_encoder and any(kind.endswith("ForConditionalGeneration") for kind in kinds)
+
+
+def contained(model: nn.Module) -> str | None:
+    """The name of the causal language model that a module is or contains."""
+    return next((type(module).__name__ for module in model.modules() if is_causal(module)), None)
+
+
+def passes_on(model: nn.Module, outputs: object) -> bool:
+    """Whether a module's outputs are those of a causal language model in it."""
+    return "CausalLM" in type(outputs).__name__ and contained(model) is not None
+
+
+def needs_labels(model: nn.Module, inputs: Any) -> bool:
+    """Whether a model makes the inputs of its decoder from the labels, as T5 does, and they are not given.
+
+    BART runs without either, but then its decoder reads the text that the encoder reads.
+    """
+    kinds, has_encoder = _kinds(model)
+    named = inputs if isinstance(inputs, dict) else ()
+    given = isinstance(inputs, tuple) or any(name.startswith("decoder_input") for name in named)
+    return has_encoder and not given and any(kind.endswith(_GENERATING) for kind in kinds)
+
+
+def _kinds(model: nn.Module) -> tuple[list[str], bool]:
+    """The names of the classes of a Hugging Face model without its adapters, and whether it has an encoder and a
+    decoder; no names for other modules."""
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     base = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
     if not hasattr(base, "loss_type"):
-        return False
-    kinds = [kind.__name__ for kind in type(base).__mro__]
-    if any(kind.endswith("ForCausalLM") or kind in _SHIFTING for kind in kinds):
-        return True
-    decoder_only = not getattr(base.config, "is_encoder_decoder", False)
-    return decoder_only and any(kind.endswith("ForConditionalGeneration") for kind in kinds)
-
-
-def needs_labels(model: nn.Module) -> bool:
-    """Whether a model has a decoder that starts from the labels, as T5 does."""
-    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+        return [], False
+    return [kind.__name__ for kind in type(base).__mro__], bool(getattr(base.config, "is_encoder_decoder", False))
 
 
 def next_tokens(labels: Any, ignored: int = IGNORED) -> Tensor:

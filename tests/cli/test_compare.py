@@ -217,6 +217,20 @@ def test_runs_with_other_settings_are_not_replaced() -> None:
     assert not Path("here/grid").exists()
 
 
+def test_runs_with_fewer_rounds_can_be_extended() -> None:
+    def to_round(rounds: int, *settings: str) -> Result:
+        own = (f"rounds={rounds}", *SMALL[1:], *settings, "--methods", "fedavg", "--seeds", "1", "--run-dir", "here")
+        return CliRunner().invoke(app, ["compare", "quickstart", *own])
+
+    assert to_round(1).exit_code == 0
+    assert "Extend each with fedlalr resume here/fedavg/seed-0 rounds=2, choose another" in to_round(2).stderr
+    assert "delete here" in (other := to_round(2, "methods.fedavg.lr=0.25").stderr)
+    assert "Extend" not in other
+    assert CliRunner().invoke(app, ["resume", "here/fedavg/seed-0", "rounds=2"]).exit_code == 0
+    assert "already finished" in to_round(2).stdout
+    assert "Extend" not in to_round(1).stderr
+
+
 def test_a_grid_over_any_option_can_be_repeated() -> None:
     grid = (
         "--grid",

@@ -35,6 +35,14 @@ def test_tuning_uses_held_out_samples_and_other_seeds(tmp_path: Path) -> None:
     assert len(set(folders)) == len(folders) == 48
 
 
+@pytest.mark.parametrize("personal", ["personal=layers.2.*", "buffers=local"])
+def test_with_personal_parameters_the_samples_that_clients_hold_out_decide(tmp_path: Path, personal: str) -> None:
+    with pytest.raises(config.ConfigError, match=r"--grid tunes on held-out samples, .* set holdout=0\.2"):
+        trials(config.load("quickstart", [personal]), ["fedlalr"], 1, tmp_path)
+    trial = trials(config.load("quickstart", [personal, "holdout=0.3"]), ["fedlalr"], 1, tmp_path)[0]
+    assert (trial.jobs[0].config.holdout, trial.jobs[0].config.data.validation) == (0.3, 0)
+
+
 def test_unequal_budgets_are_rejected(tmp_path: Path) -> None:
     loaded = config.load("quickstart", ["grid.fedavg={lr: [0.1, 0.2]}"])
     with pytest.raises(config.ConfigError, match="12 settings of fedlalr, 2 settings of fedavg"):

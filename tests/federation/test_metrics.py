@@ -62,6 +62,52 @@ def test_batches_are_put_together_in_the_order_of_the_test_set():
     assert seen == [((7, 9), list(range(7)))]
 
 
+@pytest.mark.parametrize("ignored", [-100, 0])
+def test_batches_of_different_lengths_are_padded_to_the_longest(ignored):
+    """As `collate_fn` pads each batch by itself."""
+    rows = [
+        {"tokens": torch.tensor([1 + i % 4] * (2 + i)), "labels": torch.tensor([1 + i % 2] * (2 + i))} for i in range(7)
+    ]
+    seen = []
+
+    def pad(samples):
+        padded = {name: [sample[name] for sample in samples] for name in ("tokens", "labels")}
+        return {
+            name: nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=ignored if name == "labels" else 0)
+            for name, values in padded.items()
+        }
+
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.decide = nn.Embedding(5, 3)
+
+        def forward(self, tokens):
+            return {"logits": self.decide(tokens)}
+
+    def share(logits, labels):
+        seen.append(labels)
+        return (logits.argmax(-1) == labels)[labels != ignored].float().mean()
+
+    loss = nn.CrossEntropyLoss(ignore_index=ignored)
+    options = {**SETTINGS, "loss": loss, "collate_fn": pad, "test": rows, "metrics": {"share": share}}
+    record = fl.run(Tagger(), [rows], fl.FedAvg(lr=0.1), **options).history[-1]
+    assert record.metrics["share"] == pytest.approx(record.accuracy)
+    assert torch.equal(seen[-1], pad(rows)["labels"])
+
+
+def test_several_targets_are_left_to_an_observer():
+    inputs, targets = {"input": torch.randn(6, 4)}, torch.arange(6) % 2
+    data = inputs | {"first": targets, "second": targets}
+    options = {"target": ["first", "second"], "test": data, "metrics": {"none": lambda outputs, targets: 0}}
+
+    def loss(outputs, targets):
+        return sum(nn.functional.cross_entropy(outputs, each) for each in targets.values())
+
+    with pytest.raises(ValueError, match="the targets as one tensor each, not as a dict; for others, use an observer"):
+        fl.run(nn.Linear(4, 2), [data], fl.FedAvg(lr=0.1), **SETTINGS, loss=loss, **options)
+
+
 def test_what_is_computed_in_bfloat16_is_measured_in_float32():
     clients, test = with_test()
     kinds = []
@@ -126,5 +172,5 @@ def test_a_model_that_gives_more_than_a_tensor_has_no_metrics():
             return self.inner(inputs), inputs
 
     test = torch.randn(5, 4), torch.zeros(5, dtype=torch.long)
-    with pytest.raises(ValueError, match="returns one tensor, not a tuple"):
+    with pytest.raises(ValueError, match="one tensor each, not as a tuple"):
         evaluate(Pair(), test, lambda outputs, targets: outputs[0].mean(), metrics={"f1": f1})

@@ -167,7 +167,10 @@ def _reject(jobs: Sequence[Job], folder: Path, ignored: Collection[str] = ()) ->
     job, found = different[0]
     named = "; ".join(found[:MOST_NAMED]) + (f"; and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else "")
     others = f" ({counted(len(different), 'run')} in all)" if len(different) > 1 else ""
+    rounds = job.config.rounds
+    shorter = all(not changes(one, {*ignored, "rounds"}) and one.rounds_done() < rounds for one, _ in different)
+    extend = f"Extend each with fedlalr resume {job.folder} rounds={rounds}, choose" if shorter else "Choose"
     raise ConfigError(
         f"{folder} contains runs with other settings, which this comparison would replace: in {job.folder} "
-        f"{named}{others}. Choose another --run-dir, or delete {folder} if its runs are no longer needed"
+        f"{named}{others}. {extend} another --run-dir, or delete {folder} if its runs are no longer needed"
     )

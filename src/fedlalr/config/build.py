@@ -65,8 +65,7 @@ def build_problem(config: Config, loss: Loss | Literal["model"]) -> tuple[nn.Mod
         clients = own_clients(name, found, target)
     if share:
         clients, test = held_out(clients, share, config.seed)
-    incomplete = config.personal or config.buffers == "local"  # then a population's own test set is not used either
-    return model, clients, None if incomplete else test
+    return model, clients, None if config.is_personal else test  # as a population's own, which is not used either
 
 
 def build_model(config: ModelConfig, clients: Clients, seed: int) -> nn.Module:

@@ -61,6 +61,11 @@ def points(config: Config, method: str) -> list[Settings]:
 
 def trials(config: Config, methods: Sequence[str], seeds: int, folder: Path) -> list[GridPoint]:
     """All tuning runs. For a fair comparison, all methods must have the same number of settings."""
+    if config.is_personal and config.holdout is None:
+        raise ConfigError(
+            "--grid tunes on held-out samples, but with personal or buffers=local only each client's own model can be "
+            "evaluated: set holdout=0.2"
+        )
     each = {method: points(config, method) for method in methods}
     counts = {method: len(settings) for method, settings in each.items()}
     if len(set(counts.values())) > 1:
@@ -125,7 +130,8 @@ def _trial(config: Config, method: str, settings: Settings, seeds: int, folder: 
     jobs = []
     for seed in range(config.seed + FIRST_SEED, config.seed + FIRST_SEED + seeds):
         tree = with_method(config, method, seed=seed).model_dump()
-        tree["data"]["validation"] = config.data.validation or VALIDATION
+        if not config.is_personal:  # then the clients hold out samples
+            tree["data"]["validation"] = config.data.validation or VALIDATION
         tree["algorithm"] |= settings
         jobs.append(Job(check(tree), folder / method / name / f"seed-{seed}"))
     return GridPoint(method, settings, tuple(jobs))

@@ -337,6 +337,11 @@ class Config(OptionsConfig):
         return self
 
     @property
+    def is_personal(self) -> bool:
+        """Whether clients keep a part of the model, so that the server's cannot be evaluated on a test set."""
+        return self.personal is not None or self.buffers == "local"
+
+    @property
     def partition_seed(self) -> int:
         seed: int = self.seed if self.partition.seed is None else self.partition.seed
         return seed

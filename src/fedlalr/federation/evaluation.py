@@ -18,7 +18,7 @@ from fedlalr.data.transforms import Transform
 from fedlalr.data.trees import leaves, moved, named_leaves
 from fedlalr.federation.record import Distribution
 from fedlalr.federation.round import ServerState
-from fedlalr.hf import is_causal, next_tokens
+from fedlalr.hf import is_causal, next_tokens, passes_on
 from fedlalr.training.calling import MODEL_LOSS, classes_first, outputs_and_loss, prediction
 from fedlalr.training.channels_last import in_channels_last
 from fedlalr.training.interfaces import Buffers, Training
@@ -74,6 +74,7 @@ def evaluate(
     held_out = as_test(test)
     device = next(model.parameters()).device
     ignored, weights = ignored_label(loss), _class_weights(loss)
+    padding = IGNORED_LABEL if ignored is None else ignored
     shifts = ignored is None and is_causal(model)  # the loss moves the labels by itself
     forward: Callable[..., Any] | None = None
 
@@ -89,14 +90,15 @@ def evaluate(
         with torch.autocast(device.type, compute, enabled=compute is not None):
             outputs, mean = outputs_and_loss(forward, loss, batch, wanted)
             mean = mean.double()
-        if shifts and (loss == MODEL_LOSS or isinstance(batch, dict)) and isinstance(wanted, Tensor):
+        own = loss == MODEL_LOSS and (shifts or passes_on(model, outputs))
+        if (own or (shifts and isinstance(batch, dict))) and isinstance(wanted, Tensor):
             wanted = next_tokens(wanted)
         scores = classes_first(outputs)
         tally[_COUNTED] = len(index)
         if is_class_target(scores, wanted):
             # the argmax of NaN is class 0, which must not count as correct
             hits = (scores.argmax(1) == wanted) & scores.amax(1).isfinite()
-            counted = wanted != (IGNORED_LABEL if ignored is None else ignored)
+            counted = wanted != padding
             tally[_CORRECT], tally[_COUNTED], tally[_CLASSED] = (hits & counted).sum(), counted.sum(), 1
             each = counted if weights is None else weights.to(device)[wanted.where(counted, 0).long()] * counted
             tally[_DIVISOR] = each.double().sum()
@@ -123,7 +125,7 @@ def evaluate(
     if not count:
         return Evaluation(math.nan, None, {})
     mean = total / divisor if divisor else math.nan
-    return Evaluation(mean, correct / count if classed else None, metrics_of(metrics, *seen))
+    return Evaluation(mean, correct / count if classed else None, metrics_of(metrics, *seen, padding))
 
 
 def _class_weights(loss: object) -> Tensor | None:
@@ -262,11 +264,13 @@ def check_metrics(metrics: object, test: object) -> None:
         raise ValueError("metrics are computed on the test set; pass test=(inputs, targets) too")
 
 
-def metrics_of(metrics: Metrics | None, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> dict[str, float]:
+def metrics_of(
+    metrics: Metrics | None, outputs: Sequence[Tensor], targets: Sequence[Tensor], padding: int = IGNORED_LABEL
+) -> dict[str, float]:
     """Every metric, over the outputs and targets of all batches."""
     if not metrics or not outputs:
         return {}
-    whole = torch.cat(list(outputs)), torch.cat(list(targets))
+    whole = _joined(outputs, padding), _joined(targets, padding)
     found = {}
     for name, metric in metrics.items():
         try:
@@ -281,9 +285,21 @@ def metrics_of(metrics: Metrics | None, outputs: Sequence[Tensor], targets: Sequ
     return found
 
 
+def _joined(batches: Sequence[Tensor], padding: int) -> Tensor:
+    """All batches as one, padded to the longest if `collate_fn` padded each by itself."""
+    longest = [max(sizes) for sizes in zip(*(batch.shape[1:] for batch in batches), strict=True)]
+    whole = batches[0].new_full((sum(map(len, batches)), *longest), padding)
+    for batch, part in zip(batches, torch.split(whole, [len(batch) for batch in batches]), strict=True):
+        part[tuple(map(slice, batch.shape))] = batch
+    return whole
+
+
 def readable(batch: object) -> Tensor:
     """A batch on the CPU, in a precision that NumPy supports, so that other libraries can read it."""
     if not isinstance(batch, Tensor):
-        raise ValueError(f"metrics need a model that returns one tensor, not a {type(batch).__name__}")
+        raise ValueError(
+            f"metrics need the outputs and the targets as one tensor each, not as a {type(batch).__name__}; "
+            f"for others, use an observer with on_model"
+        )
     batch = batch.detach().cpu()
     return batch.float() if batch.dtype in (torch.bfloat16, torch.float16) else batch

@@ -19,7 +19,7 @@ from fedlalr.data.transforms import Transform
 from fedlalr.data.trees import Tree, first_leaf, moved, named_leaves
 from fedlalr.federation.evaluation import is_class_target
 from fedlalr.federation.observers import Observer
-from fedlalr.hf import needs_labels
+from fedlalr.hf import contained, needs_labels, next_tokens
 from fedlalr.training.accumulation import check_terms
 from fedlalr.training.calling import MODEL_LOSS, arguments, for_loss, outputs_of, own_loss, target_of
 from fedlalr.training.interfaces import Training
@@ -113,7 +113,7 @@ def check_data(
 
     `whose` and `owner` name the samples in messages: "client 0's", and "client {}" with the client's number.
     """
-    outputs, targets = _tried(training, clients, whose, transform)
+    inputs, outputs, targets = _tried(training, clients, whose, transform)
     if training.accumulate > 1 and clients is training.clients:
         check_terms(training.loss, targets)
     if training.loss == MODEL_LOSS:
@@ -125,6 +125,8 @@ def check_data(
         _check_classes(outputs, targets, whose)
         if is_class_target(outputs, targets) and isinstance(clients, Population):
             _check_labels(clients, outputs.shape[1], ignored, owner)
+        if clients is training.clients:
+            _warn_of_own_tokens(training.model, inputs, targets, ignored)
     _check_loss(training, outputs, targets, whose)
 
 
@@ -170,13 +172,18 @@ def as_client_tests(given: object, training: Training, transform: Transform | No
     return tests.to(training.device)
 
 
-def _tried(training: Training, clients: Clients, whose: str, transform: Transform | None) -> tuple[Any, Tree]:
-    """The module's outputs in evaluation mode for some samples of the first client, and their targets."""
+def _tried(training: Training, clients: Clients, whose: str, transform: Transform | None) -> tuple[Tree, Any, Tree]:
+    """Some samples of the first client, the module's outputs for them in evaluation mode, and their targets."""
     some = torch.arange(min(2, int(clients.sizes[0])), device="cpu")
     inputs, targets = (moved(part, training.device) for part in clients.batch(0, some))
     if transform is not None:
         inputs = transform.test(inputs)
     check_arguments(training.model, inputs, targets if training.loss == MODEL_LOSS else None, whose)
+    if training.loss != MODEL_LOSS and needs_labels(training.model, inputs):
+        raise ValueError(
+            f"the model makes the inputs of its decoder from the labels, as T5 does, but {whose} inputs have no "
+            f"decoder_input_ids; use loss='model', with which it gets the labels"
+        )
     buffers = {name: buffer.clone() for name, buffer in training.model.named_buffers()}
     try:
         with (
@@ -184,7 +191,7 @@ def _tried(training: Training, clients: Clients, whose: str, transform: Transfor
             in_mode(training.model, training=False),
             torch.autocast(training.device.type, training.compute, enabled=training.compute is not None),
         ):
-            return outputs_of(training.model, training.loss, inputs, targets), targets
+            return inputs, outputs_of(training.model, training.loss, inputs, targets), targets
     except Exception as error:
         mine = training.layout.dtype
         floats = {name: leaf for name, leaf in named_leaves(inputs).items() if leaf.is_floating_point()}
@@ -196,8 +203,6 @@ def _tried(training: Training, clients: Clients, whose: str, transform: Transfor
             hint = f"; the model is {mine}, so if they are values, not indices, use inputs.to({mine})"
         elif isinstance(inputs, dict) and (unnamed := _unnamed(training.model, inputs)):
             hint = f"; {type(training.model).__name__}.forward has no argument {', '.join(unnamed)}: rename the key"
-        elif training.loss != MODEL_LOSS and needs_labels(training.model):
-            hint = "; if this model needs the labels to run, as T5 does, use loss='model'"
         raise ValueError(
             f"the model cannot run on {whose} inputs, {_kind(inputs)}: {type(error).__name__}: {error}{hint}"
         ) from error
@@ -220,6 +225,23 @@ def _check_classes(outputs: Tensor, targets: Tree, whose: str) -> None:
             f"{whose} targets are {_kind(targets)}, but cross-entropy needs class labels as whole numbers; use "
             f"targets.long(), or another loss such as loss=torch.nn.functional.mse_loss"
         )
+
+
+def _warn_of_own_tokens(model: nn.Module, inputs: Tree, targets: Tree, ignored: int) -> None:
+    """Warn of a causal language model, alone or in another module, whose labels are the tokens that it reads."""
+    if not isinstance(targets, Tensor) or (name := contained(model)) is None:
+        return
+    counted = targets != ignored
+    for tokens in named_leaves(inputs).values():
+        if tokens.shape == targets.shape and torch.equal(tokens[counted], targets[counted]):
+            if torch.equal(next_tokens(tokens)[counted], targets[counted]):  # one word, repeated
+                return
+            warnings.warn(
+                f"{name} predicts the next token, but the labels are the tokens that it reads, so it learns to repeat "
+                f"them. They are shifted only in samples that are dicts, for a Hugging Face model that is passed as it "
+                f"is; here, use fl.hf.next_tokens(labels), or loss='model' if the module passes the labels on",
+                stacklevel=5,  # at the call of `fl.run`
+            )
 
 
 def _check_loss(training: Training, outputs: Any, targets: Tree, whose: str) -> None:

@@ -22,7 +22,7 @@ Part = tuple[Tensor, Tensor, Tensor]
 def weighted_mean(parts: Iterable[Part]) -> tuple[Tensor, Tensor]:
     """The mean loss and gradient of micro-batches, weighted by their terms; gradients are overwritten.
 
-    A loss without any term, which is NaN, does not count.
+    A loss without any term, which is NaN, does not count. Without any term at all the gradient is 0, as torch's is.
     """
     sums: list[Tensor] = []
     for loss, gradient, terms in parts:
@@ -30,7 +30,7 @@ def weighted_mean(parts: Iterable[Part]) -> tuple[Tensor, Tensor]:
         gradient.mul_(count.unsqueeze(-1)).masked_fill_(none.unsqueeze(-1), 0)
         part = [(loss * count).masked_fill(none, 0), gradient, count]
         sums = [total.add_(more) for total, more in zip(sums, part, strict=True)] if sums else part
-    return sums[0] / sums[2], sums[1].div_(sums[2].unsqueeze(-1))
+    return sums[0] / sums[2], sums[1].div_(sums[2].clamp(min=1).unsqueeze(-1))
 
 
 def terms_of(loss: object, targets: Tree, mask: Tensor | None = None) -> Tensor:

@@ -307,8 +307,10 @@ def _check_same_run(description: Mapping[str, Any], facts: Facts, path: Path) ->
     """Reject a different run; warn about different library versions or processor instructions."""
     different = differences(description["facts"], facts)
     if different:
+        extended = description["facts"].get("rounds") != facts.get("rounds")  # a fact only if others depend on it
+        why = ", on which its schedule or its privacy depends" if extended else ""
         raise RunDirectoryError(
-            f"the run in {path} cannot be resumed with different settings: {'; '.join(different)}. "
+            f"the run in {path} cannot be resumed with different settings: {'; '.join(different)}{why}. "
             f"Use the settings it was started with, or another directory for a new run"
         )
     changed = differences(description["versions"], versions())
