@@ -1,11 +1,15 @@
 """The presets against the paper's table of hyper-parameters."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from fedlalr import config
 from fedlalr.algorithms import registry
 from fedlalr.config.grid import points
 
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 METHODS = ("fedavg", "fedadam", "fedamsv1", "fedamsv2", "lafedopt", "fedlalr")
 
 # local rates, server rates, betas, as printed in the paper
@@ -81,6 +85,14 @@ def test_a_transformers_preset_is_the_papers_problem_with_another_network(preset
         assert {k: v for k, v in ours.items() if k not in rates} == {k: v for k, v in right.items() if k not in rates}
 
 
+@pytest.mark.parametrize(("preset", "tuned"), [("gpt-shakespeare", "gpt"), ("vit-cifar10", "vit")])
+def test_a_transformers_preset_has_the_rates_that_were_tuned(preset: str, tuned: str) -> None:
+    grid = json.loads((RESULTS / tuned / "grid.json").read_text(encoding="utf-8"))
+    for method, settings in config.load(preset).methods.items():
+        if method in grid:
+            assert settings == settings | grid[method]["chosen"]
+
+
 @pytest.mark.parametrize("preset", ["quickstart", "fashion", "mnist"])
 def test_a_small_preset_differs_from_the_paper_only_in_rates(preset: str) -> None:
     for method in METHODS:
@@ -97,7 +109,7 @@ def test_every_preset_has_a_description_and_the_papers_six_methods() -> None:
     assert set(config.presets()) == {"quickstart", "fashion", "mnist", *papers, *transformers}
     for name, description in config.presets().items():
         assert description
-        assert set(config.load(name).methods) == set(METHODS)
+        assert set(config.load(name).methods) >= set(METHODS)
 
 
 @pytest.mark.parametrize("preset", ["quickstart", "fashion"])
