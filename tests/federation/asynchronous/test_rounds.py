@@ -245,6 +245,31 @@ def test_a_resumed_run_has_the_same_rejected_replies(tmp_path):
     assert min(rounds[5]) == 1
 
 
+@pytest.mark.filterwarnings("ignore::fedlalr.RepliesRejected")
+@pytest.mark.parametrize("interrupted", range(2, 10))
+def test_a_run_interrupted_while_it_evaluates_resumes_to_the_same_bits(interrupted, tmp_path):
+    """The update is done but not recorded, and the state before it has no checkpoint yet."""
+    clients = make_clients((8,) * 6)
+    for broken in (2, 5):
+        clients[broken][0][:] = math.nan
+    evaluations = []
+
+    def interrupt(outputs, targets):
+        evaluations.append(None)
+        if len(evaluations) == interrupted:
+            raise KeyboardInterrupt
+        return 0.0
+
+    options = {"asynchronous": fl.Async(2, 5), "batch_size": 4, "speeds": [1.0, 1.3, 0.3, 1.1, 0.9, 4.0]}
+    whole = run(fl.FedAvg(0.1), 9, clients, **options)
+    saved = {"run_dir": tmp_path, "resume": True, "checkpoint_every": 4, "test": clients[0], **options}
+    with pytest.raises(KeyboardInterrupt):
+        run(fl.FedAvg(0.1), 9, clients, metrics={"mine": interrupt}, **saved)
+    resumed = run(fl.FedAvg(0.1), 9, clients, metrics={"mine": interrupt}, **saved)
+    assert torch.equal(flat(whole, "x"), flat(resumed, "x"))
+    assert [r.rejected for r in resumed.history] == [r.rejected for r in whole.history]
+
+
 def test_an_update_without_enough_usable_replies_fails():
     clients = [(torch.full_like(inputs, math.nan), targets) for inputs, targets in make_clients((8,) * 4)]
     with pytest.raises(fl.RoundFailed, match="round 1: 0 usable replies, but min_clients is 1"):

@@ -61,11 +61,14 @@ class Clock:
         self.more: dict[int, int] = {}
         """Version → replies beyond the buffer that the server waited for before it updated that version."""
         self.unusable: dict[tuple[int, int], str] = {}
-        """(version, client) → why a reply in flight cannot be used."""
+        """(version, client) → why a reply cannot be used. Those that have arrived are forgotten in the next period:
+        until then, an interrupted run may resume before this one."""
 
     def advance(self) -> Period:
         """Receive the first replies after an update, as many as the buffer takes."""
         self.version += 1
+        in_flight = {(flight.version, flight.client) for flight in self._flights}
+        self.unusable = {reply: reason for reply, reason in self.unusable.items() if reply in in_flight}
         local, how = self.training, self.asynchronous
         self._line = Line(self._sampling, local.clients.sizes, how.concurrency, local.seed, self.version + 1)
         self._began, self._started, self._arrived = self.now, list[int](), list[Flight]()

@@ -68,13 +68,11 @@ def no_reply(training: Training, slots: Slots, buffers: Buffers) -> Slots:
 def run_update(
     state: ServerState, clock: Clock, lr: float, engine: Engine, rules: Rules, on_rejected: OnRejected | None
 ) -> RoundOutcome:
-    """One update of the server. The state passed in is never changed, so it is still valid on `RoundFailed`.
-
-    Of the clock's unusable replies in flight, those that arrive are removed, and new ones are added.
-    """
-    watch, training, asynchronous, unusable = Stopwatch(), clock.training, clock.asynchronous, clock.unusable
+    """One update of the server. The state passed in is never changed, so it is still valid on `RoundFailed`."""
+    watch, training, asynchronous = Stopwatch(), clock.training, clock.asynchronous
     channel = Channel.of(rules.compression, training, state.round + 1)
     period, fresh, trained = clock.advance(), dict[int, Slots](), set[int]()
+    unusable = clock.unusable
     while True:
         starting = period.started[[client not in trained for client in period.started.tolist()]]
         work = replace(work_of(state, starting, lr, training, channel), cohort=asynchronous.buffer)
@@ -89,7 +87,7 @@ def run_update(
             break
         period = longer
     watch.lap("train")
-    reasons = [Rejection(each.client, unusable.pop((each.version, each.client))) for each in lost]
+    reasons = [Rejection(each.client, unusable[each.version, each.client]) for each in lost]
     arrived = _arrived(period, state, fresh)
     work = replace(work, clients=period.started)
     outcome = reduce_arrived(state, work, arrived, reasons, training, rules, asynchronous, watch)
