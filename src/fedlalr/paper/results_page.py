@@ -192,7 +192,7 @@ def recommended_table(folder: Path) -> str:
             cells = [f"{best.label}: {best.final * 100:.1f} %{_seeds(best)}", *["–"] * 2]
         if found and reached:
             target = f"{family.target * 100:g} %"
-            soon = min(reached, key=lambda line: (round(line.rounds), -line.seeds))
+            soon = min(reached, key=lambda line: (round(line.rounds), -line.seeds, line.rounds, line.gigabytes))
             cheap = min(reached, key=lambda line: line.gigabytes)
             cells[1] = f"{soon.label}: {target} in round {soon.rounds:.0f}{_seeds(soon)}"
             cells[2] = f"{cheap.label}: {_bytes(cheap.gigabytes)} to {target}{_seeds(cheap)}"
