@@ -43,14 +43,14 @@ def is_causal(model: nn.Module) -> bool:
     return not has_encoder and any(kind.endswith("ForConditionalGeneration") for kind in kinds)
 
 
-def contained(model: nn.Module) -> str | None:
+def causal_name(model: nn.Module) -> str | None:
     """The name of the causal language model that a module is or contains."""
     return next((type(module).__name__ for module in model.modules() if is_causal(module)), None)
 
 
 def passes_on(model: nn.Module, outputs: object) -> bool:
     """Whether a module's outputs are those of a causal language model in it."""
-    return "CausalLM" in type(outputs).__name__ and contained(model) is not None
+    return "CausalLM" in type(outputs).__name__ and causal_name(model) is not None
 
 
 def needs_labels(model: nn.Module, inputs: Any) -> bool:

@@ -19,7 +19,7 @@ from fedlalr.data.transforms import Transform
 from fedlalr.data.trees import Tree, first_leaf, moved, named_leaves
 from fedlalr.federation.evaluation import is_class_target
 from fedlalr.federation.observers import Observer
-from fedlalr.hf import contained, needs_labels, next_tokens
+from fedlalr.hf import causal_name, needs_labels, next_tokens
 from fedlalr.training.accumulation import check_terms
 from fedlalr.training.calling import MODEL_LOSS, arguments, for_loss, outputs_of, own_loss, target_of
 from fedlalr.training.interfaces import Training
@@ -229,7 +229,7 @@ def _check_classes(outputs: Tensor, targets: Tree, whose: str) -> None:
 
 def _warn_of_own_tokens(model: nn.Module, inputs: Tree, targets: Tree, ignored: int) -> None:
     """Warn of a causal language model, alone or in another module, whose labels are the tokens that it reads."""
-    if not isinstance(targets, Tensor) or (name := contained(model)) is None:
+    if not isinstance(targets, Tensor) or (name := causal_name(model)) is None:
         return
     counted = targets != ignored
     for tokens in named_leaves(inputs).values():
