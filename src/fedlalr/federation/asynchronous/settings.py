@@ -36,7 +36,7 @@ class Async(Checked):
         if clients_per_round is not None:
             raise ValueError(
                 f"clients_per_round is {clients_per_round}, but in an asynchronous run concurrency says how many "
-                f"clients train at the same time; leave clients_per_round out"
+                f"clients train at the same time; leave clients_per_round out, or set it to null in a preset"
             )
         if self.concurrency > population:
             raise ValueError(
