@@ -3,8 +3,8 @@
     python benchmarks/round_seconds.py docs/results/seconds.json docs/results/{gpt,vit}/runs/* device=cuda
 
 A folder holds the runs of one method, of which the configuration of seed 0 counts. The seconds of a round are those of
-training, encoding, screening and reducing, without testing and checkpoints; the first round, which captures graphs, does
-not count. Results that the file has are kept, so that the command can be resumed.
+training, encoding, screening and reducing, without testing and checkpoints. The first round, which captures graphs,
+does not count. Results that the file has are kept, so that the command can be resumed.
 """
 
 from __future__ import annotations
