@@ -41,7 +41,12 @@ def main(file: Path, folders: list[Path], rounds: int, overrides: list[str], sto
             continue
         records = RunDirectory(folder / "seed-0").records() if stored else measure(folder, rounds, overrides)
         found = [seconds(record) for record in records[1:]]
-        known[name] = {"seconds": statistics.median(found), "least": min(found), "most": max(found), "rounds": len(found)}
+        known[name] = {
+            "seconds": statistics.median(found),
+            "least": min(found),
+            "most": max(found),
+            "rounds": len(found),
+        }
         write_whole(file, json.dumps(known, indent=1, sort_keys=True) + "\n")
         print(f"{known[name]['seconds']:8.3f} s", name, flush=True)
 

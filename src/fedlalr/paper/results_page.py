@@ -42,7 +42,7 @@ class Family:
 _PRINTED = "paper-dtype-bfloat16/runs"
 FAMILIES = (
     Family("ConvMixer, CIFAR-10, Dirichlet 0.6", f"{_PRINTED}/cifar10-dirichlet0.6-50of100", 0.75, "average"),
-    Family("the same, Dirichlet 0.3", f"{_PRINTED}/cifar10-dirichlet0.3-50of100", 0.75, "average"),
+    Family("ConvMixer, CIFAR-10, Dirichlet 0.3", f"{_PRINTED}/cifar10-dirichlet0.3-50of100", 0.75, "average"),
     Family("ConvMixer, 0.6, 10 of 100 clients", "cohorts/10of100", 0.70),
     Family("ConvMixer, 0.6, 2 of 100 clients", "cohorts/2of100", 0.70),
     Family("ConvMixer, Dirichlet 0.1", "cifar-variations/dirichlet0.1", 0.70),
@@ -51,18 +51,18 @@ FAMILIES = (
         "paper-buffers-recalibrate-dtype-bfloat16/runs/cifar10-dirichlet0.6-50of100",
         0.75,
     ),
-    Family("the same, Dirichlet 0.3, 40 rounds", "cifar-variations/recalibrated/partition.alpha-0.3", 0.75),
+    Family(
+        "ConvMixer, 0.3, BatchNorm recalibrated, 40 rounds", "cifar-variations/recalibrated/partition.alpha-0.3", 0.75
+    ),
     Family("LSTM, Shakespeare by role", f"{_PRINTED}/shakespeare-natural-10of100", 0.40),
-    Family("the same, equally tuned", "shakespeare-equal/runs", 0.40),
-    Family("GPT, Shakespeare by role", "gpt/runs", 0.33),
-    Family("the same, 4.8 million parameters", "gpt-larger/runs", 0.33),
+    Family("LSTM, Shakespeare by role, equally tuned", "shakespeare-equal/runs", 0.40),
+    Family("GPT of 0.8 million parameters, Shakespeare by role", "gpt/runs", 0.33),
+    Family("GPT of 4.8 million parameters, Shakespeare by role", "gpt-larger/runs", 0.33),
     Family("ViT, CIFAR-10, Dirichlet 0.6, 30 rounds", "vit/runs", 0.35),
 )
-ALONE = (
-    "fedlalr", "fedavg", "fedadam", "fedamsv1", "fedamsv2", "lafedopt", "fedadam+server_lr-0.1", "lafedopt+lr-0.001",
-    "alignedlalr+balanced-lr-0.001-align-0.7",
-)  # fmt: skip
-"""Runs of the first family whose seed 0 had the GPU to itself, so that their seconds can be compared."""
+FURTHER = Family("ConvMixer, 0.6, further methods, 50 rounds", "cifar-variations/references", 0.75)
+SECONDS = "seconds.json"
+"""Seconds of a round by folder of runs, by benchmarks/round_seconds.py."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def write_pages(folder: Path) -> list[Path]:
         "claims": lambda: claims_table(find_claims(folder)),
         "planned": lambda: planned_list(folder),
         "recommended": lambda: recommended_table(folder),
-        "seconds": lambda: seconds_table(folder),
+        "seconds": lambda: seconds_tables(folder),
     }
     written = []
     for page in PAGES:
@@ -230,27 +230,36 @@ def compressed(folder: Path, buffers: str | None = None) -> str:
     return f"{method} `{form}`: {share:.2f} of the bytes up, {change} points, {tried}"
 
 
-def seconds_table(folder: Path) -> str:
-    """Accuracy, rounds, bytes and seconds of local training, of runs that had the GPU to themselves."""
-    family = FAMILIES[0]
+def seconds_tables(folder: Path) -> str:
+    """For every family a table of the methods whose rounds were timed: accuracy, rounds, bytes and seconds.
+
+    Of runs in one folder with different settings, those with the most seeds count.
+    """
+    timed = json.loads((folder / SECONDS).read_text(encoding="utf-8"))
+    tables = []
+    for family in (*FAMILIES, FURTHER):
+        groups = sorted(_groups(folder / family.folder, family.buffers), key=lambda group: len(group.runs))
+        found = {group.runs[0].path.parent.relative_to(folder).as_posix(): group for group in groups}
+        rows = [
+            (_line(group, family.target), timed[place]["seconds"]) for place, group in found.items() if place in timed
+        ]
+        if rows:
+            tables.append(_seconds_table(family, sorted(rows, key=lambda row: -row[0].final)))
+    return "\n\n".join(tables)
+
+
+def _seconds_table(family: Family, rows: Iterable[tuple[Line, float]]) -> str:
     goal = f"{family.target * 100:g} %"
     lines = [
-        f"| {family.name}, seed 0 | last ten | {goal} in round | GB up by then | seconds a round | seconds to {goal} |",
+        f"| {family.name} | last tenth | {goal} in round | sent up by then | seconds a round | seconds to {goal} |",
         "|---|---|---|---|---|---|",
     ]
-    for name in ALONE:
-        place = folder / family.folder / name / "seed-0"
-        if not place.is_dir():
-            continue
-        run = read_run(place)
-        curve, trained = Curve(run.records), [record.timing["train"] for record in run.records]
-        at = curve.first_at(family.target)
-        cells = ["never", "–", f"{np.median(trained):.2f}", "–"]
-        if at is not None:
-            cells = [
-                f"{at + 1}", f"{curve.megabytes(down=False)[at] / 1000:.1f}", cells[2], f"{sum(trained[: at + 1]):.0f}",
-            ]  # fmt: skip
-        lines.append(f"| {label_of(run)} | {np.mean(curve.accuracies[-10:]) * 100:.1f} % | {' | '.join(cells)} |")
+    for line, seconds in rows:
+        until = ["never", "–", "–"]
+        if math.isfinite(line.rounds):
+            until = [f"{line.rounds:.0f}", _bytes(line.gigabytes), f"{line.rounds * seconds:.3g}"]
+        cells = [*until[:2], f"{seconds:.3g}", until[2]]
+        lines.append(f"| {line.label} | {line.final * 100:.1f} %{_seeds(line)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
