@@ -29,10 +29,11 @@ def write_whole(path: Path, content: str | bytes) -> None:
         aside.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file and flush it to disk."""
+def write_bytes(path: Path, *parts: bytes | memoryview) -> None:
+    """Write a file of these parts, one after another, and flush it to disk."""
     with path.open("wb") as file:
-        file.write(content)
+        for part in parts:
+            file.write(part)
         file.flush()
         os.fsync(file.fileno())
 

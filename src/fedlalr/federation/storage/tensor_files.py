@@ -10,10 +10,12 @@ smaller half of them. Old files stay until no checkpoint refers to them.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,11 +42,34 @@ class Seal(NamedTuple):
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Seal:
-    """Write tensors and flush them to disk."""
-    # Slots may share memory, which the format does not allow, so each is copied.
-    content = save({name: storable(tensor).to("cpu", copy=True).contiguous() for name, tensor in tensors.items()})
-    write_bytes(path, content)
-    return Seal(len(content), hashlib.sha256(content).hexdigest())
+    """Write tensors and flush them to disk, without a copy of those that are on the CPU."""
+    parts = _parts({name: storable(tensor).to("cpu").contiguous() for name, tensor in tensors.items()})
+    write_bytes(path, *parts)
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return Seal(sum(len(part) for part in parts), digest.hexdigest())
+
+
+def _parts(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
+    """A file in the format of safetensors: the length of a header, the header, and the numbers, large types first so
+    that all are aligned."""
+    header: dict[str, Any] = {}
+    contents: list[bytes | memoryview] = []
+    end = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": _type_name(tensor.dtype), "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        contents.append(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little"), text, *contents]
+
+
+@cache
+def _type_name(dtype: torch.dtype) -> str:
+    """What the format calls a type, from a header that the library writes."""
+    return str(json.loads(save({"": torch.empty(0, dtype=dtype)})[8:])[""]["dtype"])
 
 
 def read_tensors(path: Path, seal: Seal, expected: int | None = None) -> dict[str, Tensor]:
