@@ -336,6 +336,11 @@ def test_help_has_examples() -> None:
     assert cli("--version").stdout == f"fedlalr {fedlalr.__version__}\n"
 
 
+def test_help_names_a_default_preset_only_where_there_is_one() -> None:
+    assert "quickstart)" in cli("run", "--help").stdout
+    assert "quickstart" not in cli("presets", "--help").stdout
+
+
 def test_presets_are_listed_and_shown_with_all_settings() -> None:
     listed = cli("presets").stdout
     for name in config.presets():

@@ -23,13 +23,10 @@ from fedlalr.training.machine import choose_device
 MOST_SEEDS = 10_000
 """A larger number is a typing error, and planning so many runs would exhaust the memory."""
 
+WHAT = "[PRESET|FILE|RUN_DIR] [KEY=VALUE]..."
 Arguments = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[PRESET|FILE|RUN_DIR] [KEY=VALUE]...",
-        help="What to run (default: quickstart), and settings to change.",
-        show_default=False,
-    ),
+    typer.Argument(metavar=WHAT, help="What to run (default: quickstart), and settings to change.", show_default=False),
 ]
 
 

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from fedlalr import config as configuration
-from fedlalr.cli.options import Arguments, split_arguments
+from fedlalr.cli.options import WHAT, split_arguments
+
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar=WHAT, help="What to print (default: the list of presets), and settings to change.", show_default=False
+    ),
+]
 
 
 def presets(arguments: Arguments = None) -> None:
