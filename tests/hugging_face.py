@@ -92,6 +92,11 @@ def texts(count: int, labels: str = "of texts", seed: int = 0) -> dict[str, torc
     return {"input_ids": ids * mask, "attention_mask": mask, "labels": found[labels]}
 
 
+def as_pairs(data: list[dict[str, torch.Tensor]]) -> list[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+    """Inputs and labels of texts apart."""
+    return [({name: texts[name] for name in ("input_ids", "attention_mask")}, texts["labels"]) for texts in data]
+
+
 def images(count: int, labels: str = "", seed: int = 0) -> dict[str, torch.Tensor]:
     draw = torch.Generator().manual_seed(seed)
     pixels = torch.randn(count, 3, 8, 8, generator=draw, dtype=torch.float64)

@@ -21,7 +21,7 @@ import transformers
 import hugging_face as hf
 from fedlalr import config
 from fedlalr.config.build import build_problem
-from fedlalr.hf import needs_labels
+from fedlalr.hf import are_next_tokens, needs_labels
 from fedlalr.training.stacked.trial import CannotStack
 
 SIZES = (7, 3, 6)  # with batches of four: all of them padded at some step
@@ -181,16 +181,20 @@ def test_wrong_labels_of_a_causal_model_get_a_message(data, message):
         train(hf.gpt2(), [samples])
 
 
-def as_pairs(data):
-    return [({name: texts[name] for name in ("input_ids", "attention_mask")}, texts["labels"]) for texts in data]
-
-
 def test_pairs_are_taken_as_they_are():
     """A pair has its targets where the outputs are, for every model."""
     dicts = [hf.texts(size, "words", seed) for seed, size in enumerate(SIZES)]
-    pairs = [(inputs, fl.hf.next_tokens(labels)) for inputs, labels in as_pairs(dicts)]
+    pairs = [(inputs, fl.hf.next_tokens(labels)) for inputs, labels in hf.as_pairs(dicts)]
     right, mine = (train(hf.made(hf.gpt2), data) for data in (dicts, pairs))
     assert torch.equal(weights(mine), weights(right))
+
+
+def test_labels_are_the_next_tokens_only_if_some_show_it():
+    ids = torch.tensor([[5, 6, 7], [8, 9, 9]])
+    last = ids.where(torch.tensor([False, False, True]), -100)  # as of prompts with an answer of one token
+    inputs = {"attention_mask": torch.ones_like(ids), "input_ids": ids}
+    for labels, wanted in ((ids, False), (fl.hf.next_tokens(ids), True), (last, False), (ids[:, :2], False)):
+        assert are_next_tokens(labels, inputs) is wanted
 
 
 def clients_and_test():
@@ -310,7 +314,7 @@ def test_labels_that_are_the_tokens_and_are_not_shifted_get_a_warning():
     data = clients("words")
     right, moved = train(hf.made(hf.gpt2), data), [t | {"labels": fl.hf.next_tokens(t["labels"])} for t in data]
     same = {"input_ids": torch.ones(3, 4).long(), "attention_mask": torch.ones(3, 4).long()}
-    for wrapped, form in ((Own, list), (lambda model: model, as_pairs)):
+    for wrapped, form in ((Own, list), (lambda model: model, hf.as_pairs)):
         with pytest.warns(UserWarning, match=r"GPT2LMHeadModel predicts the next token, but the labels.*next_tokens"):
             train(wrapped(hf.made(hf.gpt2)), form(data))
         with warnings.catch_warnings():

@@ -6,7 +6,7 @@ Nothing here imports transformers: whoever has such a model has imported it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -86,6 +86,21 @@ def next_tokens(labels: Any, ignored: int = IGNORED) -> Tensor:
     if not tokens.dim():
         raise ValueError("a causal language model has a label for each token, but here a sample has a single label")
     return torch.cat([tokens[..., 1:], torch.full_like(tokens[..., :1], ignored)], dim=-1)
+
+
+def are_next_tokens(labels: Tensor, inputs: Mapping[str, Any]) -> bool:
+    """Whether each label is the token after the one that a model reads there. Of the last one this cannot be known.
+
+    >>> are_next_tokens(torch.tensor([[6, 7]]), {"input_ids": torch.tensor([[5, 6]])})
+    True
+    """
+    counted = labels[..., :-1] >= 0  # those that losses ignore are negative
+    return bool(counted.any()) and any(
+        isinstance(tokens, Tensor)
+        and tokens.shape == labels.shape
+        and torch.equal(tokens[..., 1:][counted], labels[..., :-1][counted])
+        for tokens in inputs.values()
+    )
 
 
 @contextmanager

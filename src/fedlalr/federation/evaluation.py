@@ -18,7 +18,7 @@ from fedlalr.data.transforms import Transform
 from fedlalr.data.trees import leaves, moved, named_leaves
 from fedlalr.federation.record import Distribution
 from fedlalr.federation.round import ServerState
-from fedlalr.hf import is_causal, next_tokens, passes_on
+from fedlalr.hf import are_next_tokens, is_causal, next_tokens, passes_on
 from fedlalr.training.calling import MODEL_LOSS, classes_first, outputs_and_loss, prediction
 from fedlalr.training.channels_last import in_channels_last
 from fedlalr.training.interfaces import Buffers, Training
@@ -91,7 +91,8 @@ def evaluate(
             outputs, mean = outputs_and_loss(forward, loss, batch, wanted)
             mean = mean.double()
         own = loss == MODEL_LOSS and (shifts or passes_on(model, outputs))
-        if (own or (shifts and isinstance(batch, dict))) and isinstance(wanted, Tensor):
+        tokens = isinstance(wanted, Tensor) and has_tokens(wanted)
+        if tokens and (own or (shifts and isinstance(batch, dict) and not are_next_tokens(wanted, batch))):
             wanted = next_tokens(wanted)
         scores = classes_first(outputs)
         tally[_COUNTED] = len(index)
@@ -103,7 +104,6 @@ def evaluate(
             each = counted if weights is None else weights.to(device)[wanted.where(counted, 0).long()] * counted
             tally[_DIVISOR] = each.double().sum()
         else:  # of tokens, those that are not ignored
-            tokens = isinstance(wanted, Tensor) and has_tokens(wanted)
             tally[_DIVISOR] = (wanted != IGNORED_LABEL).sum() if tokens else len(index)
         # the mean over no targets is NaN
         tally[_LOSSES] = torch.where(tally[_DIVISOR] > 0, mean * tally[_DIVISOR], 0.0)
