@@ -88,6 +88,17 @@ def next_tokens(labels: Any, ignored: int = IGNORED) -> Tensor:
     return torch.cat([tokens[..., 1:], torch.full_like(tokens[..., :1], ignored)], dim=-1)
 
 
+def after_prompt(labels: Tensor, positions: int) -> Tensor:
+    """Labels at the last of a model's positions. The others are virtual tokens, which P-tuning and prompt tuning put
+    before a text, and which have no label.
+
+    >>> after_prompt(torch.tensor([[5, 6]]), positions=3)
+    tensor([[-100,    5,    6]])
+    """
+    prompt = labels.new_full((len(labels), max(positions - labels.shape[1], 0)), IGNORED)
+    return torch.cat([prompt, labels], dim=1)
+
+
 def are_next_tokens(labels: Tensor, inputs: Mapping[str, Any]) -> bool:
     """Whether each label is the token after the one that a model reads there. Of the last one this cannot be known.
 

@@ -62,3 +62,30 @@ def test_a_loss_of_your_own_may_have_one_label_per_text():
         metrics={"first": lambda _, labels: labels[0]},
     )
     assert record.metrics["first"] == 0
+
+
+def test_a_causal_model_may_return_its_loss_alone():
+    class Lossy(type(hf.gpt2())):
+        def forward(self, **inputs):
+            return {"loss": super().forward(**inputs).loss}
+
+    data, config = hf.texts(9, "words"), hf.gpt2().config
+    right, mine = (evaluated(hf.made(make), data, "model") for make in (hf.gpt2, lambda: Lossy(config)))
+    assert (mine.loss, mine.accuracy) == (right.loss, None)
+
+
+@pytest.mark.parametrize("kind", ["PromptEncoderConfig", "PromptTuningConfig", "PrefixTuningConfig"])
+def test_virtual_tokens_before_a_text_leave_all_its_labels_to_predict(kind):
+    """P-tuning and prompt tuning predict the first one, too; prefix tuning does not."""
+    import peft
+
+    torch.manual_seed(0)
+    model = peft.get_peft_model(hf.made(hf.gpt2), getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=2))
+    test = hf.texts(9, "words")
+    with torch.no_grad():
+        out = model.double().eval()(**test)
+    record = evaluated(model, test, "model")
+    assert record.loss == pytest.approx(float(out.loss), rel=1e-6)
+    labels = test["labels"] if out.logits.shape[1] > hf.LENGTH else test["labels"][:, 1:]
+    guesses = out.logits[:, -labels.shape[1] - 1 : -1].argmax(-1)
+    assert record.accuracy == pytest.approx(float((guesses == labels)[labels != -100].double().mean()), abs=1e-12)

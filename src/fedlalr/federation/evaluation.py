@@ -18,7 +18,7 @@ from fedlalr.data.transforms import Transform
 from fedlalr.data.trees import leaves, moved, named_leaves
 from fedlalr.federation.record import Distribution
 from fedlalr.federation.round import ServerState
-from fedlalr.hf import are_next_tokens, is_causal, next_tokens, passes_on
+from fedlalr.hf import after_prompt, are_next_tokens, is_causal, next_tokens, passes_on
 from fedlalr.training.calling import MODEL_LOSS, classes_first, outputs_and_loss, prediction
 from fedlalr.training.channels_last import in_channels_last
 from fedlalr.training.interfaces import Buffers, Training
@@ -91,10 +91,13 @@ def evaluate(
             outputs, mean = outputs_and_loss(forward, loss, batch, wanted)
             mean = mean.double()
         own = loss == MODEL_LOSS and (shifts or passes_on(model, outputs))
-        tokens = isinstance(wanted, Tensor) and has_tokens(wanted)
-        if tokens and (own or (shifts and isinstance(batch, dict) and not are_next_tokens(wanted, batch))):
-            wanted = next_tokens(wanted)
         scores = classes_first(outputs)
+        tokens = isinstance(wanted, Tensor) and has_tokens(wanted)
+        if tokens and own:
+            positions = scores.shape[-1] if isinstance(scores, Tensor) else 0
+            wanted = next_tokens(after_prompt(wanted, positions))
+        elif tokens and shifts and isinstance(batch, dict) and not are_next_tokens(wanted, batch):
+            wanted = next_tokens(wanted)
         tally[_COUNTED] = len(index)
         if is_class_target(scores, wanted):
             # the argmax of NaN is class 0, which must not count as correct
