@@ -130,6 +130,24 @@ def test_an_input_that_the_model_does_not_name_gets_a_hint():
         train(hf.made(hf.vit), data)
 
 
+@pytest.mark.parametrize("make", [hf.bert, lambda: hf.with_lora(hf.bert(), "SEQ_CLS")])
+def test_a_misspelt_input_gets_a_warning_and_other_columns_get_none(make):
+    """Hugging Face's models take any name; tokenizers and data sets have columns that no model reads."""
+    misspelt, more = clients(), clients()
+    for texts, others in zip(misspelt, more, strict=True):
+        texts["atention_mask"] = texts.pop("attention_mask")
+        others |= dict.fromkeys(("special_tokens_mask", "attention_masks"), others["attention_mask"])
+        others |= dict.fromkeys(("label", "length"), others["labels"])
+    with pytest.warns(
+        UserWarning, match=r"'atention_mask', which .*\.forward does not name.* 'attention_mask', ren"
+    ) as seen:
+        train(hf.made(make), misspelt)
+    assert seen[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        train(hf.made(make), more)
+
+
 def test_a_model_that_adds_to_the_logits_gets_a_hint():
     import peft
 

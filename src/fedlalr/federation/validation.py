@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from fedlalr.algorithms.slots import Algorithm, Slots
 from fedlalr.common.checks import check_instance
+from fedlalr.common.named import nearest
 from fedlalr.data.population import Clients, Population, as_clients
 from fedlalr.data.transforms import Transform
 from fedlalr.data.trees import Tree, first_leaf, moved, named_leaves
@@ -21,7 +22,7 @@ from fedlalr.federation.evaluation import is_class_target
 from fedlalr.federation.observers import Observer
 from fedlalr.hf import causal_name, needs_labels, next_tokens
 from fedlalr.training.accumulation import check_terms
-from fedlalr.training.calling import MODEL_LOSS, arguments, for_loss, outputs_of, own_loss, target_of
+from fedlalr.training.calling import LABELS, MODEL_LOSS, arguments, for_loss, outputs_of, own_loss, target_of
 from fedlalr.training.interfaces import Training
 from fedlalr.training.local_step import starting_slots
 from fedlalr.training.options import Loss
@@ -114,6 +115,8 @@ def check_data(
     `whose` and `owner` name the samples in messages: "client 0's", and "client {}" with the client's number.
     """
     inputs, outputs, targets = _tried(training, clients, whose, transform)
+    if clients is training.clients and isinstance(inputs, dict):
+        _warn_of_misspelt(training.model, inputs)
     if training.accumulate > 1 and clients is training.clients:
         check_terms(training.loss, targets)
     if training.loss == MODEL_LOSS:
@@ -154,6 +157,18 @@ def _unnamed(model: nn.Module, inputs: Mapping[str, object]) -> list[str]:
     if any(each.kind is each.VAR_POSITIONAL for each in takes.values()):  # it passes on whatever it gets
         return []
     return [name for name in inputs if name not in takes]
+
+
+def _warn_of_misspelt(model: nn.Module, inputs: Mapping[str, object]) -> None:
+    """Warn of an input that a module's forward does not name, if an absent argument differs by about one letter."""
+    absent = [name for name in inspect.signature(model.forward).parameters if name not in inputs and name != LABELS]
+    for name in _unnamed(model, inputs):
+        if meant := nearest(name, absent, cutoff=0.94):
+            warnings.warn(
+                f"the samples have the key {name!r}, which {type(model).__name__}.forward does not name, so it may be "
+                f"ignored; if you mean {meant!r}, rename it",
+                stacklevel=5,  # at the call of `fl.run`
+            )
 
 
 def as_client_tests(given: object, training: Training, transform: Transform | None) -> Clients:
