@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,20 +16,16 @@ from fedlalr.common.checks import check_instance
 from fedlalr.common.named import nearest
 from fedlalr.data.population import Clients, Population, as_clients
 from fedlalr.data.transforms import Transform
-from fedlalr.data.trees import Tree, first_leaf, moved, named_leaves
-from fedlalr.federation.evaluation import is_class_target
+from fedlalr.data.trees import Tree, moved, named_leaves
+from fedlalr.federation.loss_checks import check_loss, check_targets, kind
 from fedlalr.federation.observers import Observer
 from fedlalr.hf import causal_name, needs_labels, next_tokens
 from fedlalr.training.accumulation import check_terms
 from fedlalr.training.calling import LABELS, MODEL_LOSS, arguments, for_loss, outputs_of, own_loss, target_of
 from fedlalr.training.interfaces import Training
 from fedlalr.training.local_step import starting_slots
-from fedlalr.training.options import Loss
 from fedlalr.training.stacked.masked_loss import ignored_label
 from fedlalr.training.torch_state import get_buffers, in_mode, set_buffers
-
-_NO_CLASS = 255
-"""Marks pixels without a label in image masks."""
 
 
 def check_model(model: object) -> None:
@@ -125,12 +120,10 @@ def check_data(
     outputs = for_loss(outputs, training.loss)
     ignored = ignored_label(training.loss)
     if ignored is not None and isinstance(outputs, Tensor):
-        _check_classes(outputs, targets, whose)
-        if is_class_target(outputs, targets) and isinstance(clients, Population):
-            _check_labels(clients, outputs.shape[1], ignored, owner)
+        check_targets(outputs, targets, clients, ignored, whose, owner)
         if clients is training.clients:
             _warn_of_own_tokens(training.model, inputs, targets, ignored)
-    _check_loss(training, outputs, targets, whose)
+    check_loss(training, outputs, targets, whose)
 
 
 def check_arguments(model: nn.Module, inputs: Tree, targets: Tree | None, whose: str) -> None:
@@ -219,27 +212,11 @@ def _tried(training: Training, clients: Clients, whose: str, transform: Transfor
         elif isinstance(inputs, dict) and (unnamed := _unnamed(training.model, inputs)):
             hint = f"; {type(training.model).__name__}.forward has no argument {', '.join(unnamed)}: rename the key"
         raise ValueError(
-            f"the model cannot run on {whose} inputs, {_kind(inputs)}: {type(error).__name__}: {error}{hint}"
+            f"the model cannot run on {whose} inputs, {kind(inputs)}: {type(error).__name__}: {error}{hint}"
         ) from error
     finally:
         # a module may count or store its inputs; buffers that its first forward pass creates are kept
         set_buffers(training.model, get_buffers(training.model) | buffers)
-
-
-def _check_classes(outputs: Tensor, targets: Tree, whose: str) -> None:
-    """Reject problems that cross-entropy cannot learn: a single class, or labels that are not whole numbers."""
-    if outputs.dim() > 1 and outputs.shape[1] == 1:
-        raise ValueError(
-            f"the model has one output, {tuple(outputs.shape)}, and the cross-entropy of a single class is always 0; "
-            f"give it an output for each class, or pass another loss, such as "
-            f"loss=torch.nn.functional.binary_cross_entropy_with_logits or mse_loss"
-        )
-    per_sample = isinstance(targets, Tensor) and targets.shape == outputs.shape[:1] + outputs.shape[2:]
-    if per_sample and first_leaf(targets).is_floating_point():
-        raise ValueError(
-            f"{whose} targets are {_kind(targets)}, but cross-entropy needs class labels as whole numbers; use "
-            f"targets.long(), or another loss such as loss=torch.nn.functional.mse_loss"
-        )
 
 
 def _warn_of_own_tokens(model: nn.Module, inputs: Tree, targets: Tree, ignored: int) -> None:
@@ -256,109 +233,4 @@ def _warn_of_own_tokens(model: nn.Module, inputs: Tree, targets: Tree, ignored: 
                 f"them. They are shifted only in samples that are dicts, for a Hugging Face model that is passed as it "
                 f"is; here, use fl.hf.next_tokens(labels), or loss='model' if the module passes the labels on",
                 stacklevel=5,  # at the call of `fl.run`
-            )
-
-
-def _check_loss(training: Training, outputs: Any, targets: Tree, whose: str) -> None:
-    """Reject a loss that raises, is not one number, or pairs every output with every target."""
-    assert training.loss != MODEL_LOSS
-    if isinstance(training.loss, type):
-        raise ValueError(f"loss is the class {training.loss.__name__}; pass an instance, {training.loss.__name__}()")
-    keywords = training.loss.keywords if isinstance(training.loss, partial) else {}
-    if keywords.get("reduction", getattr(training.loss, "reduction", None)) == "sum":
-        raise ValueError(
-            "the loss sums over a batch (reduction='sum'), so its gradient would grow with the batch; "
-            "leave reduction out for the mean"
-        )
-    module = training.loss if isinstance(training.loss, nn.Module) else nn.Module()
-    own = [name for name, value in module.named_parameters() if value.requires_grad]
-    if own:
-        raise ValueError(
-            f"the loss has parameters, such as {own[0]}, which would not be trained; make them part of the model, "
-            f"or freeze them with loss.requires_grad_(False)"
-        )
-    shapes = f"the model's outputs, {_kind(outputs)}, and {whose} targets, {_kind(targets)}"
-    try:
-        with (
-            torch.autocast(training.device.type, training.compute, enabled=training.compute is not None),
-            warnings.catch_warnings(),
-        ):
-            warnings.filterwarnings("error", "Using a target size")  # torch's warning that it broadcasts shapes
-            loss = training.loss(outputs, targets)
-    except UserWarning as warning:
-        raise ValueError(_broadcast_error(shapes, outputs, targets)) from warning
-    except Exception as error:
-        hint = ""
-        if not isinstance(targets, Tensor):
-            hint = "; the loss gets the targets as they are, here " + type(targets).__name__
-        elif targets.dtype in (torch.bool, torch.int8, torch.int16, torch.int32):
-            hint = "; labels must be int64, so use targets.long()"
-        elif ignored_label(training.loss) is not None and targets.dtype == torch.int64 and targets.shape[1:] == (1,):
-            hint = "; a label is one number per sample, so use targets.squeeze(1)"
-        elif ignored_label(training.loss) is not None and isinstance(outputs, Tensor):
-            hint = _hint_at_positions(training.model, outputs, targets)
-        raise ValueError(f"the loss cannot be computed from {shapes}: {type(error).__name__}: {error}{hint}") from error
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        raise ValueError(
-            f"the loss must be a tensor with one number, the mean over the batch, not {_kind(loss)}; "
-            f"torch's losses return that with reduction='mean'"
-        )
-    if _broadcasts(training.loss, outputs, targets):
-        raise ValueError(_broadcast_error(shapes, outputs, targets))
-
-
-def _hint_at_positions(model: nn.Module, outputs: Tensor, targets: Tensor) -> str:
-    """What to do about outputs whose positions, such as tokens or pixels, are not those of the labels."""
-    if outputs.dim() != targets.dim() + 1 or outputs.dim() < 3:
-        return ""
-    if outputs.shape[:-1] == targets.shape:
-        return "; cross-entropy needs the classes second, so let the model return outputs.movedim(-1, 1)"
-    if "labels" in inspect.signature(model.forward).parameters:
-        return "; if the model's own loss pairs them, as that of prompt tuning does, use loss='model'"
-    return ""
-
-
-def _broadcast_error(shapes: str, outputs: Tensor, targets: object) -> str:
-    how = "squeeze(-1)" if first_leaf(targets).dim() > outputs.dim() else "unsqueeze(1)"
-    return (
-        f"the loss would broadcast {shapes}, instead of pairing them one by one; give the targets the shape of the "
-        f"outputs, for example with targets.{how}"
-    )
-
-
-def _broadcasts(loss: Loss, outputs: Tensor, targets: object) -> bool:
-    """Whether a caller's own loss combines every output with every target, which torch does not warn of: for outputs
-    `[N, 1]` and targets `[N]`, or the reverse, it depends on the targets, but not on their order."""
-    if not isinstance(targets, Tensor) or not targets.is_floating_point() or outputs.dim() + targets.dim() != 3:
-        return False
-    if outputs.numel() != targets.numel():
-        return False
-    x = torch.linspace(0.1, 0.9, 5, dtype=outputs.dtype, device=outputs.device)
-    given, wanted = x.reshape(5, *outputs.shape[1:]), (x * x).to(targets.dtype).reshape(5, *targets.shape[1:])
-    same, reversed_order, other = (loss(given, values) for values in (wanted, wanted.flip(0), wanted / 2))
-    return bool(torch.allclose(same, reversed_order) and not torch.allclose(same, other))
-
-
-def _kind(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"{tuple(value.shape)} {value.dtype}"
-    if type(value) in (dict, tuple):
-        parts = ", ".join(f"{name} {_kind(leaf)}" for name, leaf in named_leaves(value).items())
-        return f"{type(value).__name__} of {parts}"
-    return type(value).__name__
-
-
-def _check_labels(clients: Population, classes: int, ignored: int, owner: str) -> None:
-    outside = ((clients.targets < 0) | (clients.targets >= classes)) & (clients.targets != ignored)
-    if not outside.any():
-        return
-    for client, rows in enumerate(clients.partition):
-        own = torch.as_tensor(rows, device=outside.device)
-        wrong = clients.targets[own][outside[own]]
-        if len(wrong):
-            label = int(wrong[0])
-            ignore = f", or ignore such targets with loss=torch.nn.CrossEntropyLoss(ignore_index={label})"
-            raise ValueError(
-                f"{owner.format(client)} has label {label}, but the model has classes 0 to {classes - 1}; fix the "
-                f"labels or give the model more outputs{'' if 0 <= label < _NO_CLASS else ignore}"
             )

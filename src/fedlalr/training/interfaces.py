@@ -248,6 +248,14 @@ class Replies:
         )
 
 
+def reason_of(error: Exception) -> str:
+    """Why a client has no reply, as records and messages say it."""
+    hint = ""
+    if "more than 1 value per channel" in str(error):  # of BatchNorm, for a last batch of one sample
+        hint = "; drop_last=True leaves out a last batch that is not full"
+    return f"{type(error).__name__}: {error}{hint}"
+
+
 def write_reply(
     memory: Tensors, row: int, upload: Tensors, buffers: Tensors, kept: Tensors, loss: float | Tensor
 ) -> None:

@@ -74,6 +74,11 @@ def test_a_single_round_agrees_with_its_closed_form(noise: float, rate: float, d
     assert exact <= epsilon(noise, rate, 1, delta) <= exact * (1 + GRID)
 
 
+def test_noise_too_small_for_the_accountant_is_rejected_with_what_to_do() -> None:
+    with pytest.raises(ValueError, match=r"a noise multiplier of 1e-09: .* leave out delta"):
+        epsilon(1e-9, 0.1, 10, 1e-3)
+
+
 def test_small_rates_stay_on_the_safe_side() -> None:
     exact = fourier_epsilon([Rounds(1.0, 1e-4, 10_000)], 1e-6)
     assert exact * (1 - FOURIER) <= epsilon(1.0, 1e-4, 10_000, 1e-6) <= exact * 1.002  # the grid is limited

@@ -61,7 +61,14 @@ def _composed_epsilon(spent: tuple[Spent, ...], delta: float) -> float:
     if not spent:
         return 0.0
     grid = min(_grid(run.noise_multiplier, run.rate) for run in spent)
-    first, *others = (_one_round(run.noise_multiplier, run.rate, grid).self_compose(run.rounds) for run in spent)
+    try:
+        first, *others = (_one_round(run.noise_multiplier, run.rate, grid).self_compose(run.rounds) for run in spent)
+    except OverflowError as error:
+        least = min(run.noise_multiplier for run in spent)
+        raise ValueError(
+            f"ε cannot be computed with a noise multiplier of {least:g}: it hides nothing; use at least 0.01, or leave "
+            f"out delta to try clipping alone"
+        ) from error
     for other in others:
         first = first.compose(other)
     return float(first.get_epsilon_for_delta(delta))

@@ -19,7 +19,7 @@ from fedlalr.data.trees import Tree, length, map_tree, rows
 from fedlalr.training.accumulation import terms_of, weighted_mean
 from fedlalr.training.calling import batch_loss, outputs_of
 from fedlalr.training.fused_steps import fused_step
-from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work, write_reply
+from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work, reason_of, write_reply
 from fedlalr.training.local_step import finish, local_step, other_gradients, without_drawing
 from fedlalr.training.torch_internals import BatchNorm
 from fedlalr.training.torch_state import get_buffers, seed_generators, set_buffers
@@ -43,7 +43,7 @@ class ReferenceEngine:
             try:
                 write_reply(memory, row, *self.train_client(work, row, client, traces))
             except Exception as error:  # whatever a client's data or module raises fails only that client
-                errors[row] = f"{type(error).__name__}: {error}"
+                errors[row] = reason_of(error)
         return Replies.of(memory, work, self.training, errors, traces)
 
     def train_client(

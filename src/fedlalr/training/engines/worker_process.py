@@ -17,7 +17,7 @@ from fedlalr.common.interrupts import end_with_parent
 from fedlalr.training.channels_last import in_channels_last
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.engines.shared_memory import Arena, Place, unship
-from fedlalr.training.interfaces import Trace, Training, Work, named, write_reply
+from fedlalr.training.interfaces import Trace, Training, Work, named, reason_of, write_reply
 from fedlalr.training.torch_state import copied
 
 Setup = tuple[list[int], list[str], torch.dtype]
@@ -58,7 +58,7 @@ def answer(engine: ReferenceEngine, work: Work, memory: dict[str, Tensor], row: 
         else:
             write_reply(memory, row, *engine.train_client(work, row, client, traces))
     except Exception as error:  # fails only this client; the run records it
-        return row, f"{type(error).__name__}: {error}", traces
+        return row, reason_of(error), traces
     return row, None, traces
 
 
