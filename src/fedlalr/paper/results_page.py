@@ -58,6 +58,7 @@ FAMILIES = (
     Family("LSTM, Shakespeare by role, equally tuned", "shakespeare-equal/runs", 0.40),
     Family("GPT of 0.8 million parameters, Shakespeare by role", "gpt/runs", 0.33),
     Family("GPT of 4.8 million parameters, Shakespeare by role", "gpt-larger/runs", 0.33),
+    Family("LoRA on a GPT of 0.8 million parameters, 40 rounds", "lora-cpu", 0.37),
     Family("ViT, CIFAR-10, Dirichlet 0.6, 30 rounds", "vit/runs", 0.35),
 )
 FURTHER = Family("ConvMixer, 0.6, further methods, 50 rounds", "cifar-variations/references", 0.75)
