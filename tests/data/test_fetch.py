@@ -281,6 +281,12 @@ def test_a_tool_reports_what_has_arrived(tmp_path: Path) -> None:
     assert seen[-1] == ("a tool", 4000, 4000)
 
 
+def test_a_package_that_arrives_at_once_is_reported_too(tmp_path):
+    seen = []
+    packages.run(tool("printf 1234 > package"), tmp_path, "a tool", 4, lambda *step: seen.append(step))
+    assert seen[-1] == ("a tool", 4, 4)
+
+
 def test_a_failing_tool_is_quoted(tmp_path: Path) -> None:
     script = "echo hello; echo 'E: Unable to locate package'; exit 100"
     with pytest.raises(RouteFailed, match="a tool failed: E: Unable to locate package"):

@@ -76,8 +76,7 @@ def run(command: Sequence[str], folder: Path, title: str, total: int | None, pro
                 now = _size(folder)
                 if now > arrived:
                     arrived, since = now, time.monotonic()
-                    if progress is not None:
-                        progress(title, min(arrived, total) if total else arrived, total)
+                    _report(progress, title, arrived, total)
                 quiet = time.monotonic() - since
                 if quiet > (STALL_SECONDS if arrived > 100_000 else QUIET_SECONDS):
                     raise RouteFailed(f"{title} was ended: nothing arrived for {quiet:.0f} seconds")
@@ -88,6 +87,12 @@ def run(command: Sequence[str], folder: Path, title: str, total: int | None, pro
                 process.wait()
     if process.returncode:
         raise RouteFailed(f"{title} failed: {_last_words(log)}")
+    _report(progress, title, _size(folder), total)  # a small package may arrive between two looks
+
+
+def _report(progress: Progress | None, title: str, arrived: int, total: int | None) -> None:
+    if progress is not None:
+        progress(title, min(arrived, total) if total else arrived, total)
 
 
 def _tool(name: str) -> str:
