@@ -7,7 +7,7 @@ import torch
 
 from fedlalr.algorithms import Context, FedAvg, Slots
 from fedlalr.training.clipping import Regularisation, clip_factor
-from fedlalr.training.fused_steps import CPUStep, sgd
+from fedlalr.training.fused_steps import CPUStep, FusedUpdate
 from fedlalr.training.local_step import local_step
 from fedlalr.training.stacked.linear_rounds import clip
 from training.jobs import make_training
@@ -45,7 +45,7 @@ def test_every_form_of_the_step_cuts_an_overflowing_gradient_alike():
     context = Context(round=1, lr=1.0, steps=1, step=1)
     assert isinstance(training.algorithm, FedAvg)
     torch.testing.assert_close(local_step(training, Slots(x=start), gradient, Slots(), context).x, wanted)
-    step = CPUStep(sgd, training.algorithm)
+    step = CPUStep(FusedUpdate(), training.algorithm)
     step(Slots(x=start), gradient.clone(), Slots(), context, Regularisation(clip_norm=1.0))
     torch.testing.assert_close(start, wanted)
     layers = [gradient[:, :1].clone(), gradient[:, 1:].clone()]

@@ -62,7 +62,7 @@ class LocalAdam(Checked):
         if self.moments == "average":
             return broadcast
         if self.moments == "keep":
-            return kept.replace(x=broadcast.x)
+            return resumed(broadcast.x, kept)
         zero = torch.zeros_like(broadcast.x)
         return Slots(x=broadcast.x, m=zero, v=zero, n=zero[..., :1])  # one count for all coordinates
 
@@ -70,10 +70,20 @@ class LocalAdam(Checked):
         return adam_step(client, gradient, context.lr, self.betas, self.eps)
 
     def finish(self, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
-        return client.only(*self.slots.up), client.only(*self.slots.kept)
+        return client.only(*self.slots.up), kept_state(client) if self.moments == "keep" else Slots()
 
     def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
         return reduced.replace(n=server.n + context.steps) if self.moments == "average" else reduced
+
+
+def resumed(x: Tensor, kept: Slots) -> Slots:
+    """A client at x with the Adam state that it kept. The count is the same at every coordinate: one is enough."""
+    return kept.replace(x=x, n=kept.n[..., :1])
+
+
+def kept_state(client: Slots) -> Slots:
+    """The Adam state that a client keeps, every slot model-shaped."""
+    return Slots(m=client.m, v=client.v, n=client.n.expand_as(client.x))
 
 
 def adam_step(client: Slots, gradient: Tensor, lr: float | Tensor, betas: tuple[float, float], eps: float) -> Slots:

@@ -1,43 +1,74 @@
 """Fused local steps: clipping, weight decay and the algorithm's step in few passes over memory, in place.
 
 `FUSED_STEPS` lists the steps with a fused form, which exists for CPUs and as a Triton kernel. Any other step runs
-through `local_step`, whose result both reproduce. To add one, write its update for CPUs, extend the kernel, and add a
-row.
+through `local_step`, whose result both reproduce. To add one, write how its rate and ε follow from its options and
+counts, and add a row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedlalr.algorithms.alignedlalr import AlignedLALR
-from fedlalr.algorithms.bias_correction import corrected_rate
+from fedlalr.algorithms.bias_correction import corrected_rate, gathered
+from fedlalr.algorithms.diloco import DiLoCo
+from fedlalr.algorithms.fedadamw import FedAdamW
 from fedlalr.algorithms.fedavg import FedAvg
 from fedlalr.algorithms.fedlalr import FedLALR
+from fedlalr.algorithms.lafedopt import LAFedOpt
 from fedlalr.algorithms.local_sgd import LocalSGD
+from fedlalr.algorithms.localadam import LocalAdam
 from fedlalr.algorithms.slots import Algorithm, Context, Slots
 from fedlalr.training.clipping import Regularisation, clip_factor
 from fedlalr.training.kernels import kernels_available
-from fedlalr.training.torch_internals import amsgrad_
+from fedlalr.training.torch_internals import adam_
 
 BLOCK = 1024
 """Numbers that one Triton program updates."""
 
 
-Update = Callable[[Any, Slots, Tensor, Slots, Context], None]
-"""An algorithm's step on a CPU, from the same arguments; writes into the client's slots."""
+class Rate(NamedTuple):
+    """The numbers of a step x ← x − α m / (√s + ε), each one or a tensor that broadcasts to the stack `[C, P]`."""
+
+    lr: float | Tensor
+    eps: float | Tensor
+
+
+@dataclass(frozen=True)
+class FusedUpdate:
+    """What a fused step does to x after clipping and weight decay.
+
+    With moments, x ← x − α m / (√s + ε), where s is v̂ if the step has one, and v otherwise. Without, x ← x − α g.
+    """
+
+    rate: Callable[[Any, Slots, Slots, Context], Rate] | None = None
+    """α and ε from the algorithm, the client's slots, the broadcast and the context, if the step has moments."""
+    maximum: bool = False
+    """Whether the step has v̂ = max(v̂, v)."""
+    aligned: bool = False
+    """Whether the step adds (γ / K) d at the end."""
+    counts: bool = False
+    """Whether the client's slot n counts its steps."""
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The model-sized slots that the step writes."""
+        if self.rate is None:
+            return ("x",)
+        return ("x", "m", "v", "v_hat") if self.maximum else ("x", "m", "v")
 
 
 @dataclass(frozen=True)
 class CPUStep:
     """A `FusedStep` on a CPU."""
 
-    update: Update
-    algorithm: Algorithm
+    update: FusedUpdate
+    algorithm: Any
 
     def __call__(
         self,
@@ -48,18 +79,30 @@ class CPUStep:
         regularisation: Regularisation,
         active: Tensor | None = None,
     ) -> None:
-        old = Slots() if active is None else client.map(Tensor.clone)
+        update, old = self.update, Slots() if active is None else client.map(Tensor.clone)
         regularisation.apply_(gradient, client.x, float(context.lr))
-        self.update(self.algorithm, client, gradient, broadcast, context)
-        for name, slot in old.items():
-            client[name].copy_(torch.where(cast(Tensor, active)[:, None], client[name], slot))
+        if update.counts:
+            client.n.add_(1)
+        if update.rate is None:
+            client.x.sub_(gradient, alpha=float(context.lr))
+        else:
+            lr, eps = update.rate(self.algorithm, client, broadcast, context)
+            if isinstance(eps, Tensor):
+                _adam_each(client, gradient, self.algorithm.betas, lr, eps)
+            else:
+                adam_(client, gradient, self.algorithm.betas, float(lr), eps)
+        if update.aligned:
+            client.x.add_(self.algorithm.align / context.steps * broadcast.d)
+        if active is not None:
+            for name, slot in old.items():
+                client[name].copy_(torch.where(active[:, None], client[name], slot))
 
 
 @dataclass(frozen=True)
 class TritonStep:
-    """A `FusedStep` as one Triton kernel, which updates x alone (SGD) or x, m, v and v̂ (AMSGrad, also aligned)."""
+    """A `FusedStep` as one Triton kernel."""
 
-    update: Update
+    update: FusedUpdate
     algorithm: Any
 
     def __call__(
@@ -73,22 +116,25 @@ class TritonStep:
     ) -> None:
         from fedlalr.training.kernels.steps_triton import step  # Triton is not installed everywhere
 
-        amsgrad, aligned = self.update is not sgd, self.update is aligned_amsgrad
-        slots = ("x", "m", "v", "v_hat") if amsgrad else ("x",)
-        x, tensors = client.x, [gradient.contiguous(), *(client[name] for name in slots)]
+        update, x, clip_norm = self.update, client.x, regularisation.clip_norm
+        tensors = [gradient.contiguous(), *(client[name] for name in update.slots)]
         if any(not tensor.is_contiguous() or tensor.shape != x.shape for tensor in tensors):
             raise ValueError("the fused step writes in place, so every slot must be a separate contiguous stack [C, P]")
-        lr, eps = _amsgrad_rate(self.algorithm, context) if amsgrad else (context.lr, 0.0)
-        share = _on(x, self.algorithm.align / context.steps).expand(len(x), 1).contiguous() if aligned else None
-        clip_norm = regularisation.clip_norm
+        if update.counts:
+            client.n.add_(1 if active is None else active[:, None])
+        adaptive, aligned = update.rate is not None, update.aligned
+        rate = Rate(context.lr, 0.0) if update.rate is None else update.rate(self.algorithm, client, broadcast, context)
+        lr, eps = (part.contiguous() for part in torch.broadcast_tensors(*(_on(x, number) for number in rate)))
+        d, share = (broadcast.d, _on(x, self.algorithm.align / context.steps)) if aligned else (None, None)
         factor = None if clip_norm is None else clip_factor(gradient, clip_norm).squeeze(-1)
         step[(-(-x.numel() // BLOCK),)](
-            *tensors, *() if amsgrad else (None, None, None), _on(x, lr), _on(x, context.lr), factor, active,
-            regularisation.decayed, broadcast.d if aligned else None, share, x.numel(), x.shape[-1],
+            *tensors, *[None] * (5 - len(tensors)), lr, eps, _row(lr), _on(x, context.lr), factor, active,
+            regularisation.decayed, d, _row(d), share, _row(share), x.numel(), x.shape[-1],
             regularisation.weight_decay, regularisation.decoupled_weight_decay,
-            *self.algorithm.betas if amsgrad else (0.0, 0.0), eps,
+            *self.algorithm.betas if adaptive else (0.0, 0.0),
             CLIPPED=factor is not None, GUARDED=active is not None, MASKED=regularisation.decayed is not None,
-            AMSGRAD=amsgrad, ALIGNED=aligned, BLOCK=BLOCK, num_warps=4,
+            ADAPTIVE=adaptive, MAXIMUM=update.maximum, ALIGNED=aligned, PLACED=lr.dim() > 0 and lr.shape[-1] > 1,
+            BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
 
 
@@ -109,44 +155,78 @@ def _on(x: Tensor, number: float | Tensor) -> Tensor:
     return torch.full((), number, device=x.device, dtype=x.dtype)
 
 
-def _amsgrad_rate(algorithm: FedLALR | AlignedLALR, context: Context) -> tuple[float | Tensor, float]:
-    """The rate of a step and the ε beside its root."""
+def _row(tensor: Tensor | None) -> int:
+    """How far apart in memory two clients' numbers are, or 0 if they share them."""
+    return 0 if tensor is None or tensor.dim() < 2 else tensor.stride(0)
+
+
+def _adam_each(client: Slots, gradient: Tensor, betas: tuple[float, float], lr: float | Tensor, eps: Tensor) -> None:
+    """`adam_` without v̂, with a rate and an ε for each client or coordinate."""
+    client.m.lerp_(gradient, 1 - betas[0])
+    client.v.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
+    client.x.sub_(client.m.mul(lr).div_(client.v.sqrt().add_(eps)))
+
+
+def _amsgrad(algorithm: FedLALR | AlignedLALR, client: Slots, broadcast: Slots, context: Context) -> Rate:
     if not algorithm.bias_correction:
-        return context.lr, 0.0
-    return corrected_rate(context.lr, algorithm.betas, context.step), algorithm.eps
+        return Rate(context.lr, 0.0)
+    return Rate(corrected_rate(context.lr, algorithm.betas, context.step), algorithm.eps)
 
 
-def sgd(algorithm: Algorithm, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> None:
-    client.x.sub_(gradient, alpha=float(context.lr))
+def _corrected(
+    algorithm: LAFedOpt | LocalAdam | DiLoCo | FedAdamW,
+    lr: float | Tensor,
+    first: float | Tensor,
+    second: float | Tensor,
+) -> Rate:
+    """Adam's step, whose m and v have gathered `first` and `second` numbers: α m̂ / (√v̂ + ε) with both multiplied by
+    √(1 − β2ᵏ)."""
+    first, second = _shared(first), _shared(second)
+    root = gathered(algorithm.betas[1], second) ** 0.5
+    return Rate(lr * root / gathered(algorithm.betas[0], first), algorithm.eps * root)
 
 
-def amsgrad(
-    algorithm: FedLALR | AlignedLALR, client: Slots, gradient: Tensor, broadcast: Slots, context: Context
-) -> None:
-    lr, eps = _amsgrad_rate(algorithm, context)
-    amsgrad_(client, gradient, float(lr), algorithm.betas, eps)
+def _shared(count: float | Tensor) -> float | Tensor:
+    """A count as one number if all coordinates of all clients have the same, which only a CPU can look up at once."""
+    if not isinstance(count, Tensor) or not count.is_cpu:
+        return count
+    least, most = count.aminmax()
+    return most.item() if least == most else count
 
 
-def aligned_amsgrad(
-    algorithm: AlignedLALR, client: Slots, gradient: Tensor, broadcast: Slots, context: Context
-) -> None:
-    amsgrad(algorithm, client, gradient, broadcast, context)
-    client.x.add_(algorithm.align / context.steps * broadcast.d)
+def _restarted(algorithm: LAFedOpt, client: Slots, broadcast: Slots, context: Context) -> Rate:
+    return _corrected(algorithm, context.lr, context.step, context.step)
 
 
-FUSED_STEPS: dict[Callable[..., Slots], Update] = {
-    FedAvg.step: sgd,
-    LocalSGD.step: sgd,
-    FedLALR.step: amsgrad,
-    AlignedLALR.step: aligned_amsgrad,
+def _counted(algorithm: LocalAdam | DiLoCo, client: Slots, broadcast: Slots, context: Context) -> Rate:
+    return _corrected(algorithm, context.lr, client.n, client.n)
+
+
+def _continued(algorithm: FedAdamW, client: Slots, broadcast: Slots, context: Context) -> Rate:
+    return _corrected(algorithm, context.lr, context.step, broadcast.t + context.step)
+
+
+FUSED_STEPS: dict[Callable[..., Slots], FusedUpdate] = {
+    FedAvg.step: FusedUpdate(),
+    LocalSGD.step: FusedUpdate(),
+    FedLALR.step: FusedUpdate(_amsgrad, maximum=True),
+    AlignedLALR.step: FusedUpdate(_amsgrad, maximum=True, aligned=True),
+    LAFedOpt.step: FusedUpdate(_restarted),
+    LocalAdam.step: FusedUpdate(_counted, counts=True),
+    DiLoCo.step: FusedUpdate(_counted, counts=True),
+    FedAdamW.step: FusedUpdate(_continued, aligned=True),
 }
-"""An algorithm's `step` → its update. A subclass that overrides `step` has none."""
+"""An algorithm's `step` → what its fused form does. A subclass that overrides `step` has none."""
 
 
-def fused_update(algorithm: Algorithm) -> Update | None:
-    """The update of an algorithm with a fused step, or None. Without alignment, AlignedLALR's step is FedLALR's."""
+def fused_update(algorithm: Algorithm) -> FusedUpdate | None:
+    """What an algorithm's fused step does, or None if it has none, as LAFedOpt with a correction."""
     update = FUSED_STEPS.get(type(algorithm).step)
-    return amsgrad if update is aligned_amsgrad and not cast(AlignedLALR, algorithm).align else update
+    if isinstance(algorithm, LAFedOpt) and algorithm.correction != "none":
+        return None
+    if isinstance(algorithm, AlignedLALR | FedAdamW) and update is not None:
+        return replace(update, aligned=algorithm.align > 0)
+    return update
 
 
 def fused_step(algorithm: Algorithm, device: torch.device | str, dtype: torch.dtype) -> FusedStep | None:

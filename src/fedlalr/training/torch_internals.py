@@ -48,14 +48,16 @@ class DispatchMode(TorchDispatchMode):
         return False
 
 
-def amsgrad_(client: Slots, gradient: Tensor, lr: float, betas: tuple[float, float], eps: float = 0.0) -> None:
+def adam_(client: Slots, gradient: Tensor, betas: tuple[float, float], lr: float, eps: float) -> None:
     """m ← β1 m + (1 − β1) g,  v ← β2 v + (1 − β2) g²,  v̂ ← max(v̂, v),  x ← x − α m / (√v̂ + ε)
 
-    In one pass over CPU tensors, by the operator behind `torch.optim.Adam(fused=True, amsgrad=True)`.
+    With v for v̂ if the client has none. In one pass over CPU tensors, by the operator behind
+    `torch.optim.Adam(fused=True)`.
     """
+    largest = [client.v_hat] if "v_hat" in client else []
     torch._fused_adam_(
-        [client.x], [gradient], [client.m], [client.v], [client.v_hat], [_LATE], lr=lr, beta1=betas[0], beta2=betas[1],
-        weight_decay=0.0, eps=eps, amsgrad=True, maximize=False,
+        [client.x], [gradient], [client.m], [client.v], largest, [_LATE], lr=lr, beta1=betas[0], beta2=betas[1],
+        weight_decay=0.0, eps=eps, amsgrad=bool(largest), maximize=False,
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedlalr.algorithms import AlignedLALR, FedAdam, FedAvg, FedLALR, FedProx
+from fedlalr.algorithms import AlignedLALR, DiLoCo, FedAdam, FedAdamW, FedAvg, FedLALR, FedProx, LAFedOpt, LocalAdam
 from fedlalr.algorithms.slots import Algorithm, Context, Slots
 from fedlalr.benchmark.jobs import gpt
 from fedlalr.data.population import as_clients
@@ -27,7 +27,7 @@ from fedlalr.training.interfaces import Training
 from fedlalr.training.kernels import plain
 from fedlalr.training.kernels.plain import Norm
 from fedlalr.training.layout import Layout
-from fedlalr.training.local_step import local_step
+from fedlalr.training.local_step import local_step, starting_slots
 from fedlalr.training.stacked.forms import stacked_form
 from fedlalr.training.stacked.gradient import Batch, ForwardGradient
 from fedlalr.training.stacked.trial import choose_gradient
@@ -163,6 +163,12 @@ def test_the_embedding_kernel_sums_the_gradients_of_each_symbol() -> None:
         AlignedLALR(lr=0.01, align=0.0, bias_correction=True),
         FedAvg(lr=0.01),
         FedAdam(lr=0.01, bias_correction=True),
+        LAFedOpt(lr=0.01),
+        LocalAdam(lr=0.01, moments="restart"),
+        LocalAdam(lr=0.01, moments="average"),
+        DiLoCo(lr=0.01),
+        FedAdamW(lr=0.01),
+        FedAdamW(lr=0.01, align=0.0),
     ],
 )
 def test_the_fused_step_is_the_algorithms_own_with_everything_around_it(
@@ -178,7 +184,14 @@ def test_the_fused_step_is_the_algorithms_own_with_everything_around_it(
         v=torch.rand(CLIENTS, size, device=DEVICE),
         v_hat=torch.rand(CLIENTS, size, device=DEVICE),
     )
-    state = everything if isinstance(algorithm, FedLALR | AlignedLALR) else everything.only("x")
+    broadcast = Slots(t=torch.arange(size, device=DEVICE) % 7.0, d=torch.randn(size, device=DEVICE))
+    state = starting_slots(algorithm, broadcast.replace(**everything.map(lambda slot: slot[0]), n=everything.x[0]))
+    if "n" in state:
+        counts = torch.arange(1.0, CLIENTS + 1, device=DEVICE)[:, None]
+        everything = everything.replace(n=counts.expand(-1, state.n.shape[-1]).contiguous())
+    state = everything.only(*state)
+    if masked:  # every client has its own broadcast, as with personal parameters
+        broadcast = broadcast.map(lambda slot: torch.stack([slot * (row + 1) for row in range(CLIENTS + 1)]))
     gradient = torch.randn(CLIENTS, size, device=DEVICE)
     around = Regularisation(0.5, 1e-3, 1e-2) if guarded else Regularisation()
     if masked:  # strong, so that a coordinate with another coordinate's decay is noticed
@@ -186,12 +199,14 @@ def test_the_fused_step_is_the_algorithms_own_with_everything_around_it(
         around = replace(around, decoupled_weight_decay=10.0, decayed=decayed)
     active = torch.tensor([True, False, True], device=DEVICE) if guarded else None
     training = cast(Training, SimpleNamespace(algorithm=algorithm, regularisation=around))
-    broadcast = Slots(d=torch.randn(size, device=DEVICE))
     steps = torch.tensor([[3.0], [5.0], [4.0]], device=DEVICE) if guarded else 3
     context = Context(round=1, lr=0.01, steps=steps, step=2)
-    right = local_step(training, state.map(Tensor.double), gradient.double(), broadcast, context)
+    exact = broadcast.map(lambda slot: slot.double() if slot.dim() == 1 else slot[:CLIENTS].double())
+    right = local_step(training, state.map(Tensor.double), gradient.double(), exact, context)
     mine = state.map(Tensor.clone)
-    on_device = replace(context, lr=torch.tensor(0.01, device=DEVICE), step=torch.tensor(2.0, dtype=torch.float64))
+    on_device = replace(
+        context, lr=torch.tensor(0.01, device=DEVICE), step=torch.tensor(2.0, dtype=torch.float64, device=DEVICE)
+    )
     fused(mine, gradient, broadcast, on_device, around, active)
     for name in state:
         expected = right[name] if active is None else torch.where(active[:, None], right[name], state[name].double())

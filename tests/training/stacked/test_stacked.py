@@ -37,7 +37,7 @@ from fedlalr.training.clipping import Regularisation
 from fedlalr.training.engines.registry import create_engine
 from fedlalr.training.fused_steps import fused_step
 from fedlalr.training.interfaces import Training
-from fedlalr.training.local_step import local_step
+from fedlalr.training.local_step import local_step, starting_slots
 from fedlalr.training.memory import free_memory, is_out_of_memory, peak_memory
 from fedlalr.training.stacked import feed as feed_module
 from fedlalr.training.stacked import grouped_layers
@@ -577,6 +577,12 @@ def test_every_algorithm_gives_back_the_slots_it_started_with(name):
         fl.FedLALR(bias_correction=True, eps=0.1),
         fl.AlignedLALR(),
         fl.AlignedLALR(align=0.0, bias_correction=True),
+        fl.LAFedOpt(),
+        fl.LocalAdam(moments="restart"),
+        fl.LocalAdam(moments="average"),
+        fl.DiLoCo(),
+        fl.FedAdamW(),
+        fl.FedAdamW(align=0.0),
     ],
 )
 @pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1, dtype=torch.float64)])
@@ -588,7 +594,10 @@ def test_fused_steps_on_a_cpu_agree_with_the_algorithms_own(algorithm, lr, clip,
     training = SimpleNamespace(algorithm=algorithm, regularisation=around)
     step = fused_step(algorithm, CPU, torch.float64)
     broadcast = algorithm.init(torch.randn(7, dtype=torch.float64))
-    start = algorithm.start(broadcast, Slots()).map(lambda slot: slot.repeat(3, 1) + 0.1)
+    start = starting_slots(algorithm, broadcast).map(lambda slot: slot.repeat(3, 1) + 0.1)
+    if clip is not None:  # clients and coordinates with different histories, as personal parameters have
+        start = start.replace(n=torch.tensor([[1.0], [4.0], [2.0]], dtype=torch.float64)) if "n" in start else start
+        broadcast = broadcast.map(lambda slot: slot + torch.arange(7, dtype=torch.float64))
     mine = start.map(torch.clone)
     if "d" in broadcast:
         broadcast = broadcast.replace(d=torch.randn(7, dtype=torch.float64))
@@ -602,6 +611,11 @@ def test_fused_steps_on_a_cpu_agree_with_the_algorithms_own(algorithm, lr, clip,
         step(mine, gradient.clone(), broadcast, context, around, active)
     for name, slot in start.items():
         torch.testing.assert_close(mine[name], slot, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("correction", ["local", "joint"])
+def test_lafedopt_with_a_correction_has_no_fused_step(correction):
+    assert fused_step(fl.LAFedOpt(correction=correction), CPU, torch.float64) is None
 
 
 @pytest.mark.filterwarnings("error:.*trained by the reference engine")

@@ -20,7 +20,7 @@ from fedlalr.data.population import Population
 from fedlalr.data.trees import map_tree
 from fedlalr.training.accumulation import has_single
 from fedlalr.training.engines.reference import ReferenceEngine
-from fedlalr.training.fused_steps import aligned_amsgrad, fused_step, fused_update
+from fedlalr.training.fused_steps import fused_step, fused_update
 from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work, joined
 from fedlalr.training.local_step import finish, local_step, other_gradients, without_drawing
 from fedlalr.training.memory import fitting_clients, is_out_of_memory, keep_freed_memory
@@ -77,8 +77,8 @@ class StackedEngine:
         on_cpu = self.training.device.type == "cpu"
         if not on_cpu or not isinstance(self._gradient, LinearGradient) or update is None:
             return None
-        if update is aligned_amsgrad:
-            return None  # d is not stored layer by layer
+        if update.aligned or update.counts:
+            return None  # d and n are not stored layer by layer
         return LinearRounds(self.training, self._gradient, update)
 
     def train(self, work: Work) -> Replies:

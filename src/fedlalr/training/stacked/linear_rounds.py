@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedlalr.algorithms.slots import Slots
 from fedlalr.training.clipping import Regularisation, clip_factor
-from fedlalr.training.fused_steps import CPUStep, Update, sgd
+from fedlalr.training.fused_steps import CPUStep, FusedUpdate
 from fedlalr.training.interfaces import Training, Work
 from fedlalr.training.layout import Layout
 from fedlalr.training.stacked.feed import Feed, Shape, Tables
@@ -69,14 +69,14 @@ class Layers:
 class LinearRounds:
     """Runs all local steps of a round for a cohort, for the methods that have a fused step."""
 
-    def __init__(self, training: Training, gradient: LinearGradient, update: Update) -> None:
+    def __init__(self, training: Training, gradient: LinearGradient, update: FusedUpdate) -> None:
         self.training, self._gradient = training, gradient
         self._step = CPUStep(update, training.algorithm)
         # Clipping needs all layers of a client; a layer is decayed as a whole or not at all.
         self._decay = replace(training.regularisation, clip_norm=None, decayed=None)
         self._no_decay = replace(self._decay, decoupled_weight_decay=0.0)
         self._decayed = None if training.regularisation.decayed is None else training.decayed_names
-        self.descends = update is sgd and training.regularisation == Regularisation()
+        self.descends = update.rate is None and training.regularisation == Regularisation()
         """Whether a local step is a bare gradient step, which needs no materialised gradient."""
 
     def run(self, feed: Feed, tables: Tables, start: Stack, work: Work) -> Stack:
