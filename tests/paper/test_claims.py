@@ -1,5 +1,7 @@
 """Every rule on curves with a known answer, positive and negative."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -158,18 +160,43 @@ def test_five_points_make_a_drop_marked(depth, marked):
     assert outcome(claim, "FedAdam: a marked drop") == marked
 
 
-def test_the_falls_of_every_panel_are_judged_apart():
-    def fall(*depths):
-        return curves(*[with_drop(rising(0.5, half=1), depth) for depth in depths])
+def fall(*depths):
+    return curves(*[with_drop(rising(0.5, half=1), depth) for depth in depths])
 
-    def lines(*depths):
-        return six(fedlalr=fall(0.05, 0.06, 0.05), **dict.fromkeys(DROPPING, fall(*depths)))
 
-    clear, mixed = panel(lines(0.14, 0.15, 0.16)), panel(lines(0.10, 0.11, 0.25), title="b")
+def falling(*depths):
+    return six(fedlalr=fall(0.05, 0.06, 0.05), **dict.fromkeys(DROPPING, fall(*depths)))
+
+
+def test_the_falls_are_judged_over_both_degrees_and_shown_for_each():
+    clear, mixed = panel(falling(0.30, 0.31, 0.20)), panel(falling(0.10, 0.11, 0.25), title="b")
     claim = claims_of(cifar_claims([clear, mixed]))["2"]
-    falls = {check.where: check.outcome for check in claim.checks if "largest fall below" in check.statement}
-    assert falls == {clear.panel.title: HOLDS, mixed.panel.title: OPEN}
-    assert claim.outcome("as printed") == OPEN
+    falls = {
+        (check.where, check.reading): (check.outcome, check.number)
+        for check in claim.checks
+        if "largest fall below that of FedAdam" in check.statement
+    }
+    together = f"{clear.panel.title} and {mixed.panel.short}"
+    assert [outcome for outcome, _ in falls.values()] == [HOLDS, HOLDS, OPEN]
+    assert falls[together, "as printed"][1].startswith("−15.8 points [")  # 5.33 − (30 + 31 + 20 + 10 + 11 + 25) / 6
+    assert set(falls) == {(together, "as printed"), (clear.panel.title, "control"), (mixed.panel.title, "control")}
+    assert claim.outcome("as printed") == HOLDS
+    assert outcome(claim, "FedAdam: a marked drop", "as printed") == HOLDS
+
+
+def test_degrees_of_which_one_was_not_run_with_all_methods_are_judged_apart():
+    partial = falling(0.30, 0.31, 0.30)
+    del partial["fedamsv1"]
+    claim = claims_of(cifar_claims([panel(falling(0.30, 0.31, 0.30)), panel(partial, title="b")]))["2"]
+    assert {check.reading for check in claim.checks} == {"as printed"}
+    assert outcome(claim, "largest fall below that of FedAMSv1") == [HOLDS, MISSING]
+    assert claim.outcome("as printed") == MISSING
+
+
+def test_degrees_without_a_common_seed_cannot_be_judged_together():
+    other = {key: replace(line, seeds=tuple(seed + 3 for seed in line.seeds)) for key, line in falling(0.30, 0.31, 0.30).items()}
+    claim = claims_of(cifar_claims([panel(falling(0.30, 0.31, 0.30)), panel(other, title="b")]))["2"]
+    assert claim.outcome("as printed") == MISSING
 
 
 def test_a_failed_run_is_a_drop_and_is_named():

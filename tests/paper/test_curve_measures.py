@@ -45,7 +45,7 @@ def test_a_run_that_broke_off_counts_as_accuracy_zero_and_infinite_loss_from_the
 def test_differences_are_paired_over_common_seeds():
     first = curves([0.5] * ROUNDS, [0.6] * ROUNDS, [0.7] * ROUNDS, seeds=(0, 1, 2))
     second = curves([0.5] * ROUNDS, [0.75] * ROUNDS, seeds=(1, 2))
-    one = gap(final_accuracy, first, second)
+    one = gap(final_accuracy, [first], [second])
     assert one is not None
     assert one.seeds == (1, 2)
     assert one.differences == pytest.approx([0.1, -0.05])
@@ -55,11 +55,11 @@ def test_differences_are_paired_over_common_seeds():
 
 
 def test_without_a_common_seed_there_is_no_difference():
-    assert gap(final_accuracy, curves([0.5], seeds=(0,)), curves([0.5], seeds=(1,))) is None
+    assert gap(final_accuracy, [curves([0.5], seeds=(0,))], [curves([0.5], seeds=(1,))]) is None
 
 
 def test_infinite_losses_are_compared_without_an_interval():
-    one = gap(final_loss, curves([0.1], [0.1]), curves([0.5] * ROUNDS, [0.5] * ROUNDS))
+    one = gap(final_loss, [curves([0.1], [0.1])], [curves([0.5] * ROUNDS, [0.5] * ROUNDS)])
     assert one is not None
     assert (one.mean, one.interval.low, one.between(0.0)) == (math.inf, None, "holds")
 
@@ -91,7 +91,7 @@ def test_pairs_of_one_seed_have_no_interval_and_must_agree():
 def test_rounds_to_an_accuracy_count_from_one_and_may_be_infinite():
     measure = rounds_to(0.5).measure
     assert measure(curves([0.4, 0.5, 0.4, 0.6], [0.5], [0.1] * ROUNDS)).tolist() == [2, 1, math.inf]
-    never = gap(measure, curves([0.1], [0.6]), curves([0.1], [0.1]))
+    never = gap(measure, [curves([0.1], [0.6])], [curves([0.1], [0.1])])
     assert never is not None
     assert never.differences.tolist() == [0, -math.inf]
     assert never.between(high=0.0) == "undecided"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedlalr.algorithms.registry import PAPER_METHODS
-from fedlalr.paper.curve_measures import FALL, Gap, Quantity, gap
+from fedlalr.paper.curve_measures import FALL, Gap, Quantity, gap, mean_of, shared_seeds
 from fedlalr.paper.curves import PanelCurves
 from fedlalr.paper.verdicts import MARKED_DROP, Check, Outcome, conjunction
 
@@ -21,23 +21,25 @@ def above(
     *,
     lower: bool = False,
     window: str = "",
+    beside: Sequence[PanelCurves] = (),
 ) -> Check:
-    """Whether one curve is above (or below) every rival."""
+    """Whether one curve is above (or below) every rival, by the mean over this panel and those beside it in each seed."""
     whom = " and ".join(name_in(result, rival) for rival in rivals)
     if len(rivals) > 2:
         whom = "every other method" if len(rivals) == len(PAPER_METHODS) - 1 else "the other baselines"
     mine = name_in(result, key)
     statement = f"{mine}: {quantity.name} {'below' if lower else 'above'} that of {whom}"
-    gaps = _gaps(result, quantity, key, rivals)
+    where = _where(result, beside)
+    gaps = _gaps(result, quantity, key, rivals, beside)
     if isinstance(gaps, str):
-        return Check(statement, result.panel.title, gaps, "not measured", reading=reading, window=window)
+        return Check(statement, where, gaps, "not measured", reading=reading, window=window)
     outcomes = {rival: one.on_side(lower) for rival, one in gaps.items()}
     outcome = conjunction(list(outcomes.values()))
     deciding = [rival for rival in gaps if outcomes[rival] == outcome]
     closest = min(deciding, key=lambda rival: gaps[rival].mean * (-1 if lower else 1))
     one, other = gaps[closest], name_in(result, closest)
     measured, number = described(mine, other, one, quantity, lower), short(other, one, quantity)
-    return Check(statement, result.panel.title, measured, outcome, one.seeds, reading, window, number)
+    return Check(statement, where, measured, outcome, one.seeds, reading, window, number)
 
 
 def like(
@@ -59,7 +61,7 @@ def like(
     how = f"at most {high * quantity.scale:g}{quantity.step} {'from' if low < 0 else 'above'}"
     statement = f"{mine}: {quantity.name} {how} that of {theirs}"
     missing = _missing(result, [key, other] if against is result else [key]) or _missing(against, [other])
-    one = None if missing else gap(quantity.measure, result.lines[key], against.lines[other])
+    one = None if missing else gap(quantity.measure, [result.lines[key]], [against.lines[other]])
     if one is None:
         told = missing or f"no seed with both {mine} and {theirs}"
         return Check(statement, result.panel.title, told, "not measured", reading=reading)
@@ -86,19 +88,23 @@ def above_most(
     return Check(statement, result.panel.title, measured, outcome, seeds, reading)
 
 
-def drops(result: PanelCurves, key: str, reading: str) -> Check:
-    """Whether a curve drops markedly."""
-    statement, where = f"{name_in(result, key)}: a marked drop", result.panel.title
-    if missing := _missing(result, [key]):
+def drops(result: PanelCurves, key: str, reading: str, *, beside: Sequence[PanelCurves] = ()) -> Check:
+    """Whether a curve drops markedly, by the mean over this panel and those beside it in each seed."""
+    statement, where = f"{name_in(result, key)}: a marked drop", _where(result, beside)
+    if missing := _missing(result, [key], beside):
         return Check(statement, where, missing, "not measured", reading=reading)
-    line = result.lines[key]
-    falls = FALL.measure(line)
-    failed = sum(failure is not None for failure in line.failures)
-    note = f"; {failed} of {len(falls)} runs failed" if failed else ""
+    lines = [panel.lines[key] for panel in (result, *beside)]
+    seeds = shared_seeds(lines)
+    if not seeds:
+        return Check(statement, where, "no seed in all panels", "not measured", reading=reading)
+    falls = mean_of(FALL.measure, lines, seeds)
+    failures = [failure for line in lines for failure in line.failures]
+    failed = sum(failure is not None for failure in failures)
+    note = f"; {failed} of {len(failures)} runs failed" if failed else ""
     mean, least, most = (FALL.text(float(value)) for value in (falls.mean(), falls.min(), falls.max()))
     measured = f"largest fall {mean}, from {least} to {most}{note}"
-    outcome = Gap(falls, np.full_like(falls, MARKED_DROP), line.seeds).between(0.0)
-    return Check(statement, where, measured, outcome, line.seeds, reading)
+    outcome = Gap(falls, np.full_like(falls, MARKED_DROP), seeds).between(0.0)
+    return Check(statement, where, measured, outcome, seeds, reading)
 
 
 def described(mine: str, other: str, one: Gap, quantity: Quantity, lower: bool = False) -> str:
@@ -136,17 +142,24 @@ def name_in(result: PanelCurves, key: str) -> str:
     return next(line.label for line in result.panel.lines if line.key == key)
 
 
-def _gaps(result: PanelCurves, quantity: Quantity, key: str, rivals: Sequence[str]) -> dict[str, Gap] | str:
+def _gaps(
+    result: PanelCurves, quantity: Quantity, key: str, rivals: Sequence[str], beside: Sequence[PanelCurves] = ()
+) -> dict[str, Gap] | str:
     """The difference to every rival, or the reason why there is none."""
-    if missing := _missing(result, [key, *rivals]):
+    if missing := _missing(result, [key, *rivals], beside):
         return missing
-    gaps = {rival: gap(quantity.measure, result.lines[key], result.lines[rival]) for rival in rivals}
+    lines = {one: [panel.lines[one] for panel in (result, *beside)] for one in (key, *rivals)}
+    gaps = {rival: gap(quantity.measure, lines[key], lines[rival]) for rival in rivals}
     apart = [name_in(result, rival) for rival, one in gaps.items() if one is None]
     if apart:
         return f"no seed with both {name_in(result, key)} and {', '.join(apart)}"
     return {rival: one for rival, one in gaps.items() if one is not None}
 
 
-def _missing(result: PanelCurves, keys: Sequence[str]) -> str:
-    absent = [name_in(result, key) for key in keys if key not in result.lines]
+def _where(result: PanelCurves, beside: Sequence[PanelCurves]) -> str:
+    return " and ".join([result.panel.title, *(other.panel.short for other in beside)])
+
+
+def _missing(result: PanelCurves, keys: Sequence[str], beside: Sequence[PanelCurves] = ()) -> str:
+    absent = [name_in(result, key) for key in keys if any(key not in one.lines for one in (result, *beside))]
     return f"planned, not run: {', '.join(absent)}" if absent else ""

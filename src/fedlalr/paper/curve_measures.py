@@ -159,13 +159,20 @@ class Gap:
         return self.between(high=0.0) if lower else self.between(low=0.0)
 
 
-def gap(measure: Measure, first: Curves, second: Curves) -> Gap | None:
-    """The paired difference, or None if no seed has both."""
-    seeds = tuple(seed for seed in first.seeds if seed in second.seeds)
-    if not seeds:
-        return None
-    mine, theirs = (measure(one)[[one.seeds.index(seed) for seed in seeds]] for one in (first, second))
-    return Gap(mine, theirs, seeds)
+def gap(measure: Measure, first: Sequence[Curves], second: Sequence[Curves]) -> Gap | None:
+    """The paired difference of two curves, each perhaps in several panels, or None if no seed has all."""
+    seeds = shared_seeds([*first, *second])
+    return Gap(mean_of(measure, first, seeds), mean_of(measure, second, seeds), seeds) if seeds else None
+
+
+def shared_seeds(curves: Sequence[Curves]) -> tuple[int, ...]:
+    return tuple(seed for seed in curves[0].seeds if all(seed in one.seeds for one in curves))
+
+
+def mean_of(measure: Measure, curves: Sequence[Curves], seeds: Sequence[int]) -> Array:
+    """The mean of a measure over several curves, for each of the seeds."""
+    values = [measure(one)[[one.seeds.index(seed) for seed in seeds]] for one in curves]
+    return np.asarray(np.mean(values, axis=0))
 
 
 def _accuracy(curves: Curves) -> Array:
