@@ -194,8 +194,9 @@ def test_degrees_of_which_one_was_not_run_with_all_methods_are_judged_apart():
 
 
 def test_degrees_without_a_common_seed_cannot_be_judged_together():
-    other = {key: replace(line, seeds=tuple(seed + 3 for seed in line.seeds)) for key, line in falling(0.30, 0.31, 0.30).items()}
-    claim = claims_of(cifar_claims([panel(falling(0.30, 0.31, 0.30)), panel(other, title="b")]))["2"]
+    lines = falling(0.30, 0.31, 0.30)
+    other = {key: replace(line, seeds=tuple(seed + 3 for seed in line.seeds)) for key, line in lines.items()}
+    claim = claims_of(cifar_claims([panel(lines), panel(other, title="b")]))["2"]
     assert claim.outcome("as printed") == MISSING
 
 

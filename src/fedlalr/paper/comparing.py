@@ -23,7 +23,7 @@ def above(
     window: str = "",
     beside: Sequence[PanelCurves] = (),
 ) -> Check:
-    """Whether one curve is above (or below) every rival, by the mean over this panel and those beside it in each seed."""
+    """Whether one curve is above (or below) every rival, by the mean over this panel and those beside it."""
     whom = " and ".join(name_in(result, rival) for rival in rivals)
     if len(rivals) > 2:
         whom = "every other method" if len(rivals) == len(PAPER_METHODS) - 1 else "the other baselines"
@@ -89,7 +89,7 @@ def above_most(
 
 
 def drops(result: PanelCurves, key: str, reading: str, *, beside: Sequence[PanelCurves] = ()) -> Check:
-    """Whether a curve drops markedly, by the mean over this panel and those beside it in each seed."""
+    """Whether a curve drops markedly, by the mean over this panel and those beside it."""
     statement, where = f"{name_in(result, key)}: a marked drop", _where(result, beside)
     if missing := _missing(result, [key], beside):
         return Check(statement, where, missing, "not measured", reading=reading)
