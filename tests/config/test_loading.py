@@ -23,6 +23,12 @@ def test_a_single_option_can_also_be_changed() -> None:
     assert loaded.algorithm.options["server_lr"] == config.load("quickstart").methods["fedadam"]["server_lr"]
 
 
+@pytest.mark.parametrize(("preset", "schedule"), [("quickstart", "constant"), ("cifar10", "exponential")])
+def test_a_warm_up_alone_is_added_to_the_schedule_of_the_preset_or_the_constant_one(preset: str, schedule: str) -> None:
+    loaded = config.load(preset, ["schedule.warmup=5"]).schedule
+    assert (loaded.name, loaded.options["warmup"]) == (schedule, 5)
+
+
 def test_a_method_without_settings_in_the_preset_has_its_defaults() -> None:
     assert config.load("quickstart", ["algorithm=scaffold"]).algorithm.options["lr"] > 0
 

@@ -62,6 +62,11 @@ def test_exponential_decay_starts_after_its_warm_up(factor, every, warmup, t):
     assert schedule(t) == (t / (warmup + 1) if t <= warmup else plain(t - warmup))
 
 
+@given(st.integers(0, 20), st.integers(1, 500))
+def test_the_constant_schedule_is_constant_after_its_warm_up(warmup, t):
+    assert fl.schedules.Constant(warmup)(t) == (t / (warmup + 1) if t <= warmup else 1)
+
+
 def test_published_runs_have_the_rates_of_their_configurations():
     folders = sorted(file.parent for file in RESULTS.rglob("seed-*/config.yaml"))[::20]
     assert len(folders) > 5
@@ -93,10 +98,11 @@ def test_what_is_no_schedule_is_rejected(schedule):
     [
         (lambda: fl.schedules.Exponential(0.0), r"Exponential's factor must lie in \(0, 1\], not 0\.0"),
         (lambda: fl.schedules.Exponential(0.9, every=0), "Exponential's every must be a whole number of at least 1"),
+        (lambda: fl.schedules.Constant(warmup=0.5), "Constant's warmup must be a whole number of at least 0, not 0.5"),
         (lambda: fl.schedules.Cosine(warmup=-1), "Cosine's warmup must be a whole number of at least 0, not -1"),
         (lambda: fl.schedules.Linear(final=1.5), r"Linear's final must lie in \[0, 1\), not 1\.5"),
         (lambda: fl.schedules.create("cosin"), "there is no schedule 'cosin'; .* Did you mean 'cosine'"),
-        (lambda: fl.schedules.create("constant", factor=2), "constant has no option 'factor'; it takes none"),
+        (lambda: fl.schedules.create("constant", factor=2), "constant has no option 'factor'; it takes warmup"),
     ],
 )
 def test_options_of_schedules_are_checked(make, message):

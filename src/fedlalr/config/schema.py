@@ -213,10 +213,11 @@ class Completed(Named):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or not isinstance(given.get("name"), str):
+        name = given.get("name", cls.model_fields["name"].default) if isinstance(given, dict) else None
+        if not isinstance(name, str):
             return given
         settings = {option: value for option, value in given.items() if option != "name"}
-        return {"name": given["name"], **_completed(cls.makers, given["name"], settings)}
+        return {"name": name, **_completed(cls.makers, name, settings)}
 
 
 class AlgorithmConfig(Completed):
@@ -227,6 +228,8 @@ class AlgorithmConfig(Completed):
 
 class ScheduleConfig(Completed):
     """The learning-rate schedule, with all its options."""
+
+    name: str = "constant"
 
     makers: ClassVar[ModuleType] = schedules
 
@@ -286,7 +289,7 @@ class Config(OptionsConfig):
     """A run, or several that differ in method and seed."""
 
     local: LocalConfig = LocalConfig(epochs=1)
-    schedule: ScheduleConfig = ScheduleConfig(name="constant")
+    schedule: ScheduleConfig = ScheduleConfig()
     dtype: Literal["float32", "float64", "bfloat16", "float16"] | None = None
     loss: Annotated[str, _checked(_check_loss)] | None = None
     """A function of yours, of (outputs, targets), or the loss that the model computes; None: cross-entropy."""

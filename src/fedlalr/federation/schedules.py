@@ -28,11 +28,18 @@ CHECKED_ROUNDS = 100_000
 
 
 @dataclass(frozen=True)
-class Constant:
-    """The same rate in every round."""
+class Constant(Checked):
+    """The same rate in every round after `warmup` rounds of linear warm-up.
+
+    >>> [Constant(warmup=1)(t) for t in (1, 2, 3)]
+    [0.5, 1.0, 1.0]
+    """
+
+    called = "{owner}'s {field}"
+    warmup: Warmup = 0
 
     def __call__(self, round: int) -> float:
-        return 1.0
+        return min(1.0, round / (self.warmup + 1))
 
 
 @dataclass(frozen=True)
