@@ -369,6 +369,15 @@ def test_noise_does_not_depend_on_the_model_but_on_the_seed():
     assert not torch.equal(flat(run(fl.FedAvg(), privacy)), flat(run(fl.FedAvg(), privacy, seed=1)))
 
 
+@pytest.mark.parametrize("given", [{"noise_multiplier": 1.0}, {"epsilon": 1.0}])
+def test_a_delta_of_one_client_or_more_gets_a_warning_at_the_call(given):
+    clients = make_clients()
+    delta = 1 / len(clients)
+    with pytest.warns(UserWarning, match=rf"delta=\S+ is not below 1 / {len(clients)} clients") as warned:
+        fl.run(make_model(), clients, fl.FedAvg(), privacy=fl.Privacy(clip=1.0, delta=delta, **given), rounds=1)
+    assert warned[0].filename == __file__
+
+
 def test_without_a_delta_nothing_is_accounted(monkeypatch):
     """Then dp-accounting is not needed: GPU machines may lack it."""
     monkeypatch.setitem(sys.modules, "dp_accounting", None)

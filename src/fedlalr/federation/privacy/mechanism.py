@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import warnings
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -61,6 +62,12 @@ class Mechanism:
     @classmethod
     def of(cls, privacy: Privacy, cohort: int, population: int, rounds: int) -> Mechanism:
         """Compute the noise multiplier if an ε is given."""
+        if privacy.delta is not None and privacy.delta * population >= 1:
+            warnings.warn(
+                f"delta={privacy.delta:g} is not below 1 / {population} clients: a mechanism that publishes the data of "
+                f"one client would satisfy it, so epsilon says little; use a much smaller delta",
+                stacklevel=4,  # at the call of `fl.run`
+            )
         if privacy.noise_multiplier is not None:
             given = cls(privacy, privacy.noise_multiplier, cohort, population, None)
             given.spend(1)  # a missing extra or a δ that is too small is an error before the first round
