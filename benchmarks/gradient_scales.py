@@ -1,11 +1,11 @@
-"""The scale of gradients across layers, clients and entries: a GPT on Shakespeare against ConvMixer on CIFAR-10.
+"""The scale of gradients across layers, clients, entries and tokens: a GPT on Shakespeare, ConvMixer on CIFAR-10.
 
     python benchmarks/gradient_scales.py
 
 FedAvg trains each network for some rounds, with the rate of its preset. Then the root mean square of the gradient of
 every parameter tensor is taken for each of ten clients, over five batches. Printed are standard deviations of its
-decimal logarithm: across tensors (mean over clients), across clients (mean over tensors), and within a tensor,
-across its entries. A deviation of 1 is a factor of ten.
+decimal logarithm: across tensors (mean over clients), across clients (mean over tensors), within a tensor, across its
+entries, and across tokens, the rows of an embedding. A deviation of 1 is a factor of ten.
 """
 
 from __future__ import annotations
@@ -50,11 +50,14 @@ def scales(preset: str, rounds: int, clients: int = 10, batches: int = 5, batch:
     table = torch.stack([torch.stack([s.mean().sqrt() for s in each]) for each in squares.values()]).log10()
     entries = [torch.stack(each).mean(0).flatten() for each in squares.values() if each[0].numel() > 1]
     within = [e[e > 0].sqrt().log10().std() for e in entries if (e > 0).sum() > 1]
+    tables = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding)}
+    rows = [torch.stack(each).mean((0, 2)) for name, each in squares.items() if name in tables]
+    tokens = [row[row > 0].sqrt().log10().std() for row in rows]
     return {
         "across tensors": float(table.std(0).mean()),
         "across clients": float(table.std(1).mean()),
         "within a tensor": float(torch.stack(within).mean()),
-    }
+    } | ({"across tokens": float(torch.stack(tokens).mean())} if tokens else {})
 
 
 def _as_rows(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,15 +8,18 @@ from pathlib import Path
 import pytest
 
 from fedlalr.config import ConfigError
+from fedlalr.paper import results_page
 from fedlalr.paper.results_page import (
     FAMILIES,
     NO_RUN,
     SECONDS,
+    Line,
     claims_table,
     compressed,
     lines_of,
     main,
     one_number,
+    recommended_table,
     seconds_tables,
     write_pages,
 )
@@ -164,6 +167,22 @@ def test_new_runs_are_recommended_by_themselves(tmp_path):
     text = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert f"| {family.name} | FedAvg, lr 1: 45.5 %, one seed | FedAvg, lr 1: 35 % in round 10, one seed |" in text
     assert f"| GPT of 0.8 million parameters, Shakespeare by role | {NO_RUN} | {NO_RUN} | {NO_RUN} |" in text
+
+
+def test_all_that_are_first_are_recommended_and_fewer_than_three_seeds_are_marked(monkeypatch):
+    lines = [
+        Line("A", seeds=3, final=0.5, rounds=28 / 3, gigabytes=2.0),
+        Line("B", seeds=3, final=0.4, rounds=28 / 3, gigabytes=2.0),
+        Line("C", seeds=3, final=0.4, rounds=28 / 3, gigabytes=6.0),
+        Line("D", seeds=2, final=0.6, rounds=math.inf, gigabytes=math.inf),
+    ]
+    monkeypatch.setattr(results_page, "lines_of", lambda *_: lines)
+    row = next(line for line in recommended_table(RESULTS).splitlines() if line.startswith("| ViT"))
+    assert [cell.strip() for cell in row.split("|")[2:5]] == [
+        "D: 60.0 %, two seeds",
+        "A or B: 35 % in round 9",
+        "A or B: 2.0 GB to 35 %",
+    ]
 
 
 def test_the_stored_pages_are_those_that_the_stored_runs_give(tmp_path):

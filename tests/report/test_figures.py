@@ -48,6 +48,16 @@ def test_every_panel_names_its_best_line_in_its_colour() -> None:
     assert {to_hex(axes.title.get_color()) for axes in dear} == {colour_of("FedLALR")}
 
 
+def test_lines_that_are_equally_good_are_all_named() -> None:
+    for axes, title in zip(
+        drawn({"FedAvg": SLOW, "FedLALR": COSTLY, "FedAdam": SLOW}, target=0.7).axes[:2],
+        ("best in the last round:\nFedAvg and FedAdam, 90 %", "fewest megabytes to 70 %:\nFedAvg and FedAdam, 10 MB"),
+        strict=True,
+    ):
+        assert axes.get_title() == title
+        assert to_hex(axes.title.get_color()) == "#000000"
+
+
 def test_the_cheapest_line_is_the_table_s_in_which_every_seed_reaches_the_target() -> None:
     early = [curve([0.9, 0.9, 0.9]), curve([0.1, 0.1, 0.1])]
     late = [curve([0.1, 0.8, 0.8]), curve([0.1, 0.1, 0.8])]

@@ -193,10 +193,10 @@ def recommended_table(folder: Path) -> str:
             cells = [f"{best.label}: {best.final * 100:.1f} %{_seeds(best)}", *["–"] * 2]
         if found and reached:
             target = f"{family.target * 100:g} %"
-            soon = min(reached, key=lambda line: (round(line.rounds), -line.seeds, line.rounds, line.gigabytes))
-            cheap = min(reached, key=lambda line: line.gigabytes)
-            cells[1] = f"{soon.label}: {target} in round {soon.rounds:.0f}{_seeds(soon)}"
-            cells[2] = f"{cheap.label}: {_bytes(cheap.gigabytes)} to {target}{_seeds(cheap)}"
+            soon = _first(reached, lambda line: (round(line.rounds), -line.seeds, line.rounds, line.gigabytes))
+            cheap = _first(reached, lambda line: (line.gigabytes, -line.seeds))
+            cells[1] = f"{_labels(soon)}: {target} in round {soon[0].rounds:.0f}{_seeds(soon[0])}"
+            cells[2] = f"{_labels(cheap)}: {_bytes(cheap[0].gigabytes)} to {target}{_seeds(cheap[0])}"
         lines.append(f"| {family.name} | {' | '.join(cells)} | {compressed(folder / family.folder, family.buffers)} |")
     return "\n".join(lines)
 
@@ -300,8 +300,19 @@ def label_of(run: ReportedRun) -> str:
     return ", ".join([method_of(run), *rates, *([more] if more else [])])
 
 
+def _first(lines: Sequence[Line], order: Callable[[Line], tuple[float, ...]]) -> list[Line]:
+    """The first in some order, and those that equal it."""
+    least = min(map(order, lines))
+    return [line for line in lines if order(line) == least]
+
+
+def _labels(lines: Iterable[Line]) -> str:
+    return " or ".join(line.label for line in lines)
+
+
 def _seeds(line: Line) -> str:
-    return "" if line.seeds > 1 else ", one seed"
+    """A note on fewer than three seeds, which most runs have."""
+    return {1: ", one seed", 2: ", two seeds"}.get(line.seeds, "")
 
 
 def _bytes(gigabytes: float) -> str:

@@ -116,16 +116,19 @@ def _best(runs: Runs, looks: Looks, panel: Panel, target: float) -> _Best | None
         return None
     if panel.by_rounds:
         means = {label: spread(finals).mean for label in lines if (finals := complete_finals(runs[label]))}
-        winner = max(means, key=lambda label: means[label], default=None)
+        most = max(means.values(), default=np.nan)
+        winners = [label for label, mean in means.items() if mean == most]
         region = ends(list(lines.values()))
-        words = f"best in the last round:\n{winner}, {percent(round(means[winner], 3))}" if winner else ""
+        words = f"best in the last round:\n{' and '.join(winners)}, {percent(round(most, 3))}"
     else:
         costs = {label: mean_cost([_cost(curve, panel, target) for curve in runs[label]]) for label in lines}
-        cheapest = min(costs, key=lambda label: costs[label])
-        winner = cheapest if np.isfinite(costs[cheapest]) else None
+        least = min(costs.values())
+        winners = [label for label, cost in costs.items() if cost == least and np.isfinite(least)]
         region = rise(list(lines.values()), list(costs.values()), target)
-        words = f"fewest megabytes to {percent(target)}:\n{winner}, {_short(costs[cheapest])} MB"
-    return None if winner is None else _Best(words, looks[winner]["color"], region)
+        words = f"fewest megabytes to {percent(target)}:\n{' and '.join(winners)}, {_short(least)} MB"
+    if not winners:
+        return None
+    return _Best(words, looks[winners[0]]["color"] if len(winners) == 1 else "black", region)
 
 
 def _line(curves: Sequence[Curve], look: Mapping[str, Any], panel: Panel) -> Line | None:

@@ -36,12 +36,12 @@ class Look(NamedTuple):
         return {"color": COLOURS[self.colour], "linestyle": LINE_STYLES[self.dash]}
 
 
-_ORDER = [
-    NAMES[name]
-    for name in ("fedlalr", "fedavg", "fedadam", "fedamsv1", "fedamsv2", "lafedopt", "alignedlalr", "fedadamw")
-]
+_FIRST = ("fedlalr", "fedavg", "fedadam", "fedamsv1", "fedamsv2", "lafedopt", "alignedlalr", "fedadamw")
+_THEN = ("localadam", "fedavgm", "sharedamsgrad", "diloco")
+_ORDER = [NAMES[name] for name in (*_FIRST, *_THEN)]
 _ORDER += [name for name in NAMES.values() if name not in _ORDER]
-"""The first eight methods have colours of their own, the others share them with other dashes."""
+"""The first eight methods have colours of their own, the others share them with other dashes: local Adam and those
+after it that of FedLALR, FedAvg and so on."""
 
 
 def look_of(method: str) -> Look:

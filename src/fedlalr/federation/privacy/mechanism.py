@@ -64,8 +64,8 @@ class Mechanism:
         """Compute the noise multiplier if an ε is given."""
         if privacy.delta is not None and privacy.delta * population >= 1:
             warnings.warn(
-                f"delta={privacy.delta:g} is not below 1 / {population} clients: a mechanism that publishes the data of "
-                f"one client would satisfy it, so epsilon says little; use a much smaller delta",
+                f"delta={privacy.delta:g} is not below 1 / {population} clients: publishing the data of one client "
+                f"would satisfy it, so epsilon says little; use a much smaller delta",
                 stacklevel=4,  # at the call of `fl.run`
             )
         if privacy.noise_multiplier is not None:
