@@ -347,7 +347,7 @@ def local_adam(beta1: float, beta2: float, eps: float, moments: str = "keep") ->
         zero = np.zeros_like(server["x"])
         ends = []
         for client in r.clients:
-            before = {"m": zero, "v": zero, "n": zero}
+            before = {"m": zero, "v": zero, "n": np.zeros(1)}
             if moments == "keep":
                 before = kept.get(client.id, before)
             elif moments == "average":

@@ -28,6 +28,14 @@ def test_slots_survive_pickling() -> None:
     assert torch.equal(again.x, torch.arange(3.0))
 
 
+def test_a_client_keeps_one_number_of_a_count_and_one_per_coordinate_of_other_slots() -> None:
+    table = SlotTable(down=("x",), up={"x": "mean"}, kept=("m", "n"), counts=("n",))
+    assert {name: value.shape for name, value in table.nothing_kept(torch.ones(5)).items()} == {"m": (5,), "n": (1,)}
+    stack = table.nothing_kept(torch.ones(3, 5))
+    assert {name: value.shape for name, value in stack.items()} == {"m": (3, 5), "n": (3, 1)}
+    assert not any(value.any() for value in stack.values())
+
+
 def test_a_table_that_cannot_work_is_refused() -> None:
     with pytest.raises(ValueError, match="must broadcast 'x'"):
         SlotTable(down=("m",), up={"m": "mean"})
@@ -35,6 +43,8 @@ def test_a_table_that_cannot_work_is_refused() -> None:
         SlotTable(down=("x",), up={"x": "median"})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="slot 'v_hat' is listed in grows but is not in both down and up"):
         SlotTable(down=("x",), up={"x": "mean", "v_hat": "max"}, grows=("v_hat",))
+    with pytest.raises(ValueError, match="slot 'n' is listed in counts but is not in kept"):
+        SlotTable(down=("x",), up={"x": "mean"}, kept=("m",), counts=("n",))
     for blocks in (("x",), ("v",)):
         with pytest.raises(ValueError, match=f"slot '{blocks[0]}' is listed in blocks, which must name slots in down"):
             SlotTable(down=("x",), up={"x": "mean"}, blocks=blocks)

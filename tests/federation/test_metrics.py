@@ -96,7 +96,7 @@ def test_batches_of_different_lengths_are_padded_to_the_longest(ignored):
     assert torch.equal(seen[-1], pad(rows)["labels"])
 
 
-def test_several_targets_are_left_to_an_observer():
+def test_several_targets_are_left_to_an_observer_before_the_first_round():
     inputs, targets = {"input": torch.randn(6, 4)}, torch.arange(6) % 2
     data = inputs | {"first": targets, "second": targets}
     options = {"target": ["first", "second"], "test": data, "metrics": {"none": lambda outputs, targets: 0}}
@@ -104,8 +104,13 @@ def test_several_targets_are_left_to_an_observer():
     def loss(outputs, targets):
         return sum(nn.functional.cross_entropy(outputs, each) for each in targets.values())
 
+    class Counting(nn.Linear):
+        def forward(self, input):
+            assert not self.training, "a round began"
+            return super().forward(input)
+
     with pytest.raises(ValueError, match="the targets as one tensor each, not as a dict; for others, use an observer"):
-        fl.run(nn.Linear(4, 2), [data], fl.FedAvg(lr=0.1), **SETTINGS, loss=loss, **options)
+        fl.run(Counting(4, 2), [data], fl.FedAvg(lr=0.1), **SETTINGS, loss=loss, **options)
 
 
 def test_what_is_computed_in_bfloat16_is_measured_in_float32():

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedlalr.algorithms.localadam import adam_step, kept_state, resumed
+from fedlalr.algorithms.localadam import adam_step
 from fedlalr.algorithms.server_optimizers import nesterov
 from fedlalr.algorithms.slots import Context, Slots, SlotTable
 from fedlalr.common.option_types import Betas, Checked, Fraction, Positive
@@ -47,19 +47,19 @@ class DiLoCo(Checked):
 
     @property
     def slots(self) -> SlotTable:
-        return SlotTable(down=("x",), up={"delta": "mean"}, kept=("m", "v", "n"))
+        return SlotTable(down=("x",), up={"delta": "mean"}, kept=("m", "v", "n"), counts=("n",))
 
     def init(self, params: Tensor) -> Slots:
         return Slots(x=params, m=torch.zeros_like(params))
 
     def start(self, broadcast: Slots, kept: Slots) -> Slots:
-        return resumed(broadcast.x, kept)
+        return kept.replace(x=broadcast.x)
 
     def step(self, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:
         return adam_step(client, gradient, context.lr, self.betas, self.eps)
 
     def finish(self, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
-        return Slots(delta=client.x - broadcast.x), kept_state(client)
+        return Slots(delta=client.x - broadcast.x), client.only(*self.slots.kept)
 
     def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
         return nesterov(server, reduced.delta, lr=self.server_lr, beta=self.momentum)

@@ -14,7 +14,7 @@
 
 `moments` says what becomes of the Adam state between a client's rounds:
     "keep":     every client keeps its own, as above; with one client it is `torch.optim.Adam`. n_i counts the client's
-                steps over all its rounds. Kept slots are model-shaped, so n_i is stored once per coordinate
+                steps over all its rounds
     "restart":  m_i = v_i = n_i = 0 at every start; nothing is kept, only x is sent
     "average":  m_i = m, v_i = v, n_i = n at every start; m and v are averaged like x, n = n + mean K over S
 
@@ -52,7 +52,9 @@ class LocalAdam(Checked):
         if self.moments == "average":
             up: dict[str, Reduction] = {"x": "mean", "m": "mean", "v": "mean"}
             return SlotTable(down=("x", "m", "v", "n"), up=up, blocks=("n",))
-        return SlotTable(down=("x",), up={"x": "mean"}, kept=("m", "v", "n") if self.moments == "keep" else ())
+        if self.moments == "keep":
+            return SlotTable(down=("x",), up={"x": "mean"}, kept=("m", "v", "n"), counts=("n",))
+        return SlotTable(down=("x",), up={"x": "mean"})
 
     def init(self, params: Tensor) -> Slots:
         zero = torch.zeros_like(params)
@@ -62,7 +64,7 @@ class LocalAdam(Checked):
         if self.moments == "average":
             return broadcast
         if self.moments == "keep":
-            return resumed(broadcast.x, kept)
+            return kept.replace(x=broadcast.x)
         zero = torch.zeros_like(broadcast.x)
         return Slots(x=broadcast.x, m=zero, v=zero, n=zero[..., :1])  # one count for all coordinates
 
@@ -70,20 +72,10 @@ class LocalAdam(Checked):
         return adam_step(client, gradient, context.lr, self.betas, self.eps)
 
     def finish(self, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
-        return client.only(*self.slots.up), kept_state(client) if self.moments == "keep" else Slots()
+        return client.only(*self.slots.up), client.only(*self.slots.kept)
 
     def update(self, server: Slots, reduced: Slots, context: Context) -> Slots:
         return reduced.replace(n=server.n + context.steps) if self.moments == "average" else reduced
-
-
-def resumed(x: Tensor, kept: Slots) -> Slots:
-    """A client at x with the Adam state that it kept. The count is the same at every coordinate: one is enough."""
-    return kept.replace(x=x, n=kept.n[..., :1])
-
-
-def kept_state(client: Slots) -> Slots:
-    """The Adam state that a client keeps, every slot model-shaped."""
-    return Slots(m=client.m, v=client.v, n=client.n.expand_as(client.x))
 
 
 def adam_step(client: Slots, gradient: Tensor, lr: float | Tensor, betas: tuple[float, float], eps: float) -> Slots:

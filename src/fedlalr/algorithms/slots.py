@@ -89,8 +89,9 @@ class SlotTable:
 
     `down` is broadcast by the server. `up` is sent by every client, with the reduction that the server applies over the
     cohort; a slot that is also in `down` is reduced as *change from the broadcast*, so that a coordinate nobody touched
-    stays exactly as it was. `kept` stays on the client from one of its rounds to the next and starts at zero. `grows`
-    names slots that can only grow from the broadcast value, so that a reply below it is rejected. `relative` names
+    stays exactly as it was. `kept` stays on the client from one of its rounds to the next and starts at zero. `counts`
+    names kept slots that are one number `[1]` instead of one per coordinate, such as a number of steps. `grows` names
+    slots that can only grow from the broadcast value, so that a reply below it is rejected. `relative` names
     slots that the method divides by, or that it divides: their small numbers must not be rounded to zero. Slots that
     grow or start above zero need not be listed.
 
@@ -106,6 +107,7 @@ class SlotTable:
     down: tuple[str, ...]
     up: Mapping[str, Reduction]
     kept: tuple[str, ...] = ()
+    counts: tuple[str, ...] = ()
     grows: tuple[str, ...] = field(default=())
     relative: tuple[str, ...] = ()
     gradients: Mapping[str, str] = field(default_factory=dict)
@@ -113,7 +115,8 @@ class SlotTable:
     shapes: bool = False
 
     def __post_init__(self) -> None:
-        for what, names in (("down", self.down), ("kept", self.kept), ("grows", self.grows), ("blocks", self.blocks)):
+        for what in ("down", "kept", "counts", "grows", "blocks"):
+            names = getattr(self, what)
             if isinstance(names, str) or len(set(names)) < len(names):
                 raise ValueError(f"{what} must name slots, each once, such as ('x', 'm'), not {names!r}")
         if "x" not in self.down:
@@ -121,6 +124,9 @@ class SlotTable:
         for name, how in self.up.items():
             if how not in ("mean", "max"):
                 raise ValueError(f"slot {name!r} has reduction {how!r}; allowed are 'mean' and 'max'")
+        for name in self.counts:
+            if name not in self.kept:
+                raise ValueError(f"slot {name!r} is listed in counts but is not in kept")
         for name in self.grows:
             if name not in self.up or name not in self.down:
                 raise ValueError(f"slot {name!r} is listed in grows but is not in both down and up")
@@ -129,6 +135,10 @@ class SlotTable:
                 raise ValueError(
                     f"slot {name!r} is listed in blocks, which must name slots in down or up other than 'x'"
                 )
+
+    def nothing_kept(self, x: Tensor) -> Slots:
+        """What a client with parameters x keeps before its first round, or what each of a stack does."""
+        return Slots(**{name: torch.zeros_like(x[..., :1] if name in self.counts else x) for name in self.kept})
 
 
 @dataclass(frozen=True)

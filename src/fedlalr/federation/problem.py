@@ -102,7 +102,7 @@ class Problem:
             if not remote:
                 check_data(training, training.clients, "client 0's")
                 if test is not None:
-                    check_data(training, test, "the test set's", "the test set", transform)
+                    check_data(training, test, "the test set's", "the test set", transform, bool(options.metrics))
             if options.client_tests is not None and client_tests is not None:
                 check_data(training, client_tests, "client 0's test", "test set of client {}")
         return cls(model, training, everything, options, rules, cohort_size, test, transform, client_tests, speeds)

@@ -17,11 +17,21 @@ from fedlalr.common.named import nearest
 from fedlalr.data.population import Clients, Population, as_clients
 from fedlalr.data.transforms import Transform
 from fedlalr.data.trees import Tree, moved, named_leaves
+from fedlalr.federation.evaluation import readable
 from fedlalr.federation.loss_checks import check_loss, check_targets, kind
 from fedlalr.federation.observers import Observer
 from fedlalr.hf import causal_name, needs_labels, next_tokens
 from fedlalr.training.accumulation import check_terms
-from fedlalr.training.calling import LABELS, MODEL_LOSS, arguments, for_loss, outputs_of, own_loss, target_of
+from fedlalr.training.calling import (
+    LABELS,
+    MODEL_LOSS,
+    arguments,
+    for_loss,
+    outputs_of,
+    own_loss,
+    prediction,
+    target_of,
+)
 from fedlalr.training.interfaces import Training
 from fedlalr.training.local_step import starting_slots
 from fedlalr.training.stacked.masked_loss import ignored_label
@@ -103,13 +113,22 @@ def check_slots(algorithm: Algorithm, slots: Slots, parameters: Tensor) -> None:
 
 
 def check_data(
-    training: Training, clients: Clients, whose: str, owner: str = "client {}", transform: Transform | None = None
+    training: Training,
+    clients: Clients,
+    whose: str,
+    owner: str = "client {}",
+    transform: Transform | None = None,
+    measured: bool = False,
 ) -> None:
     """Try module and loss on samples of the first client without training, and check all labels that are in one pool.
 
-    `whose` and `owner` name the samples in messages: "client 0's", and "client {}" with the client's number.
+    `whose` and `owner` name the samples in messages: "client 0's", and "client {}" with the client's number. `measured`
+    says whether the caller's metrics will get outputs and targets.
     """
     inputs, outputs, targets = _tried(training, clients, whose, transform)
+    if measured:
+        for part in (prediction(outputs), targets):
+            readable(part)
     if clients is training.clients and isinstance(inputs, dict):
         _warn_of_misspelt(training.model, inputs)
     if training.accumulate > 1 and clients is training.clients:

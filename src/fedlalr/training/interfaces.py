@@ -123,7 +123,7 @@ class Work:
     """`[P]`, or `[C, P]` if the clients differ; see `per_client`."""
     buffers: Buffers
     kept: Slots
-    """The clients' kept slots, stacked `[C, P]` in the order of `clients`."""
+    """The clients' kept slots, stacked in the order of `clients`: `[C, P]`, or `[C, 1]` if they are one number."""
     cohort: int
     """Number of clients in the whole round; an engine may be given only a part."""
     population: int
@@ -168,7 +168,7 @@ class Replies:
     buffers: Buffers
     """The modules' buffers, `[R, …]`."""
     kept: Slots
-    """What each client will keep if its reply is accepted, `[R, P]`."""
+    """What each client will keep if its reply is accepted, stacked like `Work.kept`."""
     failures: Mapping[int, str] = field(default_factory=dict)
     """Client → error, for clients that raised."""
     traces: tuple[Trace, ...] = ()
@@ -179,9 +179,10 @@ class Replies:
     def memory(work: Work, training: Training, device: torch.device | None = None) -> dict[str, Tensor]:
         """Memory for the replies of a round, with a row for each client, for `write_reply`."""
         table, layout, rows = training.algorithm.slots, training.layout, len(work.clients)
-        slots = [*(f"up:{name}" for name in table.up), *(f"out_kept:{name}" for name in table.kept)]
         like = torch.empty(0, dtype=layout.dtype, device=device or training.device)
-        memory = {name: like.new_empty(rows, layout.size) for name in slots}
+        memory = {f"up:{name}": like.new_empty(rows, layout.size) for name in table.up}
+        kept = table.nothing_kept(like.new_empty(layout.size))
+        memory |= {f"out_kept:{name}": value.new_empty(rows, *value.shape) for name, value in kept.items()}
         for name, buffer in work.buffers.items():
             memory[f"out_buffer:{name}"] = buffer.new_empty(rows, *buffer.shape[work.per_client :], device=like.device)
         return memory | {"loss": like.new_empty(rows)}

@@ -14,8 +14,8 @@ from fedlalr.training.torch_state import forked_generators
 
 def starting_slots(algorithm: Algorithm, server: Slots) -> Slots:
     """The initial slots of a client that has kept nothing yet."""
-    nothing = torch.zeros_like(server.x)
-    return algorithm.start(server.only(*algorithm.slots.down), Slots(**dict.fromkeys(algorithm.slots.kept, nothing)))
+    table = algorithm.slots
+    return algorithm.start(server.only(*table.down), table.nothing_kept(server.x))
 
 
 def local_step(training: Training, client: Slots, gradient: Tensor, broadcast: Slots, context: Context) -> Slots:

@@ -35,7 +35,7 @@ def first_kept(training: Training, slots: Slots, buffers: Buffers, residuals: It
 
     `residuals` are the names of the errors that a compression leaves.
     """
-    first = {name: torch.zeros_like(slots.x) for name in training.algorithm.slots.kept}
+    first = {**training.algorithm.slots.nothing_kept(slots.x)}
     first |= {name: slots.x.new_zeros(training.division.shared.size) for name in residuals}
     if training.personal:
         first |= {SLOT + name: training.division.cut(flat, personal=True) for name, flat in slots.items()}

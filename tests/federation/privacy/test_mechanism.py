@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 import fedlalr as fl
 from conftest import make_clients, make_model
-from fedlalr.algorithms.slots import Slots
 from fedlalr.data.population import as_clients
 from fedlalr.federation.compression.channel import Channel
 from fedlalr.federation.options import Options
@@ -125,14 +124,14 @@ def a_round(name: str, compression: Any, model: nn.Module) -> tuple[Any, Replies
     problem = Problem.of(model, as_clients(pairs, None, None), algorithm, options)
     training, state = problem.training, initial_state(problem.training)
     channel, everyone = Channel.of(problem.rules.compression, training, 1), torch.arange(len(pairs))
-    kept = Slots(**{slot: torch.zeros(len(pairs), training.layout.size).double() for slot in algorithm.slots.kept})
+    nothing = torch.zeros(len(pairs), training.layout.size, dtype=torch.float64)
     work = Work(
         round=1,
         lr=algorithm.lr,
         clients=everyone,
         broadcast=channel.broadcast(state.slots.only(*algorithm.slots.down)),
         buffers=state.buffers,
-        kept=kept,
+        kept=algorithm.slots.nothing_kept(nothing),
         cohort=2,
         population=len(pairs),
         shapes=training.shapes,

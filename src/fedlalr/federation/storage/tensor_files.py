@@ -69,7 +69,7 @@ def _parts(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
 @cache
 def _type_name(dtype: torch.dtype) -> str:
     """What the format calls a type, from a header that the library writes."""
-    return str(json.loads(save({"": torch.empty(0, dtype=dtype)})[8:])[""]["dtype"])
+    return str(json.loads(save({"": torch.empty(0, dtype=dtype, device="cpu")})[8:])[""]["dtype"])
 
 
 def read_tensors(path: Path, seal: Seal, expected: int | None = None) -> dict[str, Tensor]:
