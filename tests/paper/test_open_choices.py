@@ -91,7 +91,7 @@ def test_variants_are_drawn_against_rounds_and_against_gigabytes():
     assert sent.get_xlabel() == "GB sent by the clients"
     assert len(rounds.get_lines()) == len(sent.get_lines()) == 3
     assert sent.get_lines()[0].get_xdata() == pytest.approx(np.arange(1, ROUNDS + 1))
-    assert "1 curve was not run yet." in " ".join(figure.get_supxlabel().split())
+    assert "Not run: 1 curve of CIFAR-10" in " ".join(figure.get_supxlabel().split())
 
 
 def test_variants_that_were_not_run_are_said_to_be_in_both_panels_and_named_in_two_columns():

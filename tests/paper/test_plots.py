@@ -129,7 +129,7 @@ def test_only_methods_that_were_run_are_in_the_legend_and_the_missing_ones_are_c
     lines = six()
     figure = accuracy_figure([panel({name: lines[name] for name in ("fedlalr", "fedavg")})], [])
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["FedLALR", "FedAvg"]
-    assert "4 curves were not run yet." in foot(figure)
+    assert "Not run: 4 curves of " in foot(figure)
 
 
 def test_a_method_with_other_settings_has_its_colour_and_a_line_style_of_its_own():
@@ -189,7 +189,7 @@ def test_every_panel_that_compares_has_all_methods():
     figure = accuracy_figure([panel(lines, "easy", beside=tuned), partly], [])
     titles = [axes.get_title() for axes in figure.axes if axes.get_visible()]
     assert titles == ["easy\nas printed", "easy\ntuned", "harder\nas printed"], "no panel without FedAvg"
-    assert "1 curve was not run yet." in foot(figure)
+    assert "Not run: 1 curve of harder." in foot(figure)
 
 
 def test_the_end_of_the_best_curves_is_enlarged():

@@ -187,11 +187,11 @@ GPU_JOBS = {
     job.name: job
     for job in (
         BenchmarkJob(
-            "convmixer", "the paper's ConvMixer", convmixer, _COLOURED, 10,
+            "convmixer", "ConvMixer, 0.6 million parameters", convmixer, _COLOURED, 10,
             samples=500, cohort=50, epochs=1, compute="bfloat16",
         ),
         BenchmarkJob(
-            "charlstm", "the paper's LSTM", char_lstm, (80,), 80, 80,
+            "charlstm", "LSTM, 0.13 million parameters", char_lstm, (80,), 80, 80,
             samples=500, cohort=10, batch=100, epochs=1, compute="bfloat16",
         ),
         BenchmarkJob(
@@ -212,5 +212,5 @@ GPU_JOBS = {
         ),
     )
 }  # fmt: skip
-"""Jobs for a GPU by name: one epoch of each of the paper's networks, the public benchmark of simulators, and
+"""Jobs for a GPU by name: one epoch of each network of the experiments, the public benchmark of simulators, and
 transformers."""

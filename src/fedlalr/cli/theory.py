@@ -62,8 +62,8 @@ def theory(
     """Evaluate the paper's theorems as printed, term by term.
 
     Prints the step size, the bounds, and the rounds and bytes to a target. The
-    defaults are the paper's setting for CIFAR-10, with the unknown L, σ and G∞
-    set to 1. The bounds are not guarantees: the remarks point out vacuous bounds
+    defaults are the paper's setting for CIFAR-10 with our ConvMixer, and 1 for the
+    unknown L, σ and G∞. The bounds are not guarantees: the remarks point out vacuous bounds
     and violated assumptions, and docs/theory.md lists the errors in the theorems.
 
     [bold]Examples[/]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
-COLOURS = ("#d55e00", "#0072b2", "#009e73", "#c0679a", "#c98500", "#3a9ad9", "#1b1b1f", "#8c8c00")
+COLOURS = (
+    "#d55e00", "#0072b2", "#009e73", "#c0679a", "#c98500", "#3a9ad9", "#1b1b1f", "#8c8c00", "#8a4b20", "#6f42b8"
+)  # fmt: skip
 """Close to Okabe and Ito's palette, distinguishable with any colour vision, with enough contrast to white for thin
 lines. `report/assets/page.css` has the same colours."""
 GREY = "#bbbbbb"

@@ -1,4 +1,4 @@
-"""The paper's networks, transformers, and small ones for laptops."""
+"""The networks of the paper's experiments in sizes of ours, transformers, and small ones for laptops."""
 
 from fedlalr.models.cnn import CNN, DenseCNN
 from fedlalr.models.convmixer import ConvMixer

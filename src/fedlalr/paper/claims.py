@@ -120,8 +120,9 @@ def shakespeare_claims(results: Sequence[PanelCurves]) -> list[Claim]:
                 # 608: "the highest accuracy and convergence rate"
                 best.append(above(result, EARLY, mine, [*cast.values()][1:], reading))
                 for other in (fedavg, lafedopt, fedadam):
-                    # 608: they "demonstrate rapid convergence", and "their ultimate accuracy does not match up"
-                    others_pooled.append(above(result, EARLY, other, (v1, v2), reading))
+                    # 608: they "demonstrate rapid convergence", and "their ultimate accuracy does not match up"; with
+                    # FedLALR, four of the six are rapid
+                    others_pooled.append(above_most(result, EARLY, other, [*cast.values()], reading, least=2))
                     others_pooled.append(above(result, FINAL, mine, (other,), reading))
                 # 608: FedAMSv1 and FedAMSv2 are "lacking smoothness"
                 others_pooled += [above(result, ROUGHNESS, one, (mine,), reading) for one in (v1, v2)]

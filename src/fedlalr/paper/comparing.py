@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedlalr.algorithms.registry import PAPER_METHODS
-from fedlalr.paper.curve_measures import FALL, Gap, Quantity, gap, mean_of, shared_seeds
+from fedlalr.paper.curve_measures import FALL, FINAL, Gap, Quantity, gap, mean_of, shared_seeds
 from fedlalr.paper.curves import PanelCurves
 from fedlalr.paper.verdicts import MARKED_DROP, Check, Outcome, conjunction
 
@@ -38,7 +38,7 @@ def above(
     deciding = [rival for rival in gaps if outcomes[rival] == outcome]
     closest = min(deciding, key=lambda rival: gaps[rival].mean * (-1 if lower else 1))
     one, other = gaps[closest], name_in(result, closest)
-    measured, number = described(mine, other, one, quantity, lower), short(other, one, quantity)
+    measured, number = described(mine, other, one, quantity, lower), short(mine, other, one, quantity)
     return Check(statement, where, measured, outcome, one.seeds, reading, window, number)
 
 
@@ -66,22 +66,29 @@ def like(
         told = missing or f"no seed with both {mine} and {theirs}"
         return Check(statement, result.panel.title, told, "not measured", reading=reading)
     measured = described(mine, theirs, one, quantity)
-    number = short(theirs, one, quantity)
+    number = short(mine, theirs, one, quantity)
     return Check(statement, result.panel.title, measured, one.between(low, high), one.seeds, reading, number=number)
 
 
 def above_most(
-    result: PanelCurves, quantity: Quantity, key: str, cast: Sequence[str], reading: str, *, lower: bool = False
+    result: PanelCurves,
+    quantity: Quantity,
+    key: str,
+    cast: Sequence[str],
+    reading: str,
+    *,
+    least: int = 3,
+    lower: bool = False,
 ) -> Check:
-    """Whether a curve is in the top (or bottom) half: above (or below) at least three of the five others."""
+    """Whether a curve is above (or below) at least some number of the five others; with three, in the top half."""
     word, mine = "below" if lower else "above", name_in(result, key)
-    statement = f"{mine}: {quantity.name} {word} that of at least three of the five others"
+    statement = f"{mine}: {quantity.name} {word} that of at least {('two', 'three')[least - 2]} of the five others"
     gaps = _gaps(result, quantity, key, [other for other in cast if other != key])
     if isinstance(gaps, str):
         return Check(statement, result.panel.title, gaps, "not measured", reading=reading)
     outcomes = [one.on_side(lower) for one in gaps.values()]
     sure, possible = outcomes.count("holds"), len(outcomes) - outcomes.count("does not hold")
-    outcome: Outcome = "holds" if sure >= 3 else "does not hold" if possible < 3 else "undecided"
+    outcome: Outcome = "holds" if sure >= least else "does not hold" if possible < least else "undecided"
     first = next(iter(gaps.values()))
     measured = f"{quantity.text(float(first.first.mean()))}, {word} {sure} of {len(gaps)}"
     seeds = tuple(seed for seed in first.seeds if all(seed in one.seeds for one in gaps.values()))
@@ -120,14 +127,12 @@ def described(mine: str, other: str, one: Gap, quantity: Quantity, lower: bool =
     return f"{text}, {'below' if lower else 'above'} in {agreeing} of {count} seeds"
 
 
-def short(other: str, one: Gap, quantity: Quantity) -> str:
-    """The difference with its interval, and to what."""
-    step = f" in {quantity.name}" if not quantity.step else quantity.step
-    return (
-        f"{quantity.signed(one.mean)}{step}{_between(one, quantity)} to {other}"
-        if np.isfinite(one.mean)
-        else f"{other}: never"
-    )
+def short(mine: str, other: str, one: Gap, quantity: Quantity) -> str:
+    """What is compared, the difference with its interval, and in what, unless it is the final accuracy."""
+    if not np.isfinite(one.mean):
+        return f"{other}: never"
+    what = "" if quantity is FINAL else f", {quantity.name}"
+    return f"{mine} against {other}: {quantity.signed(one.mean)}{quantity.step}{_between(one, quantity)}{what}"
 
 
 def _between(one: Gap, quantity: Quantity) -> str:

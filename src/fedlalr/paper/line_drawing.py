@@ -26,7 +26,7 @@ from fedlalr.paper.plans import FigureLine
 from fedlalr.paper.style import WIDTH, add_notes
 from fedlalr.report.enlarging import Line, Region, draw_enlarged, ends, loss_ends, percent
 from fedlalr.report.line_styles import LINE_STYLES, look_of
-from fedlalr.report.tables import name_of
+from fedlalr.report.tables import counted, name_of
 
 Look = Mapping[str, Any]
 METHOD_LOOKS: Mapping[str, Look] = {
@@ -247,6 +247,8 @@ def with_notes(figure: Figure, results: Sequence[PanelCurves], notes: Sequence[s
     most = max((len(one.seeds) for one in curves), default=0)
     lines = "No run yet." if not curves else "One seed." if most == 1 else f"Mean and range of up to {most} seeds."
     broke = any(failure for one in curves for failure in one.failures)
-    missing = sum(line.key not in result.lines for result in results for line in result.panel.lines)
-    absent = f"{missing} {'curve was' if missing == 1 else 'curves were'} not run yet." if missing and curves else ""
+    panels = [(result.panel.title, line.key in result.lines) for result in results for line in result.panel.lines]
+    missing = Counter(title for title, ran in panels if not ran)
+    told = " and ".join(f"{counted(count, 'curve')} of {title}" for title, count in missing.items())
+    absent = f"Not run: {told}." if missing and curves else ""
     return add_notes(figure, filter(None, [*notes, lines, absent, "× marks where a run failed." if broke else ""]))

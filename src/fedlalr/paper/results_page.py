@@ -1,7 +1,8 @@
-"""The generated tables of the pages on results: `python -m fedlalr.paper.results_page docs/results`.
+"""The generated tables of the pages on results, and two figures: `python -m fedlalr.paper.results_page docs/results`.
 
 Reads the verdicts, the planned runs and all finished runs below a folder, and rewrites every part of its `README.md`
-and `details.md` that stands between `<!-- begin NAME -->` and `<!-- end NAME -->`.
+and `details.md` that stands between `<!-- begin NAME -->` and `<!-- end NAME -->`. Draws the accuracy of the families
+in `DRAWN`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from fedlalr.common.files import write_whole
 from fedlalr.config.errors import ConfigError
 from fedlalr.paper.verdicts import Claim, load_verdicts
 from fedlalr.report.comparison import Curve
+from fedlalr.report.figures import accuracy_figure
 from fedlalr.report.groups import Group, group_runs, method_of
 from fedlalr.report.runs import ReportedRun, read_run, runs_below
 from fedlalr.report.tables import counted
@@ -58,9 +60,11 @@ FAMILIES = (
     Family("LSTM, Shakespeare by role, equally tuned", "shakespeare-equal/runs", 0.40),
     Family("GPT of 0.8 million parameters, Shakespeare by role", "gpt/runs", 0.33),
     Family("GPT of 4.8 million parameters, Shakespeare by role", "gpt-larger/runs", 0.33),
-    Family("LoRA on a GPT of 0.8 million parameters, 40 rounds", "lora-cpu", 0.37),
+    Family("LoRA on a GPT of 0.8 million parameters, 40 rounds on a CPU", "lora-cpu", 0.37),
     Family("ViT, CIFAR-10, Dirichlet 0.6, 30 rounds", "vit/runs", 0.35),
 )
+DRAWN = ("gpt-larger/runs", "vit/runs")
+"""The folders of the families whose accuracy is drawn against rounds and bytes, beside the folder."""
 FURTHER = Family("ConvMixer, 0.6, further methods, 50 rounds", "cifar-variations/references", 0.75)
 SECONDS = "seconds.json"
 """Seconds of a round by folder of runs, by benchmarks/round_seconds.py."""
@@ -84,7 +88,7 @@ def main(arguments: Sequence[str]) -> None:
     """Rewrite the pages of the folder that is named on the command line."""
     if len(arguments) != 1 or not Path(arguments[0]).is_dir():
         raise SystemExit("usage: python -m fedlalr.paper.results_page FOLDER, with a folder such as docs/results")
-    for path in write_pages(Path(arguments[0])):
+    for path in (*write_pages(Path(arguments[0])), *draw_figures(Path(arguments[0]))):
         print(path)
 
 
@@ -112,6 +116,19 @@ def write_pages(folder: Path) -> list[Path]:
         write_whole(path, text)
         written.append(path)
     return written
+
+
+def draw_figures(folder: Path) -> list[Path]:
+    """Draw the families in `DRAWN` that have runs; returns the paths of the figures."""
+    drawn = []
+    for family in (family for family in FAMILIES if family.folder in DRAWN and (folder / family.folder).is_dir()):
+        groups = _groups(folder / family.folder, family.buffers)
+        curves = {group.runs[0].path.parent.name: [Curve(run.records) for run in group.runs] for group in groups}
+        title = f"{family.name}: mean and range of {max(map(len, curves.values()))} seeds"
+        image, vector = accuracy_figure(curves, (folder / family.folder).with_name("accuracy"), title, family.target)
+        vector.unlink()
+        drawn.append(image)
+    return drawn
 
 
 def find_claims(folder: Path) -> list[Claim]:
@@ -270,9 +287,14 @@ def lines_of(folder: Path, target: float, buffers: str | None = None) -> list[Li
 
 
 def _groups(folder: Path, buffers: str | None) -> list[Group]:
-    runs = [read_run(place) for place in runs_below(folder)]
-    done = [run for run in runs if run.state == "finished" and run.config is not None]
-    return group_runs([run for run in done if buffers is None or (run.config and run.config.buffers == buffers)])
+    """The finished runs below a folder over their seeds. Seeds of one method ran before and after the default of
+    `max_norm_ratio` changed; the pages say where that matters."""
+    found = []
+    for place in runs_below(folder):
+        run = read_run(place)
+        if run.state == "finished" and run.config is not None and buffers in (None, run.config.buffers):
+            found.append(replace(run, config=run.config.model_copy(update={"max_norm_ratio": None})))
+    return group_runs(found)
 
 
 def _line(group: Group, target: float) -> Line:

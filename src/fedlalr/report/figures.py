@@ -91,7 +91,7 @@ def draw(runs: Runs, methods: Sequence[str], panels: Sequence[Panel], title: str
     if not losses:
         rows[0, 0].set_ylim(0, min(1, 1.1 * rows[0, 0].get_ylim()[1]))
     if enlarged:
-        rows[1, 0].set_ylabel("enlarged")
+        rows[1, 0].set_ylabel(f"{measure_of(runs, losses)}, enlarged")
     figure.suptitle(title, parse_math=False)  # a dollar sign in a name does not start a formula
     handles, labels = rows[0, 0].get_legend_handles_labels()
     if labels:

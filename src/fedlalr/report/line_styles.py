@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
+from fedlalr.algorithms.registry import PAPER_METHODS
 from fedlalr.common.colours import COLOURS
 from fedlalr.report.tables import NAMES
 
@@ -36,12 +37,11 @@ class Look(NamedTuple):
         return {"color": COLOURS[self.colour], "linestyle": LINE_STYLES[self.dash]}
 
 
-_FIRST = ("fedlalr", "fedavg", "fedadam", "fedamsv1", "fedamsv2", "lafedopt", "alignedlalr", "fedadamw")
-_THEN = ("localadam", "fedavgm", "sharedamsgrad", "diloco")
-_ORDER = [NAMES[name] for name in (*_FIRST, *_THEN)]
+_FIRST = (*PAPER_METHODS, "alignedlalr", "fedadamw", "fedavgm", "diloco")
+_ORDER = [NAMES[name] for name in (*_FIRST, "localadam")]
 _ORDER += [name for name in NAMES.values() if name not in _ORDER]
-"""The first eight methods have colours of their own, the others share them with other dashes: local Adam and those
-after it that of FedLALR, FedAvg and so on."""
+"""The first ten methods have colours of their own, the others share them with other dashes: local Adam and those after
+it that of FedLALR, FedAvg and so on."""
 
 
 def look_of(method: str) -> Look:

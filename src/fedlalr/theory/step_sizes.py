@@ -40,7 +40,7 @@ def cap(*, eps: float, L: float) -> float:
 def largest_smoothness(*, eps: float, alpha: float) -> float:
     """The largest L for which α satisfies the cap: 3ε/(20α).
 
-    >>> f"{largest_smoothness(eps=1e-8, alpha=2e-3):.2g}"  # the paper's own setting for CIFAR
+    >>> f"{largest_smoothness(eps=1e-8, alpha=2e-3):.2g}"  # the paper's rate for CIFAR
     '7.5e-07'
     """
     return 3 * checks.positive("eps", eps) / (20 * checks.positive("alpha", alpha))

@@ -1,8 +1,8 @@
 """Shakespeare as LEAF makes it: a client is a speaking role, a sample is 80 characters and the one that follows.
 
 A role's windows are split in time order: a training part, a gap of 79 windows so that no test window overlaps a
-training window, and a test part. The experiments crop this to 100 roles with 2,000 training and 400 test windows each,
-as the FedDyn code base does.
+training window, and a test part. Our experiments crop this to 100 roles with 2,000 training and 400 test windows each,
+as the FedDyn code base does; the paper states no numbers.
 """
 
 from __future__ import annotations

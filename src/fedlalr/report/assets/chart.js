@@ -11,7 +11,7 @@ function make(name, attributes = {}, ...children) {
 }
 make.svg = new Set(["g", "path", "line", "text", "rect", "title"]);
 
-const COLOURS = 8;
+const COLOURS = 10;
 
 // The look of a line: that of its series ([colour, dashes]), or by its index, with the next dashes when colours run out.
 function lookOf(series, i, dashes) {
