@@ -178,7 +178,8 @@ def test_the_falls_are_judged_over_both_degrees_and_shown_for_each():
     }
     together = f"{clear.panel.title} and {mixed.panel.short}"
     assert [outcome for outcome, _ in falls.values()] == [HOLDS, HOLDS, OPEN]
-    assert falls[together, "as printed"][1].startswith("FedLALR against FedAdam: −15.8 points [")  # 5.33 − (30 + 31 + 20 + 10 + 11 + 25) / 6
+    # 5.33 − (30 + 31 + 20 + 10 + 11 + 25) / 6
+    assert falls[together, "as printed"][1].startswith("FedLALR against FedAdam: −15.8 points [")
     assert set(falls) == {(together, "as printed"), (clear.panel.title, "control"), (mixed.panel.title, "control")}
     assert claim.outcome("as printed") == HOLDS
     assert outcome(claim, "FedAdam: a marked drop", "as printed") == HOLDS

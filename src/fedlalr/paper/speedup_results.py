@@ -115,9 +115,11 @@ class Speedup:
             for point in self.points
             for repeat, value in enumerate(point.values)
         ]
+        # with ten digits the slopes of the same points are the same on every processor
+        fits = [[f"{value:.10g}" if isinstance(value, float) else value for value in fit] for fit in self.fits]
         return [
             write_table(folder / "speedup.csv", columns, lines),
-            write_table(folder / "speedup-fits.csv", Fit._fields, self.fits),
+            write_table(folder / "speedup-fits.csv", Fit._fields, fits),
         ]
 
     @classmethod

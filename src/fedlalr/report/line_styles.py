@@ -61,11 +61,11 @@ def looks_of(methods: Sequence[str]) -> list[Look]:
     the known ones.
 
     >>> looks_of(["FedAvg", "FedLALR", "FedAvg"])
-    [Look(colour=1, dash=1), Look(colour=0, dash=0), Look(colour=1, dash=2)]
+    [Look(colour=1, dash=1), Look(colour=0, dash=0), Look(colour=1, dash=4)]
     >>> looks_of(["FedAvg", "FedAvg"])
     [Look(colour=1, dash=1), Look(colour=0, dash=0)]
     >>> looks_of(["FedAvg (balanced)", "FedAvg", "FedLALR"])
-    [Look(colour=1, dash=2), Look(colour=1, dash=1), Look(colour=0, dash=0)]
+    [Look(colour=1, dash=4), Look(colour=1, dash=1), Look(colour=0, dash=0)]
     """
     names = [_uncompressed(method) for method in methods]
     ranks = _ranks(names)
