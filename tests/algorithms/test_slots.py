@@ -45,6 +45,9 @@ def test_a_table_that_cannot_work_is_refused() -> None:
         SlotTable(down=("x",), up={"x": "mean", "v_hat": "max"}, grows=("v_hat",))
     with pytest.raises(ValueError, match="slot 'n' is listed in counts but is not in kept"):
         SlotTable(down=("x",), up={"x": "mean"}, kept=("m",), counts=("n",))
+    for follows in (("m", "x"), ("m", "delta"), ("c_i", "x")):
+        with pytest.raises(ValueError, match="follows must name a slot in kept and one that is only in up"):
+            SlotTable(down=("x",), up={"x": "mean"}, kept=("c_i",), follows=follows)
     for blocks in (("x",), ("v",)):
         with pytest.raises(ValueError, match=f"slot '{blocks[0]}' is listed in blocks, which must name slots in down"):
             SlotTable(down=("x",), up={"x": "mean"}, blocks=blocks)

@@ -1,5 +1,7 @@
 """A client's state changes only if its reply was accepted, and is stored on the node's disk."""
 
+import json
+
 import pytest
 import torch
 
@@ -52,13 +54,15 @@ def test_the_name_of_a_run_cannot_escape_the_folder(tmp_path):
         KeptStore(tmp_path, "../../etc", 0)
 
 
-def test_the_last_accepted_round_of_each_client_is_known():
+def test_the_last_accepted_round_of_each_client_and_what_it_took_are_known():
     accepted_rounds = AcceptedRounds()
-    accepted_rounds.note(1, [0, 2])
-    accepted_rounds.note(3, [2])
-    assert [accepted_rounds.kept(client) for client in (0, 1, 2)] == [1, 0, 3]
-    again = AcceptedRounds(accepted_rounds.as_dict())
-    assert [again.kept(client) for client in (0, 1, 2)] == [1, 0, 3]
+    accepted_rounds.note(1, [0, 2], [1.0, 0.5])
+    accepted_rounds.note(3, [2, 4])
+    wanted = [(1, 1.0), (0, 1.0), (3, 1.0), (3, 1.0)]
+    assert [accepted_rounds.valid(client) for client in (0, 1, 2, 4)] == wanted
+    accepted_rounds.note(4, [4], [0.25])
+    again = AcceptedRounds(json.loads(json.dumps(accepted_rounds.as_dict())))
+    assert [again.valid(client) for client in (0, 1, 2, 4)] == [*wanted[:3], (4, 0.25)]
 
 
 def test_rounds_that_a_checkpoint_may_resume_from_are_not_settled():

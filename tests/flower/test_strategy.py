@@ -51,6 +51,19 @@ def test_every_method_gives_the_simulators_bits(name, tmp_path):
     assert same(server.result, simulated(VARIANTS[name]))
 
 
+@pytest.mark.parametrize("options", [{}, {"compression": "balanced"}, {"personal": ("1.*", "3.*")}], ids=repr)
+def test_a_clipped_change_leaves_a_client_of_scaffold_where_the_simulator_leaves_it(options, tmp_path):
+    algorithm = fl.SCAFFOLD(0.05)
+    settings = {"rounds": 4, "max_norm_ratio": 1.0, "run_dir": tmp_path / "run", "resume": True, **options}
+    model = with_buffers if "personal" in options else make_model
+    wanted = simulated(algorithm, model, options | {"rounds": 4, "max_norm_ratio": 1.0})
+    assert all(record.clipped for record in wanted.history)
+    for rounds in (2, 4):
+        server = strategy(algorithm, model, settings | {"rounds": rounds})
+        server.start(InProcessGrid(nodes(algorithm, tmp_path / "state", model, settings | {"rounds": rounds})))
+    assert same(server.result, wanted)
+
+
 @pytest.mark.parametrize("layout", ["records", "packed"])
 def test_buffers_weights_cohorts_and_any_order_of_arrival_give_the_simulators_bits(layout, tmp_path):
     settings = {"clients_per_round": 3, "weighting": "samples", "rounds": 4}

@@ -50,6 +50,7 @@ class FedAdamW(Checked):
         return SlotTable(
             down=("x", "v", "t", "d") if self.align else ("x", "v", "t"),
             up={"x": "mean", "v": "mean"},
+            relative=("v",),
             blocks=("v", "t") if self.blocks else ("t",),
         )
 

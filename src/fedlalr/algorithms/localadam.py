@@ -51,7 +51,7 @@ class LocalAdam(Checked):
     def slots(self) -> SlotTable:
         if self.moments == "average":
             up: dict[str, Reduction] = {"x": "mean", "m": "mean", "v": "mean"}
-            return SlotTable(down=("x", "m", "v", "n"), up=up, blocks=("n",))
+            return SlotTable(down=("x", "m", "v", "n"), up=up, relative=("v",), blocks=("n",))
         if self.moments == "keep":
             return SlotTable(down=("x",), up={"x": "mean"}, kept=("m", "v", "n"), counts=("n",))
         return SlotTable(down=("x",), up={"x": "mean"})

@@ -12,7 +12,8 @@
         c = c + |S|/N mean (c_i⁺ − c_i)  over S,  N clients in all
 
 With the uniform mean the last line is c + (1/N) Σ (c_i⁺ − c_i): |S| counts the accepted replies. A client whose reply
-is rejected keeps its old c_i. The paper's server learning rate is fixed at 1.
+is rejected keeps its old c_i. If the server clips c_i⁺ − c_i, or a codec rounds it, c_i changes by what the server
+takes, so c stays the mean of all c_i. The paper's server learning rate is fixed at 1.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning".
 ICML 2020. arXiv 1910.06378.
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedlalr.algorithms.slots import Context, Slots, SlotTable
+from fedlalr.algorithms.slots import Context, Reduction, Slots, SlotTable
 from fedlalr.common.option_types import Checked, Positive
 
 
@@ -37,7 +38,8 @@ class SCAFFOLD(Checked):
 
     @property
     def slots(self) -> SlotTable:
-        return SlotTable(down=("x", "c"), up={"x": "mean", "delta_c": "mean"}, kept=("c_i",))
+        up: dict[str, Reduction] = {"x": "mean", "delta_c": "mean"}
+        return SlotTable(down=("x", "c"), up=up, kept=("c_i",), follows=("c_i", "delta_c"))
 
     def init(self, params: Tensor) -> Slots:
         return Slots(x=params, c=torch.zeros_like(params))

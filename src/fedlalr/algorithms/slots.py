@@ -90,7 +90,9 @@ class SlotTable:
     `down` is broadcast by the server. `up` is sent by every client, with the reduction that the server applies over the
     cohort; a slot that is also in `down` is reduced as *change from the broadcast*, so that a coordinate nobody touched
     stays exactly as it was. `kept` stays on the client from one of its rounds to the next and starts at zero. `counts`
-    names kept slots that are one number `[1]` instead of one per coordinate, such as a number of steps. `grows` names
+    names kept slots that are one number `[1]` instead of one per coordinate, such as a number of steps. `follows` is a
+    kept slot and the uploaded slot by which it changes, such as `("c_i", "delta_c")`: if the server clips that change,
+    or a codec rounds it, the kept slot changes by what the server takes, so that both sides still agree. `grows` names
     slots that can only grow from the broadcast value, so that a reply below it is rejected. `relative` names
     slots that the method divides by, or that it divides: their small numbers must not be rounded to zero. Slots that
     grow or start above zero need not be listed.
@@ -108,6 +110,7 @@ class SlotTable:
     up: Mapping[str, Reduction]
     kept: tuple[str, ...] = ()
     counts: tuple[str, ...] = ()
+    follows: tuple[str, str] | None = None
     grows: tuple[str, ...] = field(default=())
     relative: tuple[str, ...] = ()
     gradients: Mapping[str, str] = field(default_factory=dict)
@@ -127,6 +130,13 @@ class SlotTable:
         for name in self.counts:
             if name not in self.kept:
                 raise ValueError(f"slot {name!r} is listed in counts but is not in kept")
+        if self.follows is not None:
+            kept, sent = self.follows
+            if kept not in self.kept or sent not in self.up or sent in self.down:
+                raise ValueError(
+                    f"follows must name a slot in kept and one that is only in up, such as ('c_i', 'delta_c'), not "
+                    f"{self.follows!r}"
+                )
         for name in self.grows:
             if name not in self.up or name not in self.down:
                 raise ValueError(f"slot {name!r} is listed in grows but is not in both down and up")

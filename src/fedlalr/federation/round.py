@@ -17,7 +17,15 @@ from fedlalr.federation.replies.reducing import reduce_buffers, reduce_replies, 
 from fedlalr.federation.replies.reductions import SlotReduction
 from fedlalr.federation.replies.screening import MAX_NORM_RATIO, OnRejected, Rejection, screen
 from fedlalr.training.interfaces import Buffers, Engine, Probe, Replies, Trace, Training, Work, real_numbers
-from fedlalr.training.personal import first_kept, from_clients, shared_buffers, shared_slots, to_clients, with_personal
+from fedlalr.training.personal import (
+    first_kept,
+    from_clients,
+    shared_buffers,
+    shared_slots,
+    to_clients,
+    with_personal,
+    with_shared,
+)
 from fedlalr.training.ranks import WHOLE
 from fedlalr.training.torch_state import module_randomness
 
@@ -196,9 +204,21 @@ def _reduce(
             reduced, buffers = reduce_replies(accepted, work.broadcast, work.buffers, share, channel.table, how)
             reduced = channel.rebased(reduced, work.broadcast, server)
     slots = update_slots(state, work, reduced, steps, share, training)
-    theirs = accepted.kept.map(accepted.spread.gather)
+    theirs = _kept_after(accepted, work, training).map(accepted.spread.gather)
     kept = {**state.kept, **(by_client(theirs, accepted.clients) if theirs else {})}
     return ServerState(round=work.round, slots=slots, buffers=buffers or state.buffers, kept=kept)
+
+
+def _kept_after(accepted: Replies, work: Work, training: Training) -> Slots:
+    """What the accepted clients keep. A slot that follows an upload changes by what is left of it after codecs and
+    clipping."""
+    if training.algorithm.slots.follows is None:
+        return accepted.kept
+    name, sent = training.algorithm.slots.follows
+    rows = torch.searchsorted(work.clients, accepted.spread.mine(accepted.clients))
+    before = shared_slots(training, work.kept.only(name))[name]
+    after = before[rows.to(before.device)] + accepted.slots[sent]
+    return with_shared(training, accepted.kept, name, after)
 
 
 def by_client(stacks: Slots, clients: Tensor) -> dict[int, Slots]:

@@ -36,6 +36,28 @@ def test_clients_with_a_rare_class_are_heard_after_the_majority_has_converged(at
     assert clipped >= set(range(attacks.RARE))  # it is the share of the broadcast that lets them through
 
 
+class Constant(nn.Module):
+    """Predicts one number: the mean of all clients' targets is best."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    def forward(self, inputs):
+        return inputs * self.w
+
+
+@pytest.mark.parametrize("options", [{}, {"engine": "reference"}, {"compression": "balanced"}], ids=repr)
+def test_control_variates_that_were_clipped_still_lead_to_the_optimum(options):
+    """The change of an outlier's c_i is clipped in the first rounds, after which c is still the mean of all c_i."""
+    ones = torch.ones(1, 1, dtype=torch.float64)
+    clients = [(ones, target * ones) for target in (0.0, 1.0, -1.0, 100.0)]
+    options = {"rounds": 250, "batch_size": None, "local": fl.Steps(2), "loss": nn.functional.mse_loss, **options}
+    result = fl.run(Constant(), clients, fl.SCAFFOLD(lr=0.05), **options)
+    assert result.history[0].clipped == (3,)
+    assert result.model.w.item() == pytest.approx(25.0, abs=1e-9 if "compression" not in options else 0.1)
+
+
 def test_an_ordinary_run_keeps_its_bits():
     common = {"rounds": 3, "local": fl.Steps(3), "batch_size": 4, "engine": "reference"}
     screened, plain = (

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import platformdirs
+import torch
 from flwr.app import ConfigRecord, Context, MessageType, RecordDict
 from torch import nn
 
@@ -18,10 +19,11 @@ from fedlalr.federation.compression.channel import Channel
 from fedlalr.federation.compression.compression import NONE, Compression
 from fedlalr.federation.evaluation import evaluate_client
 from fedlalr.federation.options import Options
+from fedlalr.federation.replies.reductions import clip
 from fedlalr.federation.session import initial_state
 from fedlalr.federation.storage.fingerprint import contract
 from fedlalr.flower.client.state import KeptStore
-from fedlalr.flower.client.training import train_locally
+from fedlalr.flower.client.training import CHANGE, train_locally
 from fedlalr.flower.client_data import RemoteClients, own_data
 from fedlalr.flower.settings import read_settings
 from fedlalr.flower.wire.arrays import broadcast_from
@@ -29,7 +31,7 @@ from fedlalr.flower.wire.instruction import Instruction
 from fedlalr.flower.wire.records import FACTS, answer_content, contents_in, instruction_in, score_content
 from fedlalr.training.calling import target_of
 from fedlalr.training.interfaces import Buffers, Training
-from fedlalr.training.personal import first_kept, shared_buffers
+from fedlalr.training.personal import first_kept, shared_buffers, shared_slots, with_shared
 from fedlalr.training.torch_state import get_buffers
 
 PARTITION, STATE_FOLDER = "partition-id", "state-dir"
@@ -126,13 +128,21 @@ class NodeClient:
     def _stored(
         self, instruction: Instruction, context: Context, training: Training, compression: Compression
     ) -> tuple[KeptStore, Slots]:
-        """The store of this node's client, and its state for a round."""
+        """The store of this node's client, and its state for a round. A kept slot that follows an upload has changed by
+        what the server took of it."""
         configured = str(context.node_config.get(STATE_FOLDER, ""))
         folder = self.state_dir or configured or platformdirs.user_state_path("fedlalr")
         store = KeptStore(folder, instruction.run, instruction.client)
         state = initial_state(training)
         first = first_kept(training, state.slots, state.buffers, compression.residuals)
-        return store, store.load(instruction.kept, first)
+        if training.algorithm.slots.follows is None:
+            return store, store.load(instruction.kept, first)
+        name, _ = training.algorithm.slots.follows
+        before = shared_slots(training, first.only(name))[name]
+        found = store.load(instruction.kept, first.replace(**{CHANGE: torch.zeros_like(before)}))
+        change = clip(found[CHANGE][None], None, [instruction.taken])[0]
+        after = shared_slots(training, found.only(name))[name] + change
+        return store, with_shared(training, found.only(*first), name, after)
 
 
 def _sent(

@@ -15,8 +15,12 @@ from fedlalr.federation.compression.channel import Channel
 from fedlalr.flower.wire.instruction import Instruction
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.interfaces import Buffers, Replies, Training, Work, write_reply
-from fedlalr.training.personal import BUFFER, from_clients, to_clients
+from fedlalr.training.personal import BUFFER, from_clients, shared_slots, to_clients, with_shared
 from fedlalr.training.torch_state import forked_generators, seed_generators
+
+CHANGE = "change"
+"""The name of the change of a kept slot that follows an upload. It is stored beside the slot, as only the next
+instruction says how much of it the server took."""
 
 
 class Answer(NamedTuple):
@@ -81,11 +85,17 @@ def train_locally(
         raise ValueError(f"the kept {broken[0]} of client {client} is no longer finite; lower the learning rates")
     upload = replies.slots.map(lambda tensor: tensor[0])
     errors, content = channel.upload(upload, broadcast, kept, client)
+    after = replies.kept.map(lambda tensor: tensor[0])
+    if training.algorithm.slots.follows is not None:
+        name, sent = training.algorithm.slots.follows
+        taken = channel.decode_reply(sent, content[sent][None], broadcast)[0] if sent in content else upload[sent]
+        before = shared_slots(training, kept.only(name))[name]
+        after = with_shared(training, after, name, before).replace(**{CHANGE: taken})
     return Answer(
         upload=upload.only(*channel.table.up),
         content=content,
         buffers={name: buffer[0] for name, buffer in replies.buffers.items()},
-        kept=replies.kept.map(lambda tensor: tensor[0]).replace(**errors),
+        kept=after.replace(**errors),
         samples=int(replies.samples[0]),
         steps=limit.steps,
         loss=float(replies.losses[0]),

@@ -86,7 +86,7 @@ class SpooledInbox:
         reduced = {}
         for name in table.up:
             chosen = {name: how[name]} if name in how else {}
-            alone = replace(table, up={name: table.up[name]}, grows=())
+            alone = replace(table, up={name: table.up[name]}, grows=(), follows=None)
             factors = closed.factors.get(name, ())
             parts = []
             for start, stop in _pieces(self._spool.size, len(closed.rows), chosen.get(name)):

@@ -6,10 +6,10 @@ Sampling, screening, reduction and the update are the simulator's functions.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,32 +33,42 @@ from fedlalr.training.intervals import checked
 from fedlalr.training.personal import shared_buffers, shared_slots
 
 
+class Valid(NamedTuple):
+    """Which state of a client is valid."""
+
+    round: int = 0
+    """The one after this round; 0 if the client has none yet."""
+    taken: float = 1.0
+    """The share that the server took of the change that a kept slot follows: less than 1 if it was clipped."""
+
+
 class AcceptedRounds:
-    """The round whose kept state is valid, for each client, now and in every checkpoint that a run may resume from."""
+    """The valid state of each client, now and in every checkpoint that a run may resume from."""
 
-    def __init__(self, accepted: Mapping[str, int] | None = None) -> None:
-        self._accepted = {int(client): round for client, round in (accepted or {}).items()}
-        self._saved: deque[dict[int, int]] = deque(maxlen=CHECKPOINTS_KEPT)
+    def __init__(self, accepted: Mapping[str, Sequence[Any]] | None = None) -> None:
+        self._accepted = {int(client): Valid(*valid) for client, valid in (accepted or {}).items()}
+        self._saved: deque[dict[int, Valid]] = deque(maxlen=CHECKPOINTS_KEPT)
 
-    def note(self, round: int, clients: Iterable[int]) -> None:
-        """Record the clients whose replies a round accepted."""
-        self._accepted |= dict.fromkeys(clients, round)
+    def note(self, round: int, clients: Sequence[int], taken: Sequence[float] = ()) -> None:
+        """Record the clients whose replies a round accepted, and the shares that it took; all of each by default."""
+        shares = taken or [1.0] * len(clients)
+        self._accepted |= {client: Valid(round, share) for client, share in zip(clients, shares, strict=True)}
 
     def saved(self) -> None:
         """Record that a checkpoint contains the current state."""
         self._saved.append(dict(self._accepted))
 
-    def kept(self, client: int) -> int:
-        """The round whose kept state of a client is valid; 0 if the client has none yet."""
-        return self._accepted.get(client, 0)
+    def valid(self, client: int) -> Valid:
+        """The valid state of a client."""
+        return self._accepted.get(client, Valid())
 
     def settled(self, client: int) -> int:
         """The oldest round whose state may still be requested; 0 until the maximum number of checkpoints exists."""
-        return self._saved[0].get(client, 0) if len(self._saved) == CHECKPOINTS_KEPT else 0
+        return self._saved[0].get(client, Valid()).round if len(self._saved) == CHECKPOINTS_KEPT else 0
 
-    def as_dict(self) -> dict[str, int]:
+    def as_dict(self) -> dict[str, list[float]]:
         """The content for a checkpoint."""
-        return {str(client): round for client, round in sorted(self._accepted.items())}
+        return {str(client): list(valid) for client, valid in sorted(self._accepted.items())}
 
 
 class Offer(NamedTuple):
@@ -159,6 +169,7 @@ class FederatedServer:
 
     def instruction(self, client: int, work: Work | None = None) -> Instruction:
         """The instruction for one client of a round's cohort; without work, to evaluate the current model."""
+        valid = self.accepted_rounds.valid(client)
         return Instruction(
             run=self.run,
             round=work.round if work else self.state.round,
@@ -169,7 +180,8 @@ class FederatedServer:
             seed=self.training.seed,
             contract=self.contract,
             layout=self.layout,
-            kept=self.accepted_rounds.kept(client),
+            kept=valid.round,
+            taken=valid.taken,
             settled=self.accepted_rounds.settled(client),
             deadline=self.train_deadline,
         )
@@ -198,7 +210,9 @@ class FederatedServer:
         finally:
             inbox.dispose()
         self.state = ServerState(round=work.round, slots=slots, buffers=buffers or self.state.buffers)
-        self.accepted_rounds.note(work.round, replies.clients.tolist())
+        follows = training.algorithm.slots.follows
+        taken = closed.factors.get(follows[1], ()) if follows is not None else ()
+        self.accepted_rounds.note(work.round, replies.clients.tolist(), taken)
         return RoundOutcome(
             state=self.state,
             replied=count,

@@ -27,6 +27,8 @@ class Instruction:
     """How the arrays are packed, see `arrays.py`."""
     kept: int = 0
     """The client continues from its state after this round; 0: from the initial state."""
+    taken: float = 1.0
+    """The share that the server took of the last change that a kept slot follows: less than 1 if it was clipped."""
     settled: int = 0
     """The server will not request a client state from before this round."""
     deadline: float = 0.0
