@@ -128,7 +128,8 @@ def _conversion(client: object) -> str:
     if isinstance(client, list) and client and isinstance(client[0], tuple | list) and len(client[0]) == 2:
         return (
             ". Convert a list of samples to the pair (torch.stack([input for input, _ in samples]), "
-            "torch.tensor([target for _, target in samples]))"
+            "torch.tensor([target for _, target in samples])), or, if they differ in length, pass collate_fn=, a "
+            "function that pads the samples of a batch"
         )
     if isinstance(client, Dataset):
         return ". Read the samples of a stream into tensors first"
