@@ -96,7 +96,8 @@ def explain_client(number: int, client: object) -> str:
     if isinstance(client, DataLoader):
         return (
             f"client {number} is a DataLoader; pass its data set, loader.dataset: the run forms the batches itself, "
-            f"with collate_fn=loader.collate_fn if the loader has its own"
+            f"with collate_fn=loader.collate_fn if the loader has its own. It shuffles the samples itself: the "
+            f"loader's batch size, sampler and shuffling do not count"
         )
     return f"client {number} is {_form(client)}; {_WANTED}{_conversion(client)}"
 
