@@ -1,3 +1,5 @@
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -6,6 +8,7 @@ import torch
 from fedlalr import config
 from fedlalr.config import ConfigError, RunDirectory
 from fedlalr.config.build import build_interval, build_model, build_population
+from fedlalr.config.run_dir import summarise
 from fedlalr.config.schema import LocalConfig, ModelConfig
 from fedlalr.data import Population, load, partition
 from fedlalr.federation import Observer, Record, RoundFailed
@@ -125,6 +128,8 @@ def test_the_summary_says_how_it_ended(tmp_path: Path) -> None:
     assert summary["accuracy"] == result.history[-1].accuracy
     assert summary["bytes_up"] == result.bytes_up
     assert summary["bytes_down"] == result.bytes_down
+    endless = replace(result.history[-1], loss=math.inf)
+    assert summarise(small(), result.info, [endless])["loss"] is None
 
 
 def test_incompatible_settings_are_rejected_before_anything_is_written(tmp_path: Path) -> None:

@@ -34,6 +34,9 @@ def sized(inputs, classes, size=5):
     assert size == 5
     return nn.Linear(inputs, classes)
 
+def flat(inputs, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, classes))
+
 def samples(count, seed):
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(count, 4, generator=generator)
@@ -160,6 +163,18 @@ def test_every_kind_of_data_runs(settings: tuple[str, ...], accuracy: bool) -> N
     assert (json.loads(result.stdout)["accuracy"] is not None) == accuracy
 
 
+@pytest.mark.parametrize("command", ["run", "compare"])
+@pytest.mark.parametrize("model", ["model=mine:flat", "model={name: mine:flat}"])
+def test_a_model_of_your_own_is_not_trained_on_data_that_nobody_named(command: str, model: str) -> None:
+    result = cli(command, model, *SMALL)
+    assert result.exit_code == 2, result.output
+    told = "error: model=mine:flat is your own model, but nothing names its data: add data=module:function, such as "
+    assert result.stderr.startswith(told)
+    assert result.stderr.endswith("such as quickstart model=mine:flat\n")
+    assert not Path("runs").exists()
+    assert cli("run", "quickstart", model, *SMALL).exit_code == 0
+
+
 def test_methods_are_compared_and_tuned_on_your_problem() -> None:
     own = ("model=mine:make", "data=mine:clients", *SMALL, "--seeds", "1", "--jobs", "1")
     grid = ("grid={fedlalr: {lr: [0.01, 0.1]}}", "--grid", "--grid-seeds", "1", "--run-dir", "tuned")
@@ -246,7 +261,7 @@ def test_a_report_does_not_import_your_module() -> None:
         (["model=mine:make", "data=mine:clients", "data.options.n=3"], "has no parameter 'n'; it has count, seed"),
         (["model=mine:sized", "data=mine:lines"], "mine:sized needs 'classes'; set it with model.classes=…"),
         (
-            ["model=mine:make"],
+            ["quickstart", "model=mine:make"],
             "(16x8 and 4x4); data is digits, from quickstart; for your own, add data=mypackage.data:clients",
         ),
         (["model=mine:make", "data=mine:samples"], "mine:samples needs 'count'; set it with data.options.count=…"),

@@ -108,6 +108,17 @@ def test_a_collate_fn_forms_the_batches_and_its_dict_is_split():
     assert equal(again.batch(0, positions), wanted)
 
 
+def test_a_collate_fn_pads_pairs_in_a_list_too():
+    def pad(samples):
+        inputs, targets = zip(*samples, strict=True)
+        return torch.nn.utils.rnn.pad_sequence(list(inputs), batch_first=True), torch.tensor(targets)
+
+    pairs = [(torch.ones(1), 0), (torch.ones(2), 1)]
+    wanted = (torch.tensor([[1.0, 0.0], [1.0, 1.0]]), torch.tensor([0, 1]))
+    for read in (as_clients([pairs], collate_fn=pad), as_test(pairs, collate_fn=pad)):
+        assert equal(read.batch(0, torch.arange(2)), wanted)
+
+
 @pytest.mark.parametrize(
     ("collate_fn", "message"),
     [

@@ -77,6 +77,12 @@ def test_a_model_of_several_outputs_is_trained_on_numbers(named):
         fl.run(Two(named), clients, fl.FedAvg(0.1), rounds=1, loss=lambda o, t: F.mse_loss(o[first], t))
 
 
+def test_a_loss_of_a_model_that_returns_a_tuple_is_rejected_with_the_fix():
+    clients = [(torch.randn(6, 4), torch.zeros(6, dtype=torch.int64))] * 2
+    with pytest.raises(ValueError, match=r"a tuple: .*return_dict=True, .*cross_entropy\(outputs\[0\], targets"):
+        fl.run(Two(False), clients, fl.FedAvg(0.1), rounds=1)
+
+
 @pytest.mark.parametrize("row", [[0.2, -0.3, 1.1], [1.0, 0.0, 1.0]], ids=["numbers", "several labels"])
 def test_targets_that_are_not_probabilities_are_rejected_by_cross_entropy(row):
     clients = [(torch.zeros(4, 4), torch.tensor([row] * 4))] * 2

@@ -13,7 +13,7 @@ from torch import nn
 import fedlalr as fl
 from conftest import make_clients, make_model
 from fedlalr.federation.evaluation import evaluate
-from fedlalr.federation.record import Record
+from fedlalr.federation.record import Distribution, Record
 
 SETTINGS = {"rounds": 3, "batch_size": 4, "engine": "reference"}
 
@@ -129,11 +129,28 @@ def test_what_is_computed_in_bfloat16_is_measured_in_float32():
 
 
 def test_a_measure_that_is_no_number_survives_the_file():
-    record = Record(1, 0.5, None, 0.5, 0.1, 1.0, 1, 1, 2, metrics={"auc": math.nan, "f1": 0.25})
-    assert json.loads(record.to_json())["metrics"] == {"auc": None, "f1": 0.25}
-    again = Record.from_json(record.to_json()).metrics
-    assert math.isnan(again["auc"])
-    assert again["f1"] == 0.25
+    metrics = {"auc": math.nan, "f1": 0.25, "psnr": math.inf, "log": -math.inf}
+    over = {"loss": Distribution(math.inf, math.nan, math.inf, 3)}
+    record = Record(1, math.inf, None, 0.5, 0.1, 1.0, 1, 1, 2, epsilon=math.inf, metrics=metrics, per_client=over)
+    plain = json.loads(record.to_json(), parse_constant=pytest.fail)  # JSON has neither NaN nor infinities
+    assert plain["metrics"] == {"auc": None, "f1": 0.25, "psnr": "Infinity", "log": "-Infinity"}
+    again = Record.from_json(record.to_json())
+    assert repr(again) == repr(record)
+
+
+def test_a_run_resumed_or_loaded_after_an_infinite_measure_remembers_it(tmp_path):
+    clients, test = with_test()
+    values = iter((math.inf, *range(20)))
+
+    def run(rounds):
+        stopping = fl.EarlyStopping(patience=3, metric="psnr", mode="max")
+        metrics = {"psnr": lambda outputs, targets: next(values)}
+        options = {**SETTINGS, "rounds": rounds, "test": test, "metrics": metrics, "observers": [stopping]}
+        return fl.run(make_model(), clients, fl.FedAvg(lr=0.1), **options, run_dir=tmp_path, resume=rounds > 2)
+
+    run(2).save(tmp_path / "result")
+    assert fl.load(tmp_path / "result", make_model()).history[0].metrics == {"psnr": math.inf}
+    assert run(9).history[-1].round == 4
 
 
 def test_records_of_version_0_1_are_rejected_by_name():

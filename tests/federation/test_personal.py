@@ -79,6 +79,8 @@ def test_a_client_that_never_took_part_has_the_initial_personal_parameters():
         assert torch.equal(result.client_model(other)[0].weight, result.model[0].weight)
     with pytest.raises(ValueError, match="there is no client 5; the clients are numbered 0 to 4"):
         result.client_model(5)
+    with pytest.raises(ValueError, match="there is no client 'a'; the clients are numbered 0 to 4"):
+        result.client_model("a")
 
 
 def test_without_personal_parameters_every_client_has_the_servers_model():

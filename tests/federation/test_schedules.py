@@ -1,6 +1,7 @@
 """Learning-rate schedules: their values, their checks, and what they mean for a run and its resumption."""
 
 import math
+import warnings
 from itertools import pairwise
 from pathlib import Path
 
@@ -137,6 +138,18 @@ def test_a_run_whose_schedule_depends_on_its_length_cannot_be_extended(tmp_path)
         rates_of(fl.schedules.Cosine(), 3, run_dir=tmp_path / "cosine", resume=True)
     rates_of(fl.schedules.Exponential(0.5), 2, run_dir=tmp_path / "power")
     assert rates_of(fl.schedules.Exponential(0.5), 3, run_dir=tmp_path / "power", resume=True) == [0.5, 0.25, 0.125]
+
+
+@pytest.mark.parametrize("kind", [fl.schedules.Constant, fl.schedules.Exponential])
+def test_a_warm_up_that_takes_the_whole_run_gets_a_warning(kind):
+    with pytest.warns(
+        UserWarning, match=rf"{kind.__name__}'s warmup takes 2 rounds, but the run has only 2, so"
+    ) as told:
+        rates_of(kind(warmup=2), 2)
+    assert len(told) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rates_of(kind(warmup=1), 2)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -64,8 +64,13 @@ def test_a_client_that_runs_out_of_time_sends_what_it_has(engine):
 
 
 def test_a_round_in_which_nobody_finishes_a_step_fails():
-    with pytest.raises(fl.RoundFailed, match=r"0 usable replies.*6 clients .*no local step before the deadline"):
+    with pytest.raises(fl.RoundFailed, match=r"0 usable replies.*6 clients .*no local step .*; raise the deadline"):
         run(stragglers=fl.Stragglers(deadline=0.1))
+
+
+def test_clients_that_are_only_slow_are_not_debugged():
+    with pytest.warns(fl.RepliesRejected, match="does not learn from its data; raise the deadline of stragglers$"):
+        run(stragglers=fl.Stragglers(deadline=2.0))
 
 
 def test_a_run_with_stragglers_resumes_to_the_same_bits(tmp_path):

@@ -79,6 +79,11 @@ def run(model=None, clients=None, algorithm=None, **options):
         ({"min_clients": 3}, "min_clients is 3 but only 2 clients take part"),
         ({"resume": True}, "resume=True needs run_dir"),
         ({"run_dir": ""}, "run_dir is empty"),
+        (
+            {"model": nn.Linear(4, 3, device="meta")},
+            "the model's weight is on the meta device, .*; load the model's wei",
+        ),
+        ({"target": "nonsense"}, "target='nonsense' names a key of samples that are dicts, but the clients are pairs"),
         ({"clients": [(PAIR[0], torch.tensor([0, 1, 7]))]}, "client 0 has label 7, but the model has classes 0 to 2"),
         ({"test": (PAIR[0], torch.tensor([0, 1, -1]))}, "the test set has label -1"),
         (
@@ -126,6 +131,12 @@ def test_bad_values_are_rejected_with_a_message(options, message):
         ({"seed": 1.5}, "seed must be a whole number from 0 to 2.63 - 1, not 1.5"),
         ({"test": PAIR[0]}, r"test must be a pair \(inputs, targets\), .* not Tensor"),
         ({"local": 5}, "local must be fl.Steps"),
+        ({"local": fl.Epochs}, r"local is the class Epochs; pass an instance, such as local=fl.Steps\(10\)"),
+        ({"run_dir": 3}, "run_dir must be the path of a directory, such as 'runs/mine', not 3"),
+        (
+            {"sampling": lambda round, count: [0]},
+            r"sampling must be a function of \(round, population, count, generator\), but yours takes \(round, count\)",
+        ),
         ({"test": DataLoader(TensorDataset(*PAIR))}, "pass its data set, test.dataset, with collate_fn="),
         ({"test": (PAIR[0].to_sparse(), PAIR[1])}, r"the test set's inputs are a sparse tensor; .*to_dense\(\)"),
         ({"clients": {1: PAIR}}, "clients must be a sequence"),

@@ -97,16 +97,29 @@ def test_a_target_that_is_no_whole_per_cent_is_written_out(target: float, writte
 
 
 def test_methods_that_seeds_cannot_tell_apart_are_named() -> None:
-    close = {"fedavg": [curve([0.80]), curve([0.90])], "fedlalr": [curve([0.82]), curve([0.89])]}
+    close = {
+        "fedavg": [curve([0.80]), curve([0.90]), curve([0.85])],
+        "fedlalr": [curve([0.82]), curve([0.89]), curve([0.86])],
+    }
     notes = comparison_table(compare(close, SETTINGS)).notes
-    assert "Indistinguishable from FedLALR with 2 seeds: FedAvg." in notes
+    assert "Indistinguishable from FedLALR with 3 seeds: FedAvg." in notes
+
+
+def test_two_seeds_are_too_few_to_call_methods_indistinguishable() -> None:
+    apart = {"fedavg": [curve([0.10]), curve([0.23])], "fedlalr": [curve([0.80]), curve([0.81])]}
+    notes = comparison_table(compare(apart, SETTINGS)).notes
+    assert "2 seeds are too few to tell FedAvg from FedLALR, however large" in " ".join(notes)
+    assert "Indistinguishable" not in " ".join(notes)
 
 
 def test_methods_with_the_same_difference_in_every_seed_are_not_told_apart() -> None:
-    level = {"fedavg": [curve([0.877]), curve([0.777])], "fedlalr": [curve([0.9]), curve([0.8])]}
+    level = {
+        "fedavg": [curve([0.877]), curve([0.777]), curve([0.677])],
+        "fedlalr": [curve([0.9]), curve([0.8]), curve([0.7])],
+    }
     table = comparison_table(compare(level, SETTINGS))
     assert table.rows[1][2] == "-2.3"
-    assert "Indistinguishable from FedLALR with 2 seeds: FedAvg." in table.notes
+    assert "Indistinguishable from FedLALR with 3 seeds: FedAvg." in table.notes
     assert any("no spread for an interval: FedAvg." in note for note in table.notes)
 
 

@@ -1,4 +1,5 @@
 import json
+import math
 import re
 import shlex
 from dataclasses import replace
@@ -80,7 +81,7 @@ def test_every_part_is_there(text: str) -> None:
     assert "local training" in words
     assert "x is not finite" in words
     assert "label entropy of a client" in words
-    assert "Indistinguishable" in words or "difference to best" in words
+    assert "too few to tell" in words or "difference to best" in words
     assert "engine reference" in words
 
 
@@ -98,6 +99,17 @@ def test_the_drawn_data_is_that_of_the_runs(text: str, comparison_folder: Path) 
     assert data["curves"][1]["y"]["loss"]["mean"][-1] == pytest.approx(mean, rel=1e-4)
     assert len(data["trajectories"]) == 2
     assert [len(view["counts"]) for view in data["partitions"]] == [12, 12]
+
+
+def test_infinite_losses_and_metrics_are_left_out_of_the_curves(comparison_folder: Path) -> None:
+    run = read_run(comparison_folder / "fedavg" / "seed-0")
+    records = [replace(record, loss=math.inf, metrics={"psnr": math.inf}) for record in run.records]
+    text = page([replace(run, records=[*records[:-1], replace(records[-1], loss=0.5)])])
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, flags=re.S)
+    assert found is not None
+    drawn = json.loads(found[1])["curves"][0]["y"]
+    assert drawn["loss"]["mean"] == [*[None] * (len(records) - 1), 0.5]
+    assert drawn["metrics/psnr"] is None
 
 
 def test_words_of_a_configuration_cannot_become_markup(comparison_folder: Path) -> None:

@@ -36,6 +36,7 @@ from fedlalr.config.run_dir import REPORT_FILE
 from fedlalr.federation import Observer
 from fedlalr.federation.progress import RunProgress, duration, megabytes
 from fedlalr.federation.record import Record, distributions_in, loss_name, over_clients
+from fedlalr.federation.stragglers import remedy
 from fedlalr.report.html import write_report
 from fedlalr.training.ranks import process_rank
 
@@ -124,7 +125,7 @@ class FirstRejection(Observer):
             client, reason = record.rejected[0]
             complain(
                 f"warning: round {record.round} rejected the reply of client {client} ({reason}); "
-                f"run with --debug to see what is wrong with it"
+                f"{remedy(reason, '--debug')}"
             )
 
 

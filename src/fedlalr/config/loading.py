@@ -18,6 +18,7 @@ from fedlalr.common.reading import read_file
 from fedlalr.config import yaml_file
 from fedlalr.config.errors import ConfigError, listed
 from fedlalr.config.overrides import Tree, expand, has_own_data, merge, parse_overrides
+from fedlalr.config.own import EXAMPLE, is_own
 from fedlalr.config.schema import Config, Named
 
 CONFIG_FILE = "config.yaml"
@@ -34,9 +35,16 @@ def presets() -> dict[str, str]:
 def load(source: str | Path | None, overrides: Iterable[str] = ()) -> Config:
     """The configuration of a preset, a YAML file or a run directory, with `key=value` overrides.
 
-    Without a source it is `quickstart`, or the defaults if the overrides name a function that makes the clients.
+    Without a source it is `quickstart`, or the defaults if the overrides name a function that makes the clients. A
+    function that makes the model needs data, too: `quickstart` was not tuned for it.
     """
     changes = parse_overrides(overrides)
+    model = expand("model", changes.get("model"))
+    if source is None and "data" not in changes and isinstance(model, Mapping) and is_own(str(model.get("name", ""))):
+        raise ConfigError(
+            f"model={model['name']} is your own model, but nothing names its data: add data=module:function, such as "
+            f"data={EXAMPLE}, or start from a preset's data, such as quickstart model={model['name']}"
+        )
     if source is None and has_own_data(changes):
         module = str(changes["data"]["name"]).partition(":")[0]
         return check(merge({"name": module.rpartition(".")[2], "algorithm": "fedlalr"}, changes))

@@ -97,7 +97,8 @@ def summarise(
 ) -> Summary:
     """The summary of a run. `rejected` are the replies rejected in a failed round, which has no record."""
     accuracies = [record.accuracy for record in records if record.accuracy is not None]
-    last = records[-1].as_dict() if records else {}
+    plain = records[-1].as_dict() if records else {}
+    last = {name: None if isinstance(value, str) else value for name, value in plain.items()}  # an infinity
     return {
         "status": "failed" if failure else "finished" if len(records) == config.rounds else "interrupted",
         "failure": failure,

@@ -35,11 +35,20 @@ def plain_tensors(data: Any) -> Any:
     return data.tensors if is_plain else data
 
 
-def is_dataset(client: object) -> bool:
-    """Whether samples can be read by index. Those of a stream cannot, even if it knows its length."""
+def is_dataset(client: object, collated: bool = False) -> bool:
+    """Whether samples can be read by index. Those of a stream cannot, even if it knows its length.
+
+    A list of pairs is one if a `collate_fn` forms the batches; otherwise it may be meant as something else.
+    """
+    if collated and isinstance(client, list) and client:
+        return all(isinstance(sample, Mapping) or _is_sample(sample) for sample in client)
     if isinstance(client, Dataset):
         return hasattr(client, "__len__") and not isinstance(client, IterableDataset)
     return is_table(client)
+
+
+def _is_sample(sample: object) -> bool:
+    return isinstance(sample, tuple) and len(sample) == 2
 
 
 def is_table(client: object) -> bool:

@@ -96,7 +96,8 @@ def explain_client(number: int, client: object) -> str:
     if isinstance(client, DataLoader):
         return (
             f"client {number} is a DataLoader; pass its data set, loader.dataset: the run forms the batches itself, "
-            f"with collate_fn=loader.collate_fn if the loader has its own"
+            f"with collate_fn=loader.collate_fn if the loader has its own. It shuffles the samples itself: the "
+            f"loader's batch size, sampler and shuffling do not count"
         )
     return f"client {number} is {_form(client)}; {_WANTED}{_conversion(client)}"
 
@@ -128,7 +129,8 @@ def _conversion(client: object) -> str:
     if isinstance(client, list) and client and isinstance(client[0], tuple | list) and len(client[0]) == 2:
         return (
             ". Convert a list of samples to the pair (torch.stack([input for input, _ in samples]), "
-            "torch.tensor([target for _, target in samples]))"
+            "torch.tensor([target for _, target in samples])), or, if they differ in length, pass collate_fn=, a "
+            "function that pads the samples of a batch"
         )
     if isinstance(client, Dataset):
         return ". Read the samples of a stream into tensors first"

@@ -182,22 +182,25 @@ def as_clients(clients: object, target: Target | None = None, collate_fn: Collat
         raise TypeError(explain_clients(clients))
     if not clients:
         raise ValueError("there are no clients; pass at least one (inputs, targets) pair")
-    if collate_fn is None:
+    collated = collate_fn is not None
+    if not collated:
         pairs = [as_pair(client, f"client {i}'s", target) for i, client in enumerate(clients)]
         if all(pair is not None for pair in pairs):
             return _pool([pair for pair in pairs if pair is not None])
-    if all(map(is_dataset, clients)):
+    if all(is_dataset(client, collated) for client in clients):
         datasets = DatasetClients(clients, target=target, collate_fn=collate_fn)
         _check_not_empty(datasets.sizes)
-        tables = pooled_tables(clients, target) if collate_fn is None else None
+        tables = None if collated else pooled_tables(clients, target)
         return datasets if tables is None else _pool(tables)
-    odd = next((i for i, one in enumerate(clients) if not is_dataset(one) and (collate_fn or pairs[i] is None)), None)
+    odd = next(
+        (i for i, one in enumerate(clients) if not is_dataset(one, collated) and (collated or pairs[i] is None)), None
+    )
     if odd is None:
         raise TypeError(
             "some clients are pairs of tensors and others torch Datasets; convert each pair with "
             "torch.utils.data.TensorDataset(inputs, targets)"
         )
-    if collate_fn is not None and as_pair(clients[odd], f"client {odd}'s", target) is not None:
+    if collated and as_pair(clients[odd], f"client {odd}'s", target) is not None:
         raise TypeError(
             f"collate_fn= forms batches of the samples of data sets, but client {odd} consists of tensors; leave "
             f"collate_fn out, or pass data sets"

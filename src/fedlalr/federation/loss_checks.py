@@ -98,6 +98,12 @@ def check_loss(training: Training, outputs: Any, targets: Tree, whose: str) -> N
         hint = ""
         if not isinstance(targets, Tensor):
             hint = "; the loss gets the targets as they are, here " + type(targets).__name__
+        elif isinstance(outputs, tuple):
+            hint = (
+                "; the model returns a tuple: a Hugging Face model gives its logits with return_dict=True, for others "
+                "name the part, such as "
+                "loss=lambda outputs, targets: torch.nn.functional.cross_entropy(outputs[0], targets)"
+            )
         elif targets.dtype in (torch.bool, torch.int8, torch.int16, torch.int32):
             hint = "; labels must be int64, so use targets.long()"
         elif ignored_label(training.loss) is not None and targets.dtype == torch.int64 and targets.shape[1:] == (1,):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,6 +47,8 @@ def _check_engine(engine: object) -> None:
 
 
 def _check_run_dir(run_dir: object) -> None:
+    if run_dir is not None and not isinstance(run_dir, str | PathLike):
+        raise TypeError(f"run_dir must be the path of a directory, such as 'runs/mine', not {run_dir!r}")
     if run_dir is not None and not str(run_dir).strip():
         raise ValueError("run_dir is empty; name a directory, or leave it out to write nothing")
 
@@ -202,6 +205,9 @@ class Options(LocalOptions):
         check_model(model)
         check_algorithm(algorithm)
         check_fields(self)
+        if isinstance(self.local, type):
+            name = self.local.__name__
+            raise TypeError(f"local is the class {name}; pass an instance, such as local=fl.Steps(10) or fl.Epochs(1)")
         check_rates(self.schedule, algorithm.lr, self.rounds)
         if self.accumulate > 1 and self.batch_size is None:
             raise ValueError(

@@ -26,7 +26,7 @@ from fedlalr.federation.sampling import draw_cohort, poisson
 from fedlalr.federation.schedules import depends_on_rounds, rates
 from fedlalr.federation.storage.fingerprint import data_facts, facts_of
 from fedlalr.federation.stragglers import Stragglers, client_speeds
-from fedlalr.federation.validation import as_client_tests, check_cohort, check_data, check_observers
+from fedlalr.federation.validation import as_client_tests, check_cohort, check_data, check_observers, check_target
 from fedlalr.training import Training
 from fedlalr.training.calling import target_of
 from fedlalr.training.options import options_in
@@ -68,6 +68,7 @@ class Problem:
         options.check(model, algorithm)
         target = target_of(model, options.loss, options.target)
         clients = cast(Clients, data) if remote else as_clients(data, target, options.collate_fn)
+        check_target(options.target, data)
         check_combinations(features_of(options) | ({MAX} if "max" in algorithm.slots.up.values() else set()))
         check_observers(options.observers)
         rules = options.rules(algorithm)

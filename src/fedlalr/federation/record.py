@@ -63,12 +63,12 @@ class Record:
     """How many updates old the replies' versions were, on average; None in a synchronous run."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values; non-finite numbers become None, as JSON cannot represent them."""
+        """Plain values. JSON has only finite numbers: NaN becomes None, infinities "Infinity" and "-Infinity"."""
         plain = asdict(self)
         plain["rejected"] = [rejection._asdict() for rejection in self.rejected]
-        plain["metrics"] = _finite(self.metrics)
-        plain["per_client"] = {name: _finite(each._asdict()) for name, each in self.per_client.items()}
-        return _finite(plain)
+        plain["metrics"] = _stored(self.metrics)
+        plain["per_client"] = {name: _stored(each._asdict()) for name, each in self.per_client.items()}
+        return _stored(plain)
 
     def numbers(self) -> dict[str, float | None]:
         """Every number by name: clients in a list are counted, the parts of the time are under `timing/`, the caller's
@@ -86,7 +86,10 @@ class Record:
     @classmethod
     def from_json(cls, line: str) -> Record:
         """The inverse of `to_json`."""
-        plain = json.loads(line)
+        found = json.loads(line)
+        if not isinstance(found, dict):
+            raise ValueError(f"a record must be a table of values, not a {type(found).__name__}")
+        plain = _with_infinities(found)
         if "buffer_bytes_up" in plain:
             raise ValueError("it was written by fedlalr 0.1, whose records this version does not read; run it again")
         plain["rejected"] = tuple(Rejection(**rejection) for rejection in plain["rejected"])
@@ -168,9 +171,18 @@ def spent(record: Record) -> str:
     return "" if record.epsilon is None else f"epsilon {record.epsilon:.3g}, "
 
 
+_INFINITIES = {"Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def _with_infinities(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _INFINITIES.get(value, value) if isinstance(value, str) else value for name, value in values.items()}
+
+
 def _with_nan(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: math.nan if value is None else value for name, value in values.items()}
+    return {name: math.nan if value is None else value for name, value in _with_infinities(values).items()}
 
 
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+def _stored(values: Mapping[str, Any]) -> dict[str, Any]:
+    names = {number: name for name, number in _INFINITIES.items()}
+    odd = {k: names.get(v) for k, v in values.items() if isinstance(v, float) and not math.isfinite(v)}
+    return {**values, **odd}

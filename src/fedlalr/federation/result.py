@@ -59,8 +59,8 @@ class Result:
 
     def client_model(self, client: int) -> nn.Module:
         """A client's model: the server's, with its own personal parameters and local buffers if it took part."""
-        if not 0 <= client < self.info.population:
-            raise ValueError(f"there is no client {client}; the clients are numbered 0 to {self.info.population - 1}")
+        if client not in range(self.info.population):
+            raise ValueError(f"there is no client {client!r}; the clients are numbered 0 to {self.info.population - 1}")
         if self.personal is None:
             raise RuntimeError("the clients' models are on their own machines; the server has only what they share")
         model = copied(self.model)

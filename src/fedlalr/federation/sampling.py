@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
@@ -88,6 +89,21 @@ def check_sampling(sampling: object) -> None:
             f"sampling must be a name or a function of (round, population, count, generator) that returns the clients "
             f"of a round, not {sampling!r}"
         )
+    if callable(sampling) and not _takes_four(sampling):
+        raise TypeError(
+            f"sampling must be a function of (round, population, count, generator), but yours takes "
+            f"{inspect.signature(sampling)}"
+        )
+
+
+def _takes_four(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(*range(4))
+    except TypeError:
+        return False
+    except ValueError:  # a built-in without a signature
+        return True
+    return True
 
 
 def _checked(chosen: Any, population: int, count: int, round: int) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -173,6 +174,13 @@ def rates(schedule: Any, lr: float, rounds: int) -> Callable[[int], float]:
 def check_rates(schedule: Schedule, lr: float, rounds: int) -> None:
     """Reject a schedule that gives an invalid rate in one of the first `CHECKED_ROUNDS` rounds."""
     rate = rates(schedule, lr, rounds)
+    warmup = schedule.warmup if isinstance(schedule, Constant | Exponential) else 0  # the others reject it
+    if warmup >= rounds:
+        warnings.warn(
+            f"{type(schedule).__name__}'s warmup takes {warmup} rounds, but the run has only {rounds}, so it never "
+            f"reaches the full learning rate unless it is resumed; use fewer rounds of warm-up, or more rounds",
+            stacklevel=5,  # at the call of `fl.run`
+        )
     for round in range(1, min(rounds, CHECKED_ROUNDS) + 1):
         rate(round)
 

@@ -30,6 +30,7 @@ from fedlalr.federation.result import Result, named_state, personal_states, trai
 from fedlalr.federation.round import RoundOutcome, ServerState
 from fedlalr.federation.storage.fingerprint import plain
 from fedlalr.federation.storage.journal import Journal
+from fedlalr.federation.stragglers import remedy
 from fedlalr.federation.validation import check_slots
 from fedlalr.training import Training
 from fedlalr.training.memory import check_kept
@@ -287,5 +288,5 @@ def _shut_out(record: Record, client: int) -> str:
     reason = dict(record.rejected)[client]
     return (
         f"client {client} has been rejected in each of its last {SEVERAL} rounds ({reason}), so the model does not "
-        f"learn from its data; run with debug=True to see what is wrong with it"
+        f"learn from its data; {remedy(reason, 'debug=True')}"
     )

@@ -23,6 +23,13 @@ from fedlalr.data.random import SPEEDS, key
 TOO_SLOW = "it finished no local step before the deadline"
 
 
+def remedy(reason: str, debug: str) -> str:
+    """What to do about a rejected reply; `debug` is the option that shows the client's data."""
+    if reason == TOO_SLOW:
+        return "raise the deadline of stragglers"
+    return f"run with {debug} to see what is wrong with it"
+
+
 @dataclass(frozen=True)
 class Stragglers(Checked):
     """oversample: sample this share of clients in addition, and take the first `clients_per_round` replies.

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from fedlalr.algorithms.slots import Algorithm, Slots
 from fedlalr.common.checks import check_instance
 from fedlalr.common.named import nearest
+from fedlalr.data.client_forms import as_pair
 from fedlalr.data.population import Clients, Population, as_clients
 from fedlalr.data.transforms import Transform
 from fedlalr.data.trees import Tree, moved, named_leaves
@@ -48,6 +49,12 @@ def check_model(model: object) -> None:
         raise ValueError(
             f"the model's {lazy[0]} has no shape before the first forward pass (a lazy module); pass a batch "
             f"through the model first, such as model(inputs[:2])"
+        )
+    empty = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
+    if empty:
+        raise ValueError(
+            f"the model's {empty[0]} is on the meta device, where tensors have no values; load the model's weights "
+            f"first, or create them with model.to_empty(device='cpu') and initialise them"
         )
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and not parameter.isfinite().all():
@@ -143,6 +150,17 @@ def check_data(
         if clients is training.clients:
             _warn_of_own_tokens(training.model, inputs, targets, ignored)
     check_loss(training, outputs, targets, whose)
+
+
+def check_target(target: object, clients: object) -> None:
+    """Reject the key of a target if no client's samples are dicts, in which it would be looked up."""
+    if target is None or not isinstance(clients, Sequence):
+        return
+    if all(not isinstance(client, Mapping) and as_pair(client, "a client's", None) is not None for client in clients):
+        raise ValueError(
+            f"target={target!r} names a key of samples that are dicts, but the clients are pairs of tensors, whose "
+            f"second part is the target; leave target out, or pass dicts"
+        )
 
 
 def check_arguments(model: nn.Module, inputs: Tree, targets: Tree | None, whose: str) -> None:

@@ -79,9 +79,14 @@ def over(job: Job) -> bool:
 
 
 def stack(values: Iterable[Sequence[float]], rounds: int) -> Array:
-    """Lists of up to `rounds` numbers as rows of one array, NaN after their end."""
+    """Lists of up to `rounds` numbers as rows of one array, NaN after their end and where they are not finite.
+
+    >>> stack([[1, math.inf], [2]], 2).tolist()
+    [[1.0, nan], [2.0, nan]]
+    """
     rows = [[*row, *[math.nan] * (rounds - len(row))] for row in values]
-    return np.array(rows, dtype=float).reshape(-1, rounds)
+    found = np.array(rows, dtype=float).reshape(-1, rounds)
+    return np.where(np.isfinite(found), found, math.nan)
 
 
 def passes_per_round(config: Config) -> float:

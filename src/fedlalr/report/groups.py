@@ -174,7 +174,7 @@ def _metric(name: str) -> Callable[[Record], float | None]:
 
 def _band(group: Group, value: Callable[[Record], float | None], kept: Any) -> dict[str, list[float | None]] | None:
     values = np.array([[math.nan if (v := value(run.records[i])) is None else v for i in kept] for run in group.runs])
-    if np.isnan(values).all():
+    if not np.isfinite(values).any():
         return None
     band = {"mean": plain(values.mean(axis=0))}
     if len(values) > 1:

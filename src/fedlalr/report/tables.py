@@ -30,6 +30,8 @@ DATA_NAMES = {
     "shakespeare": "Shakespeare",
 }
 """Data sets in titles."""
+ENOUGH_SEEDS = 3
+"""With fewer, Student's interval is so wide that it includes zero for almost any difference."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,12 @@ def notes_of(comparison: Comparison) -> Iterable[str]:
             f"cohorts), with Student's 95 % interval, not adjusted for multiple comparisons."
         )
         ties = [name_of(o.method) for o in comparison.outcomes if o.to_best is not None and not o.to_best.excludes_zero]
-        if ties:
-            yield f"Indistinguishable from {name_of(comparison.best.method)} with {seeds} seeds: {', '.join(ties)}."
+        best = name_of(comparison.best.method)
+        if ties and seeds < ENOUGH_SEEDS:
+            few = f"{seeds} seeds are too few to tell {', '.join(ties)} from {best}"
+            yield f"{few}, however large the difference; use --seeds {ENOUGH_SEEDS} or more."
+        elif ties:
+            yield f"Indistinguishable from {best} with {seeds} seeds: {', '.join(ties)}."
         level = [name_of(o.method) for o in comparison.outcomes if o.to_best is not None and o.to_best.low is None]
         if level:
             yield f"The same difference for all seeds, so no spread for an interval: {', '.join(level)}."

@@ -52,7 +52,7 @@ def test_with_hardly_any_noise_and_a_long_clip_a_run_is_the_plain_one(name):
     [
         ({"clip": 0.0, "noise_multiplier": 1.0}, "clip must be a finite number above 0"),
         ({"clip": 1.0}, "either noise_multiplier or epsilon, but neither is given"),
-        ({"clip": 1.0, "noise_multiplier": 1.0, "epsilon": 1.0}, "but both is given"),
+        ({"clip": 1.0, "noise_multiplier": 1.0, "epsilon": 1.0}, "but both are given"),
         ({"clip": 1.0, "epsilon": 1.0}, "privacy with epsilon needs delta"),
         ({"clip": 1.0, "noise_multiplier": -1.0}, "noise_multiplier must be a finite number above 0"),
         ({"clip": 1.0, "noise_multiplier": 1.0, "delta": 1.0}, "delta must lie between 0 and 1"),

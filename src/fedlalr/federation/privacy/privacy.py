@@ -49,8 +49,8 @@ class Privacy(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.noise_multiplier is None) == (self.epsilon is None):
-            given = "neither" if self.epsilon is None else "both"
-            raise ValueError(f"privacy needs either noise_multiplier or epsilon, but {given} is given")
+            given = "neither is" if self.epsilon is None else "both are"
+            raise ValueError(f"privacy needs either noise_multiplier or epsilon, but {given} given")
         if self.epsilon is not None and self.delta is None:
             raise ValueError("privacy with epsilon needs delta, such as delta=1e-5: less than 1 / (number of clients)")
         if self.delta is not None and self.delta >= 1:
