@@ -95,6 +95,17 @@ def test_data_that_cannot_be_this_clients_is_rejected(data, error, reason):
         own_data(data, 1, 3)
 
 
+def test_a_list_of_pairs_goes_through_the_collate_fn():
+    def pad(samples):
+        inputs, targets = zip(*samples, strict=True)
+        return torch.nn.utils.rnn.pad_sequence(list(inputs), batch_first=True), torch.stack(targets)
+
+    samples = [(torch.ones(length), torch.tensor(length)) for length in (2, 4, 3)]
+    inputs, targets = own_data(samples, 1, 3, collate_fn=pad).batch(1, torch.tensor([0, 1]))
+    assert inputs.tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
+    assert targets.tolist() == [2, 4]
+
+
 def test_the_server_has_no_data():
     with pytest.raises(RuntimeError, match="is on its node"):
         RemoteClients(2).training_batch(1, torch.tensor([0]), 0, 1, 1)

@@ -48,7 +48,7 @@ def own_data(
     if pair is not None:
         check_rows(whose, f"client {client} has", *pair)
         clients: Clients = Population(*pair, _alone(np.arange(length(pair[1])), client, population))
-    elif isinstance(data, Population | DatasetClients) or is_dataset(data):
+    elif isinstance(data, Population | DatasetClients) or is_dataset(data, collate_fn is not None):
         mine = as_clients(data if isinstance(data, Population | DatasetClients) else [data], target, collate_fn)
         assert isinstance(mine, Population | DatasetClients)
         clients = _placed(mine, client, population)
