@@ -12,22 +12,7 @@ from torch import Tensor, nn
 
 import fedlalr as fl
 from conftest import make_clients, make_model
-from fedlalr.algorithms import ALGORITHMS, Algorithm
-
-VARIANTS: dict[str, Algorithm] = {name: make() for name, make in ALGORITHMS.items()} | {
-    "fedlalr restart": fl.FedLALR(momentum="restart"),
-    "fedlalr max": fl.FedLALR(second_moment="max"),
-    "fedlalr restart max": fl.FedLALR(momentum="restart", second_moment="max"),
-    "fedlalr bias correction": fl.FedLALR(bias_correction=True),
-    "alignedlalr unaligned": fl.AlignedLALR(align=0.0),
-    "alignedlalr keep mean": fl.AlignedLALR(keep=0.9, second_moment="mean"),
-    "localadam restart": fl.LocalAdam(moments="restart"),
-    "localadam average": fl.LocalAdam(moments="average"),
-    "fedadamw whole unaligned": fl.FedAdamW(blocks=False, align=0.0),
-    "lafedopt local": fl.LAFedOpt(correction="local"),
-    "lafedopt joint": fl.LAFedOpt(correction="joint"),
-    "lafedopt adam": fl.LAFedOpt(server="adam"),
-}
+from variants import VARIANTS
 
 VECTORS = {  # model-sized vectors (down, up) of each method, from its paper
     "fedlalr": (3, 3),
@@ -37,6 +22,8 @@ VECTORS = {  # model-sized vectors (down, up) of each method, from its paper
     "fedlalr bias correction": (3, 3),
     "alignedlalr": (3, 2),
     "alignedlalr unaligned": (2, 2),
+    "alignedlalr unaligned mean": (2, 2),
+    "alignedlalr keep": (3, 2),
     "alignedlalr keep mean": (3, 2),
     "fedavg": (1, 1),
     "fedadam": (1, 1),
@@ -45,6 +32,7 @@ VECTORS = {  # model-sized vectors (down, up) of each method, from its paper
     "lafedopt": (1, 1),
     "lafedopt local": (1, 1),
     "lafedopt joint": (1, 2),
+    "lafedopt joint adam": (1, 2),
     "lafedopt adam": (1, 1),
     "adaalter": (2, 2),
     "sharedamsgrad": (4, 3),
@@ -63,12 +51,21 @@ VECTORS = {  # model-sized vectors (down, up) of each method, from its paper
     "diloco": (1, 1),
     "fedadamw": (2, 1),
     "fedmuon": (3, 2),
+    "fedadamw unaligned": (1, 1),
+    "fedadamw whole": (3, 2),
     "fedadamw whole unaligned": (2, 2),
     "mimelite": (2, 2),
+    "mimelite adam": (3, 2),
     "deltasgd": (1, 1),
 }
 
-BLOCKS = {"localadam average": (1, 0), "fedadamw": (2, 1), "fedadamw whole unaligned": (1, 0)}
+BLOCKS = {
+    "localadam average": (1, 0),
+    "fedadamw": (2, 1),
+    "fedadamw unaligned": (2, 1),
+    "fedadamw whole": (1, 0),
+    "fedadamw whole unaligned": (1, 0),
+}
 """Slots (down, up) with one number for each parameter tensor."""
 
 every = pytest.mark.parametrize("name", VARIANTS)

@@ -43,7 +43,7 @@ from flower.federation import (
 )
 from flower.in_process import to_npy
 from inbox_in_memory import screen_reply
-from test_contract import VARIANTS
+from variants import VARIANTS
 
 BEST = fl.FedLALR(lr=0.05, momentum="restart", second_moment="max")
 SMALLEST: dict[str, Any] = {"compression": "smallest", "rounds": 4}

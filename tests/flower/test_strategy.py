@@ -1,6 +1,7 @@
 """The strategy with real client apps in one process: the simulator's bits, and every fault handled."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -33,8 +34,8 @@ from flower.federation import (
     with_buffers,
 )
 from flower.in_process import Node
-from test_contract import VARIANTS
 from training.tokens import Rows, pad_tokens, token_clients, token_model, token_samples
+from variants import VARIANTS
 
 LALR = fl.FedLALR(lr=0.05)
 
@@ -62,6 +63,28 @@ def test_a_clipped_change_leaves_a_client_of_scaffold_where_the_simulator_leaves
         server = strategy(algorithm, model, settings | {"rounds": rounds})
         server.start(InProcessGrid(nodes(algorithm, tmp_path / "state", model, settings | {"rounds": rounds})))
     assert same(server.result, wanted)
+
+
+class OtherNames(fl.SCAFFOLD):
+    """SCAFFOLD with another name for c_i."""
+
+    @property
+    def slots(self):
+        return replace(super().slots, kept=("change",), follows=("change", "delta_c"))
+
+    def start(self, broadcast, kept):
+        return super().start(broadcast, fl.Slots(c_i=kept.change))
+
+    def finish(self, client, broadcast, context):
+        upload, kept = super().finish(client, broadcast, context)
+        return upload, fl.Slots(change=kept.c_i)
+
+
+def test_a_kept_slot_may_have_any_name(tmp_path):
+    settings = {"rounds": 3, "max_norm_ratio": 1.0}
+    server = strategy(OtherNames(0.05), settings=settings)
+    server.start(InProcessGrid(nodes(OtherNames(0.05), tmp_path, settings=settings)))
+    assert same(server.result, simulated(fl.SCAFFOLD(0.05), settings=settings))
 
 
 @pytest.mark.parametrize("layout", ["records", "packed"])

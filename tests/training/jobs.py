@@ -11,10 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-import fedlalr as fl
 from closeness import difference
 from conftest import set_seed
-from fedlalr.algorithms import ALGORITHMS, Algorithm
 from fedlalr.data.population import as_clients
 from fedlalr.federation.round import RoundOutcome, Rules, ServerState, run_round
 from fedlalr.federation.sampling import sample
@@ -22,22 +20,9 @@ from fedlalr.federation.session import initial_state
 from fedlalr.training import Engine, Epochs, Training
 from fedlalr.training.engines.registry import ENGINES
 from fedlalr.training.layout import Layout
+from variants import VARIANTS
 
 TOLERANCE = 1e-10
-
-VARIANTS: dict[str, Algorithm] = {name: make() for name, make in ALGORITHMS.items()} | {
-    "fedlalr restart max": fl.FedLALR(momentum="restart", second_moment="max"),
-    "fedlalr restart mean": fl.FedLALR(momentum="restart"),
-    "fedlalr bias correction": fl.FedLALR(bias_correction=True),
-    "alignedlalr unaligned max": fl.AlignedLALR(align=0.0, second_moment="max"),
-    "alignedlalr unaligned mean": fl.AlignedLALR(align=0.0, second_moment="mean"),
-    "alignedlalr keep": fl.AlignedLALR(keep=0.8, bias_correction=True),
-    "localadam restart": fl.LocalAdam(moments="restart"),
-    "localadam average": fl.LocalAdam(moments="average"),
-    "fedadamw whole": fl.FedAdamW(blocks=False),
-    "lafedopt local": fl.LAFedOpt(correction="local"),
-    "lafedopt joint": fl.LAFedOpt(correction="joint", server="adam"),
-}
 
 MODELS = {
     "perceptron": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 3)),

@@ -15,7 +15,8 @@ from fedlalr.federation.session import initial_state
 from fedlalr.training.layout import Division, Layout
 from fedlalr.training.personal import SLOT
 from fedlalr.training.stacked.cuda_graphs import StaticSteps
-from training.jobs import VARIANTS, federate, make_training, started
+from training.jobs import federate, make_training, started
+from variants import VARIANTS
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -32,6 +33,8 @@ JOBS = [
     ("perceptron", "fedavg", HEAD, "stacked"),
     ("perceptron", "lafedopt", HEAD, "stacked"),
     ("perceptron", "fedlalr restart max", HEAD, "stacked"),
+    ("perceptron", "fedadamw unaligned", HEAD, "stacked"),
+    ("perceptron", "localadam average", HEAD, "stacked"),
     ("perceptron", "mimelite", {"personal": ("1.bias", "3.weight")}, "stacked"),
     ("perceptron", "deltasgd", HEAD, "stacked"),
     ("batchnorm", "fedlalr", FEDBN, "stacked"),

@@ -13,7 +13,8 @@
 
 With the uniform mean the last line is c + (1/N) Σ (c_i⁺ − c_i): |S| counts the accepted replies. A client whose reply
 is rejected keeps its old c_i. If the server clips c_i⁺ − c_i, or a codec rounds it, c_i changes by what the server
-takes, so c stays the mean of all c_i. The paper's server learning rate is fixed at 1.
+takes, so c stays the mean of all c_i, except with `privacy` or another reduction than the mean. The paper's server
+learning rate is fixed at 1.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning".
 ICML 2020. arXiv 1910.06378.

@@ -92,10 +92,10 @@ class SlotTable:
     stays exactly as it was. `kept` stays on the client from one of its rounds to the next and starts at zero. `counts`
     names kept slots that are one number `[1]` instead of one per coordinate, such as a number of steps. `follows` is a
     kept slot and the uploaded slot by which it changes, such as `("c_i", "delta_c")`: if the server clips that change,
-    or a codec rounds it, the kept slot changes by what the server takes, so that both sides still agree. `grows` names
-    slots that can only grow from the broadcast value, so that a reply below it is rejected. `relative` names
-    slots that the method divides by, or that it divides: their small numbers must not be rounded to zero. Slots that
-    grow or start above zero need not be listed.
+    or a codec rounds it, the kept slot changes by what the server takes, so that both sides still agree (with privacy
+    or another reduction than the mean they do not). `grows` names slots that can only grow from the broadcast value, so
+    that a reply below it is rejected. `relative` names slots that the method divides by, or that it divides: their
+    small numbers must not be rounded to zero. Slots that grow or start above zero need not be listed.
 
     `blocks` names slots with one number for each parameter tensor, the same in all its coordinates; only that number is
     sent. A client's upload of such a slot is replaced by its mean over each tensor.

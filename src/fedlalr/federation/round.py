@@ -21,6 +21,7 @@ from fedlalr.training.personal import (
     first_kept,
     from_clients,
     shared_buffers,
+    shared_of,
     shared_slots,
     to_clients,
     with_personal,
@@ -216,7 +217,7 @@ def _kept_after(accepted: Replies, work: Work, training: Training) -> Slots:
         return accepted.kept
     name, sent = training.algorithm.slots.follows
     rows = torch.searchsorted(work.clients, accepted.spread.mine(accepted.clients))
-    before = shared_slots(training, work.kept.only(name))[name]
+    before = shared_of(training, work.kept, name)
     after = before[rows.to(before.device)] + accepted.slots[sent]
     return with_shared(training, accepted.kept, name, after)
 

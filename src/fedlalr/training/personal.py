@@ -61,6 +61,11 @@ def with_personal(training: Training, shared: Slots, whole: Slots) -> Slots:
     return Slots(**{name: division.join(flat, own[name]) for name, flat in shared.items()})
 
 
+def shared_of(training: Training, kept: Slots, name: str) -> Tensor:
+    """The shared coordinates of a kept slot."""
+    return shared_slots(training, kept.only(name))[name]
+
+
 def with_shared(training: Training, kept: Slots, name: str, shared: Tensor) -> Slots:
     """Kept slots, one of which has these values at the shared coordinates."""
     return kept.replace(**with_personal(training, Slots(**{name: shared}), kept.only(name)))

@@ -15,7 +15,6 @@ from torch import Tensor
 import fedlalr as fl
 from conftest import make_clients, make_model
 from docs.tables import bytes_table, combinations_table
-from fedlalr.algorithms import ALGORITHMS
 from fedlalr.config import Config, ConfigError, load
 from fedlalr.config.build import build_options
 from fedlalr.data.population import as_clients
@@ -29,16 +28,11 @@ from fedlalr.federation.run import Simulation
 from fedlalr.federation.session import Session
 from fedlalr.training import Training
 from fedlalr.training.layout import Layout
+from variants import VARIANTS
 
 Int, Log, BFloat16 = fl.codecs.Int, fl.codecs.Log, fl.codecs.BFloat16
 BEST = fl.FedLALR(momentum="restart", second_moment="max")
 SETTINGS = {"rounds": 3, "local": fl.Steps(3), "batch_size": 4, "clients_per_round": 4, "seed": 5}
-VARIANTS: dict[str, fl.Algorithm] = {name: make() for name, make in ALGORITHMS.items()} | {
-    "restart max": BEST,
-    "alignedlalr keep": fl.AlignedLALR(keep=0.5),
-    "lafedopt joint": fl.LAFedOpt(correction="joint"),
-    "mimelite adam": fl.MimeLite(base="adam"),
-}
 
 
 def run(algorithm: fl.Algorithm = BEST, **options: Any) -> fl.Result:
@@ -91,7 +85,7 @@ class Constant:
 
 
 WITH_SHORT_FORM = [(name, "balanced") for name in VARIANTS]
-WITH_SHORT_FORM += [(name, "smallest") for name in ("restart max", "alignedlalr keep", "scaffold")]
+WITH_SHORT_FORM += [(name, "smallest") for name in ("fedlalr restart max", "alignedlalr keep", "scaffold")]
 
 
 @pytest.mark.parametrize(("name", "short"), WITH_SHORT_FORM)
@@ -105,7 +99,7 @@ def test_every_method_runs_with_a_short_form(name, short):
     assert (flat(small, "x") - flat(whole, "x")).norm() < 0.5 * (flat(whole, "x") - start).norm()
 
 
-@pytest.mark.parametrize("algorithm", [*VARIANTS.values(), fl.FedAdamW(blocks=False)], ids=repr)
+@pytest.mark.parametrize("algorithm", VARIANTS.values(), ids=VARIANTS)
 def test_a_short_form_keeps_the_small_numbers_of_what_a_method_divides_by(algorithm):
     for short in SHORT_FORMS.values():
         chosen = short(algorithm)

@@ -24,7 +24,7 @@ from fedlalr.federation.problem import Problem
 from fedlalr.federation.session import initial_state
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.interfaces import Buffers, Replies, Work
-from test_contract import VARIANTS
+from variants import VARIANTS
 
 CPU = torch.device("cpu")
 METHODS = {name: method for name, method in VARIANTS.items() if "max" not in method.slots.up.values()}

@@ -23,7 +23,7 @@ from fedlalr.federation.storage import tensor_files
 from fedlalr.federation.storage.checkpoint import sealed
 from fedlalr.federation.storage.journal import RunDirectoryError, clear_run, versions
 from fedlalr.training.stacked.engine import StackedEngine
-from test_contract import VARIANTS
+from variants import VARIANTS
 
 SETTINGS = {
     "local": fl.Steps(2),
@@ -521,11 +521,12 @@ def test_two_good_checkpoints_stay_after_damaged_ones_were_passed_over(kind, tmp
     assert same(run(), run(run_dir=tmp_path, resume=True))
 
 
-def test_a_newer_format_is_rejected_by_its_number(tmp_path):
+@pytest.mark.parametrize(("version", "writer"), [(2, "a development version of fedlalr 0.2"), (99, "another version")])
+def test_another_format_is_rejected_by_its_number(tmp_path, version, writer):
     run(run_dir=tmp_path, rounds=1)
-    rewrite(tmp_path, format=99)
+    rewrite(tmp_path, format=version)
     with pytest.raises(
-        RunDirectoryError, match="has format 99, written by another version, and this version of fedlalr reads format 2"
+        RunDirectoryError, match=f"has format {version}, written by {writer}, and this version of fedlalr reads format"
     ):
         run(run_dir=tmp_path, resume=True)
 

@@ -21,7 +21,8 @@ from fedlalr.federation.session import initial_state
 from fedlalr.training import LogInterval, Steps
 from fedlalr.training.engines.registry import ENGINES
 from fedlalr.training.layout import Layout
-from training.jobs import MODELS, TOLERANCE, VARIANTS, assert_same_outcomes, federate, make_training, started
+from training.jobs import MODELS, TOLERANCE, assert_same_outcomes, federate, make_training, started
+from variants import VARIANTS
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -62,12 +63,17 @@ def test_every_algorithm_gives_the_references_result(engine, algorithm):
 
 
 @pytest.mark.parametrize("engine", ["reference", *OTHERS, "distributed:stacked"])
-@pytest.mark.parametrize(("model", "second_moment"), [("perceptron", "max"), ("batchnorm", "mean")])
-def test_without_alignment_alignedlalr_is_fedlalr_with_restarted_momentum_to_the_bit(engine, model, second_moment):
+@pytest.mark.parametrize(
+    ("model", "aligned", "restarted"),
+    [
+        ("perceptron", "alignedlalr unaligned", "fedlalr restart max"),
+        ("batchnorm", "alignedlalr unaligned mean", "fedlalr restart"),
+    ],
+)
+def test_without_alignment_alignedlalr_is_fedlalr_with_restarted_momentum_to_the_bit(engine, model, aligned, restarted):
     """On the perceptron the stacked engine takes its fused steps layer by layer."""
     mine, right = (
-        federate(engine, make_training(model, f"{name} {second_moment}"), rounds=2)[-1].state.slots
-        for name in ("alignedlalr unaligned", "fedlalr restart")
+        federate(engine, make_training(model, name), rounds=2)[-1].state.slots for name in (aligned, restarted)
     )
     assert set(mine) == set(right)
     assert all(torch.equal(mine[name].view(torch.int64), right[name].view(torch.int64)) for name in right)

@@ -30,8 +30,8 @@ from fedlalr.federation.round import ServerState
 from fedlalr.federation.storage.fingerprint import Facts
 from fedlalr.federation.storage.tensor_files import KeptFiles, Seal, read_tensors, take, write_tensors
 
-FORMAT = 2
-WRITTEN_BY = {"1": "fedlalr 0.1"}
+FORMAT = 3
+WRITTEN_BY = {"1": "fedlalr 0.1", "2": "a development version of fedlalr 0.2"}
 TENSORS, DESCRIPTION = "state.safetensors", "checkpoint.json"
 LARGEST_DESCRIPTION = 1 << 26
 """A description with more bytes than this is not read."""

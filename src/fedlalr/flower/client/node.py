@@ -31,7 +31,7 @@ from fedlalr.flower.wire.instruction import Instruction
 from fedlalr.flower.wire.records import FACTS, answer_content, contents_in, instruction_in, score_content
 from fedlalr.training.calling import target_of
 from fedlalr.training.interfaces import Buffers, Training
-from fedlalr.training.personal import first_kept, shared_buffers, shared_slots, with_shared
+from fedlalr.training.personal import first_kept, shared_buffers, shared_of, with_shared
 from fedlalr.training.torch_state import get_buffers
 
 PARTITION, STATE_FOLDER = "partition-id", "state-dir"
@@ -138,11 +138,10 @@ class NodeClient:
         if training.algorithm.slots.follows is None:
             return store, store.load(instruction.kept, first)
         name, _ = training.algorithm.slots.follows
-        before = shared_slots(training, first.only(name))[name]
-        found = store.load(instruction.kept, first.replace(**{CHANGE: torch.zeros_like(before)}))
-        change = clip(found[CHANGE][None], None, [instruction.taken])[0]
-        after = shared_slots(training, found.only(name))[name] + change
-        return store, with_shared(training, found.only(*first), name, after)
+        nothing = torch.zeros_like(shared_of(training, first, name))
+        found = store.load(instruction.kept, first.replace(**{CHANGE + name: nothing}))
+        change = clip(found[CHANGE + name][None], None, [instruction.taken])[0]
+        return store, with_shared(training, found.only(*first), name, shared_of(training, found, name) + change)
 
 
 def _sent(

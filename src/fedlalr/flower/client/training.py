@@ -15,12 +15,12 @@ from fedlalr.federation.compression.channel import Channel
 from fedlalr.flower.wire.instruction import Instruction
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.interfaces import Buffers, Replies, Training, Work, write_reply
-from fedlalr.training.personal import BUFFER, from_clients, shared_slots, to_clients, with_shared
+from fedlalr.training.personal import BUFFER, from_clients, shared_of, to_clients, with_shared
 from fedlalr.training.torch_state import forked_generators, seed_generators
 
-CHANGE = "change"
-"""The name of the change of a kept slot that follows an upload. It is stored beside the slot, as only the next
-instruction says how much of it the server took."""
+CHANGE = "change."
+"""The prefix of the name of the change of a kept slot that follows an upload. It is stored beside the slot, as only the
+next instruction says how much of it the server took."""
 
 
 class Answer(NamedTuple):
@@ -89,8 +89,7 @@ def train_locally(
     if training.algorithm.slots.follows is not None:
         name, sent = training.algorithm.slots.follows
         taken = channel.decode_reply(sent, content[sent][None], broadcast)[0] if sent in content else upload[sent]
-        before = shared_slots(training, kept.only(name))[name]
-        after = with_shared(training, after, name, before).replace(**{CHANGE: taken})
+        after = with_shared(training, after, name, shared_of(training, kept, name)).replace(**{CHANGE + name: taken})
     return Answer(
         upload=upload.only(*channel.table.up),
         content=content,
