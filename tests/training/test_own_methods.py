@@ -108,6 +108,22 @@ class KeepsAndSendsConstants(Own):
         return Slots(x=reduced.x + 0.001 * reduced.steps * (1 + reduced.old - server.x), most=reduced.most)
 
 
+class Counts(Own):
+    """Says that it keeps one number, but keeps one for each coordinate."""
+
+    slots = SlotTable(down=("x",), up={"x": "mean"}, kept=("n",), counts=("n",))
+
+    def finish(self, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
+        return client, Slots(n=context.steps * torch.ones_like(client.x))
+
+
+@pytest.mark.parametrize("engine", ["reference", "stacked"])
+def test_a_count_for_each_coordinate_is_an_error_that_names_the_slot(engine: str) -> None:
+    clients = [(torch.randn(4, 3), torch.arange(4) % 2) for _ in range(2)]
+    with pytest.raises((ValueError, fl.RoundFailed), match=r"a client of Counts keeps 1 numbers of n, but .* \[.*8\]"):
+        fl.run(nn.Linear(3, 2), clients, Counts(), rounds=2, engine=engine)
+
+
 def in_fixed_memory(training: Training) -> StackedEngine:
     """The stacked engine as a GPU runs it, without capturing."""
     engine = StackedEngine(training)

@@ -50,6 +50,8 @@ class FusedUpdate:
     """α and ε from the algorithm, the client's slots, the broadcast and the context, if the step has moments."""
     maximum: bool = False
     """Whether the step has v̂ = max(v̂, v)."""
+    uniform: bool = True
+    """Whether α and ε are the same for all clients and coordinates."""
     aligned: bool = False
     """Whether the step adds (γ / K) d at the end."""
     counts: bool = False
@@ -181,7 +183,6 @@ def _corrected(
 ) -> Rate:
     """Adam's step, whose m and v have gathered `first` and `second` numbers: α m̂ / (√v̂ + ε) with both multiplied by
     √(1 − β2ᵏ)."""
-    first, second = _shared(first), _shared(second)
     root = gathered(algorithm.betas[1], second) ** 0.5
     return Rate(lr * root / gathered(algorithm.betas[0], first), algorithm.eps * root)
 
@@ -195,28 +196,30 @@ def _shared(count: float | Tensor) -> float | Tensor:
 
 
 def _restarted(algorithm: LAFedOpt, client: Slots, broadcast: Slots, context: Context) -> Rate:
-    return _corrected(algorithm, context.lr, context.step, context.step)
+    step = _shared(context.step)
+    return _corrected(algorithm, context.lr, step, step)
 
 
 def _counted(algorithm: LocalAdam | DiLoCo, client: Slots, broadcast: Slots, context: Context) -> Rate:
-    return _corrected(algorithm, context.lr, client.n, client.n)
+    count = _shared(client.n)
+    return _corrected(algorithm, context.lr, count, count)
 
 
 def _continued(algorithm: FedAdamW, client: Slots, broadcast: Slots, context: Context) -> Rate:
-    return _corrected(algorithm, context.lr, context.step, broadcast.t + context.step)
+    return _corrected(algorithm, context.lr, _shared(context.step), _shared(broadcast.t + context.step))
 
 
 FUSED_STEPS: dict[Callable[..., Slots], FusedUpdate] = {
     FedAvg.step: FusedUpdate(),
     LocalSGD.step: FusedUpdate(),
     FedLALR.step: FusedUpdate(_amsgrad, maximum=True),
-    AlignedLALR.step: FusedUpdate(_amsgrad, maximum=True, aligned=True),
+    AlignedLALR.step: FusedUpdate(_amsgrad, maximum=True),
     LAFedOpt.step: FusedUpdate(_restarted),
-    LocalAdam.step: FusedUpdate(_counted, counts=True),
-    DiLoCo.step: FusedUpdate(_counted, counts=True),
-    FedAdamW.step: FusedUpdate(_continued, aligned=True),
+    LocalAdam.step: FusedUpdate(_counted, uniform=False, counts=True),
+    DiLoCo.step: FusedUpdate(_counted, uniform=False, counts=True),
+    FedAdamW.step: FusedUpdate(_continued, uniform=False),
 }
-"""An algorithm's `step` → what its fused form does. A subclass that overrides `step` has none."""
+"""An algorithm's `step` → what its fused form does without alignment. A subclass that overrides `step` has none."""
 
 
 def fused_update(algorithm: Algorithm) -> FusedUpdate | None:

@@ -60,5 +60,11 @@ def finish(training: Training, client: Slots, broadcast: Slots, context: Context
                 f"but its finish returns no {', '.join(missing)} there"
             )
     upload, kept = (slots.only(*names) for slots, (_, names) in zip(given, parts, strict=True))
+    for name, wanted in algorithm.slots.nothing_kept(client.x).items():
+        if kept[name].shape[-1:] != wanted.shape[-1:]:
+            raise ValueError(
+                f"according to its slot table a client of {type(algorithm).__name__} keeps {wanted.shape[-1]} numbers "
+                f"of {name}, but its finish returns {list(kept[name].shape)}; counts= lists slots that are one number"
+            )
     means = {name: training.layout.block_means(upload[name]) for name in algorithm.slots.blocks if name in upload}
     return upload.replace(**means) if means else upload, kept

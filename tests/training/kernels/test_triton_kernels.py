@@ -168,7 +168,7 @@ def test_the_embedding_kernel_sums_the_gradients_of_each_symbol() -> None:
         LocalAdam(lr=0.01, moments="average"),
         DiLoCo(lr=0.01),
         FedAdamW(lr=0.01),
-        FedAdamW(lr=0.01, align=0.0),
+        FedAdamW(lr=0.01, eps=0.1, align=0.0),
     ],
 )
 def test_the_fused_step_is_the_algorithms_own_with_everything_around_it(
@@ -188,7 +188,7 @@ def test_the_fused_step_is_the_algorithms_own_with_everything_around_it(
     state = starting_slots(algorithm, broadcast.replace(**everything.map(lambda slot: slot[0]), n=everything.x[0]))
     if "n" in state:
         counts = torch.arange(1.0, CLIENTS + 1, device=DEVICE)[:, None]
-        everything = everything.replace(n=counts.expand(-1, state.n.shape[-1]).contiguous())
+        everything = everything.replace(n=counts + torch.arange(state.n.shape[-1], device=DEVICE) % 5)
     state = everything.only(*state)
     if masked:  # every client has its own broadcast, as with personal parameters
         broadcast = broadcast.map(lambda slot: torch.stack([slot * (row + 1) for row in range(CLIENTS + 1)]))

@@ -596,7 +596,9 @@ def test_fused_steps_on_a_cpu_agree_with_the_algorithms_own(algorithm, lr, clip,
     broadcast = algorithm.init(torch.randn(7, dtype=torch.float64))
     start = starting_slots(algorithm, broadcast).map(lambda slot: slot.repeat(3, 1) + 0.1)
     if clip is not None:  # clients and coordinates with different histories, as personal parameters have
-        start = start.replace(n=torch.tensor([[1.0], [4.0], [2.0]], dtype=torch.float64)) if "n" in start else start
+        if "n" in start:
+            each = torch.arange(float(start.n.shape[-1]), dtype=torch.float64)
+            start = start.replace(n=torch.tensor([[1.0], [4.0], [2.0]], dtype=torch.float64) + each)
         broadcast = broadcast.map(lambda slot: slot + torch.arange(7, dtype=torch.float64))
     mine = start.map(torch.clone)
     if "d" in broadcast:

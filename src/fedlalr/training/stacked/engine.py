@@ -77,8 +77,8 @@ class StackedEngine:
         on_cpu = self.training.device.type == "cpu"
         if not on_cpu or not isinstance(self._gradient, LinearGradient) or update is None:
             return None
-        if update.aligned or update.counts:
-            return None  # d and n are not stored layer by layer
+        if update.aligned or not update.uniform:
+            return None  # d and the counts are not stored layer by layer
         return LinearRounds(self.training, self._gradient, update)
 
     def train(self, work: Work) -> Replies:
