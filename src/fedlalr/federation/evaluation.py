@@ -86,34 +86,18 @@ def evaluate(
         if forward is None:
             fast = inference_form(model, compute, batch.shape[1:]) if isinstance(batch, Tensor) else None
             forward = fast or in_channels_last(model, batch) or model
-        tally = torch.zeros(5, device=device, dtype=torch.float64)
         with torch.autocast(device.type, compute, enabled=compute is not None):
             outputs, mean = outputs_and_loss(forward, loss, batch, wanted)
-            mean = mean.double()
-        own = loss == MODEL_LOSS and (shifts or passes_on(model, outputs))
         scores = classes_first(outputs)
-        tokens = isinstance(wanted, Tensor) and has_tokens(wanted)
-        if tokens and own:
-            positions = scores.shape[-1] if isinstance(scores, Tensor) else 0
-            wanted = next_tokens(after_prompt(wanted, positions))
-        elif tokens and shifts and isinstance(batch, dict) and not are_next_tokens(wanted, batch):
-            wanted = next_tokens(wanted)
-        tally[_COUNTED] = len(index)
-        if is_class_target(scores, wanted):
-            # the argmax of NaN is class 0, which must not count as correct
-            hits = (scores.argmax(1) == wanted) & scores.amax(1).isfinite()
-            counted = wanted != padding
-            tally[_CORRECT], tally[_COUNTED], tally[_CLASSED] = (hits & counted).sum(), counted.sum(), 1
-            each = counted if weights is None else weights.to(device)[wanted.where(counted, 0).long()] * counted
-            tally[_DIVISOR] = each.double().sum()
-        else:  # of tokens, those that are not ignored
-            tally[_DIVISOR] = (wanted != IGNORED_LABEL).sum() if tokens else len(index)
-        # the mean over no targets is NaN
-        tally[_LOSSES] = torch.where(tally[_DIVISOR] > 0, mean * tally[_DIVISOR], 0.0)
+        if isinstance(wanted, Tensor) and has_tokens(wanted):
+            own = loss == MODEL_LOSS and (shifts or passes_on(model, outputs))
+            if own or (shifts and isinstance(batch, dict) and not are_next_tokens(wanted, batch)):
+                positions = scores.shape[-1] if isinstance(scores, Tensor) else 0
+                wanted = next_tokens(after_prompt(wanted, positions))
         if metrics:
             seen[0].append(readable(prediction(outputs)))
             seen[1].append(readable(wanted))
-        return tally
+        return _tally(scores, wanted, mean.double(), len(index), padding, weights)
 
     places = torch.arange(int(held_out.sizes[0]), device="cpu")
     if batch_size is None:
@@ -129,6 +113,26 @@ def evaluate(
         return Evaluation(math.nan, None, {})
     mean = total / divisor if divisor else math.nan
     return Evaluation(mean, correct / count if classed else None, metrics_of(metrics, *seen, padding))
+
+
+def _tally(scores: Any, wanted: Any, mean: Tensor, samples: int, padding: int, weights: Tensor | None) -> Tensor:
+    """What a batch with this mean loss adds to the sums; targets equal to `padding` do not count."""
+    tally = torch.zeros(5, device=mean.device, dtype=torch.float64)
+    tally[_COUNTED] = samples
+    if is_class_target(scores, wanted):
+        # the argmax of NaN is class 0, which must not count as correct
+        hits = (scores.argmax(1) == wanted) & scores.amax(1).isfinite()
+        counted = wanted != padding
+        tally[_CORRECT], tally[_COUNTED], tally[_CLASSED] = (hits & counted).sum(), counted.sum(), 1
+        each = counted if weights is None else weights.to(mean.device)[wanted.where(counted, 0).long()] * counted
+        tally[_DIVISOR] = each.double().sum()
+    elif isinstance(wanted, Tensor) and has_tokens(wanted):
+        tally[_DIVISOR] = (wanted != IGNORED_LABEL).sum()
+    else:
+        tally[_DIVISOR] = samples
+    # the mean over no targets is NaN
+    tally[_LOSSES] = torch.where(tally[_DIVISOR] > 0, mean * tally[_DIVISOR], 0.0)
+    return tally
 
 
 def _class_weights(loss: object) -> Tensor | None:
