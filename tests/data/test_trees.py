@@ -115,7 +115,12 @@ def test_a_collate_fn_pads_pairs_in_a_list_too():
 
     pairs = [(torch.ones(1), 0), (torch.ones(2), 1)]
     wanted = (torch.tensor([[1.0, 0.0], [1.0, 1.0]]), torch.tensor([0, 1]))
-    for read in (as_clients([pairs], collate_fn=pad), as_test(pairs, collate_fn=pad)):
+    lists = [list(pair) for pair in pairs]
+    for read in (
+        as_clients([pairs], collate_fn=pad),
+        as_clients([lists], collate_fn=pad),
+        as_test(pairs, collate_fn=pad),
+    ):
         assert equal(read.batch(0, torch.arange(2)), wanted)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,3 +55,14 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Reject a value that is not one of the choices."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
+
+
+def takes(function: Callable[..., Any], count: int, *, unknown: bool) -> bool:
+    """Whether a function can be called with this many arguments; `unknown` for a built-in without a signature."""
+    try:
+        inspect.signature(function).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:
+        return unknown
+    return True

@@ -48,7 +48,7 @@ def is_dataset(client: object, collated: bool = False) -> bool:
 
 
 def _is_sample(sample: object) -> bool:
-    return isinstance(sample, tuple) and len(sample) == 2
+    return isinstance(sample, tuple | list) and len(sample) == 2
 
 
 def is_table(client: object) -> bool:

@@ -183,18 +183,15 @@ def as_clients(clients: object, target: Target | None = None, collate_fn: Collat
     if not clients:
         raise ValueError("there are no clients; pass at least one (inputs, targets) pair")
     collated = collate_fn is not None
-    if not collated:
-        pairs = [as_pair(client, f"client {i}'s", target) for i, client in enumerate(clients)]
-        if all(pair is not None for pair in pairs):
-            return _pool([pair for pair in pairs if pair is not None])
+    pairs = [None if collated else as_pair(client, f"client {i}'s", target) for i, client in enumerate(clients)]
+    if all(pair is not None for pair in pairs):
+        return _pool([pair for pair in pairs if pair is not None])
     if all(is_dataset(client, collated) for client in clients):
         datasets = DatasetClients(clients, target=target, collate_fn=collate_fn)
         _check_not_empty(datasets.sizes)
         tables = None if collated else pooled_tables(clients, target)
         return datasets if tables is None else _pool(tables)
-    odd = next(
-        (i for i, one in enumerate(clients) if not is_dataset(one, collated) and (collated or pairs[i] is None)), None
-    )
+    odd = next((i for i, one in enumerate(clients) if pairs[i] is None and not is_dataset(one, collated)), None)
     if odd is None:
         raise TypeError(
             "some clients are pairs of tensors and others torch Datasets; convert each pair with "

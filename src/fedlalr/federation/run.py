@@ -27,7 +27,7 @@ from fedlalr.federation.replies.screening import Rejection
 from fedlalr.federation.result import Result
 from fedlalr.federation.round import RoundOutcome, ServerState, run_round
 from fedlalr.federation.session import Session, run_info
-from fedlalr.federation.stragglers import TOO_SLOW, Stragglers, first_arrivals, remedy
+from fedlalr.federation.stragglers import LONGER, TOO_SLOW, Stragglers, first_arrivals
 from fedlalr.training import Engine
 from fedlalr.training.engines.auto import estimated_seconds, is_heavy
 from fedlalr.training.engines.distributed import join_ranks
@@ -221,7 +221,7 @@ def _taken(problem: Problem, sampled: Tensor, round: int) -> tuple[Tensor, float
     count = len(sampled) if given is None else problem.cohort_size
     taken, seconds, slow = first_arrivals(sampled, count, steps, problem.speeds[sampled], stragglers)
     rejected = [Rejection(client, TOO_SLOW) for client in slow]
-    problem.rules.check_enough(round, len(taken), rejected, f"; {remedy(TOO_SLOW, '')}" if slow else "")
+    problem.rules.check_enough(round, len(taken), rejected, f"; {LONGER}" if slow else "")
     return taken, seconds, rejected
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlalr.common.checks import takes
 from fedlalr.common.named import hint
 from fedlalr.data.random import COHORT, key
 
@@ -89,21 +90,11 @@ def check_sampling(sampling: object) -> None:
             f"sampling must be a name or a function of (round, population, count, generator) that returns the clients "
             f"of a round, not {sampling!r}"
         )
-    if callable(sampling) and not _takes_four(sampling):
+    if callable(sampling) and not takes(sampling, 4, unknown=True):
         raise TypeError(
             f"sampling must be a function of (round, population, count, generator), but yours takes "
             f"{inspect.signature(sampling)}"
         )
-
-
-def _takes_four(function: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(function).bind(*range(4))
-    except TypeError:
-        return False
-    except ValueError:  # a built-in without a signature
-        return True
-    return True
 
 
 def _checked(chosen: Any, population: int, count: int, round: int) -> Tensor:

@@ -6,7 +6,6 @@ arguments. Your own schedule is any such function: `lambda round: 0.5 if round >
 
 from __future__ import annotations
 
-import inspect
 import math
 import warnings
 from abc import ABC, abstractmethod
@@ -14,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fedlalr.common.checks import MOST, check_instance
+from fedlalr.common.checks import MOST, check_instance, takes
 from fedlalr.common.named import check_known, created, options_of
 from fedlalr.common.option_types import Bounds, Checked, Count, Fraction, Share
 
@@ -136,7 +135,7 @@ def options(name: str) -> dict[str, Any]:
 def check_schedule(schedule: object) -> None:
     """Reject anything but a function of the round, or of the round and the number of rounds."""
     check_instance("schedule", schedule)
-    if not callable(schedule) or not (_takes(schedule, 1) or _takes(schedule, 2)):
+    if not callable(schedule) or not any(takes(schedule, count, unknown=False) for count in (1, 2)):
         raise TypeError(
             f"schedule must be one of fl.schedules, such as fl.schedules.Cosine(warmup=5), or a function of the round, "
             f"such as lambda round: 0.99**round, not {schedule!r}"
@@ -145,7 +144,7 @@ def check_schedule(schedule: object) -> None:
 
 def depends_on_rounds(schedule: Schedule) -> bool:
     """Whether a schedule depends on the number of rounds, so that a run cannot be extended."""
-    return not _takes(schedule, 1)
+    return not takes(schedule, 1, unknown=False)
 
 
 def rates(schedule: Any, lr: float, rounds: int) -> Callable[[int], float]:
@@ -183,12 +182,3 @@ def check_rates(schedule: Schedule, lr: float, rounds: int) -> None:
         )
     for round in range(1, min(rounds, CHECKED_ROUNDS) + 1):
         rate(round)
-
-
-def _takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether a function can be called with this many arguments."""
-    try:
-        inspect.signature(function).bind(*range(count))
-    except (TypeError, ValueError):  # the latter: a built-in without a signature
-        return False
-    return True

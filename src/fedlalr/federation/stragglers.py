@@ -21,12 +21,13 @@ from fedlalr.common.reading import at_home
 from fedlalr.data.random import SPEEDS, key
 
 TOO_SLOW = "it finished no local step before the deadline"
+LONGER = "raise the deadline of stragglers"
 
 
 def remedy(reason: str, debug: str) -> str:
     """What to do about a rejected reply; `debug` is the option that shows the client's data."""
     if reason == TOO_SLOW:
-        return "raise the deadline of stragglers"
+        return LONGER
     return f"run with {debug} to see what is wrong with it"
 
 

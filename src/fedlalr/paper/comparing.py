@@ -70,6 +70,9 @@ def like(
     return Check(statement, result.panel.title, measured, one.between(low, high), one.seeds, reading, number=number)
 
 
+NUMBERS = {2: "two", 3: "three"}
+
+
 def above_most(
     result: PanelCurves,
     quantity: Quantity,
@@ -82,7 +85,7 @@ def above_most(
 ) -> Check:
     """Whether a curve is above (or below) at least some number of the five others; with three, in the top half."""
     word, mine = "below" if lower else "above", name_in(result, key)
-    statement = f"{mine}: {quantity.name} {word} that of at least {('two', 'three')[least - 2]} of the five others"
+    statement = f"{mine}: {quantity.name} {word} that of at least {NUMBERS[least]} of the five others"
     gaps = _gaps(result, quantity, key, [other for other in cast if other != key])
     if isinstance(gaps, str):
         return Check(statement, result.panel.title, gaps, "not measured", reading=reading)
