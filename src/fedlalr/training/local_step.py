@@ -60,11 +60,12 @@ def finish(training: Training, client: Slots, broadcast: Slots, context: Context
                 f"but its finish returns no {', '.join(missing)} there"
             )
     upload, kept = (slots.only(*names) for slots, (_, names) in zip(given, parts, strict=True))
-    for name, wanted in algorithm.slots.nothing_kept(client.x).items():
-        if kept[name].shape[-1:] != wanted.shape[-1:]:
+    for name, slot in kept.items():
+        wanted = 1 if name in algorithm.slots.counts else client.x.shape[-1]
+        if slot.shape[-1:] != (wanted,):
             raise ValueError(
-                f"according to its slot table a client of {type(algorithm).__name__} keeps {wanted.shape[-1]} numbers "
-                f"of {name}, but its finish returns {list(kept[name].shape)}; counts= lists slots that are one number"
+                f"according to its slot table a client of {type(algorithm).__name__} keeps {wanted} numbers of {name}, "
+                f"but its finish returns {list(slot.shape)}; counts= lists slots that are one number"
             )
     means = {name: training.layout.block_means(upload[name]) for name in algorithm.slots.blocks if name in upload}
     return upload.replace(**means) if means else upload, kept
