@@ -165,6 +165,27 @@ def test_wrong_kinds_are_rejected_with_a_message(options, message):
         run(**options)
 
 
+def named(samples):
+    inputs, targets = zip(*samples, strict=True)
+    return {"x": torch.stack(inputs), "y": torch.stack(targets)}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clients": [TensorDataset(*PAIR)] * 2, "collate_fn": named},
+        {"test": dict(zip("xy", PAIR, strict=True))},
+    ],
+    ids=["made by collate_fn", "only the test set"],
+)
+def test_a_target_may_name_a_key_of_any_samples_that_are_dicts(options):
+    class Named(nn.Linear):
+        def forward(self, x):
+            return super().forward(x)
+
+    run(**options, model=Named(4, 3), target="y", rounds=1)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

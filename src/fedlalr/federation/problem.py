@@ -68,7 +68,8 @@ class Problem:
         options.check(model, algorithm)
         target = target_of(model, options.loss, options.target)
         clients = cast(Clients, data) if remote else as_clients(data, target, options.collate_fn)
-        check_target(options.target, data)
+        if options.collate_fn is None:  # it may make dicts of any samples
+            check_target(options.target, data, options.test)
         check_combinations(features_of(options) | ({MAX} if "max" in algorithm.slots.up.values() else set()))
         check_observers(options.observers)
         rules = options.rules(algorithm)

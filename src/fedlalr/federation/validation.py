@@ -152,11 +152,12 @@ def check_data(
     check_loss(training, outputs, targets, whose)
 
 
-def check_target(target: object, clients: object) -> None:
-    """Reject the key of a target if no client's samples are dicts, in which it would be looked up."""
+def check_target(target: object, clients: object, test: object) -> None:
+    """Reject the key of a target if no samples are dicts, in which it would be looked up."""
     if target is None or not isinstance(clients, Sequence):
         return
-    if all(not isinstance(client, Mapping) and as_pair(client, "a client's", None) is not None for client in clients):
+    given = clients if test is None else [*clients, test]
+    if all(not isinstance(data, Mapping) and as_pair(data, "", None) is not None for data in given):
         raise ValueError(
             f"target={target!r} names a key of samples that are dicts, but the clients are pairs of tensors, whose "
             f"second part is the target; leave target out, or pass dicts"
