@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from fedlalr.data import client_forms
 from fedlalr.data.collating import collate
@@ -122,6 +123,19 @@ def test_a_collate_fn_pads_pairs_in_a_list_too():
         as_test(pairs, collate_fn=pad),
     ):
         assert equal(read.batch(0, torch.arange(2)), wanted)
+    with pytest.raises(ValueError, match="client 1 has no samples; leave empty clients out"):
+        as_clients([pairs, []], collate_fn=pad)
+
+
+def test_a_collate_fn_forms_the_batches_of_a_tensor_dataset_for_training_and_tests_but_not_of_a_pair_for_tests():
+    def scaled(samples):
+        inputs, targets = zip(*samples, strict=True)
+        return 10 * torch.stack(inputs), torch.stack(targets)
+
+    pair, both = (torch.tensor([1.0, 2.0]), torch.tensor([0, 1])), torch.arange(2)
+    for read in (as_clients([TensorDataset(*pair)], collate_fn=scaled), as_test(TensorDataset(*pair), None, scaled)):
+        assert equal(read.batch(0, both), (10 * pair[0], pair[1]))
+    assert equal(as_test(pair, None, scaled).batch(0, both), pair)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def is_dataset(client: object, collated: bool = False) -> bool:
 
     A list of pairs is one if a `collate_fn` forms the batches; otherwise it may be meant as something else.
     """
-    if collated and isinstance(client, list) and client:
+    if collated and isinstance(client, list):
         return all(isinstance(sample, Mapping) or _is_sample(sample) for sample in client)
     if isinstance(client, Dataset):
         return hasattr(client, "__len__") and not isinstance(client, IterableDataset)
