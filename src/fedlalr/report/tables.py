@@ -114,7 +114,7 @@ def notes_of(comparison: Comparison) -> Iterable[str]:
         best = name_of(comparison.best.method)
         if ties and seeds < ENOUGH_SEEDS:
             few = f"{seeds} seeds are too few to tell {', '.join(ties)} from {best}"
-            yield f"{few}, however large the difference; use --seeds {ENOUGH_SEEDS} or more."
+            yield f"{few}; use --seeds {ENOUGH_SEEDS} or more."
         elif ties:
             yield f"Indistinguishable from {best} with {seeds} seeds: {', '.join(ties)}."
         level = [name_of(o.method) for o in comparison.outcomes if o.to_best is not None and o.to_best.low is None]
