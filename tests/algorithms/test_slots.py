@@ -5,7 +5,7 @@ import pickle
 import pytest
 import torch
 
-from fedlalr.algorithms.slots import Slots, SlotTable
+from fedlalr.algorithms.slots import Reduction, Slots, SlotTable
 
 
 def test_slots_are_read_by_name_and_never_changed() -> None:
@@ -45,9 +45,11 @@ def test_a_table_that_cannot_work_is_refused() -> None:
         SlotTable(down=("x",), up={"x": "mean", "v_hat": "max"}, grows=("v_hat",))
     with pytest.raises(ValueError, match="slot 'n' is listed in counts but is not in kept"):
         SlotTable(down=("x",), up={"x": "mean"}, kept=("m",), counts=("n",))
-    for follows in (("m", "x"), ("m", "delta"), ("c_i", "x")):
-        with pytest.raises(ValueError, match="follows must name a slot in kept and one that is only in up"):
-            SlotTable(down=("x",), up={"x": "mean"}, kept=("c_i",), follows=follows)
+    up: dict[str, Reduction] = {"x": "mean", "delta": "mean"}
+    assert SlotTable(down=("x",), up=up, kept=("c_i", "n"), counts=("n",), follows=("c_i", "delta"))
+    for follows in (("m", "delta"), ("c_i", "other"), ("c_i", "x"), ("n", "delta"), ("c_i",), "c_i"):
+        with pytest.raises(ValueError, match="follows must name a slot in kept that is not in counts, and one that is"):
+            SlotTable(down=("x",), up=up, kept=("c_i", "n"), counts=("n",), follows=follows)  # type: ignore[arg-type]
     for blocks in (("x",), ("v",)):
         with pytest.raises(ValueError, match=f"slot '{blocks[0]}' is listed in blocks, which must name slots in down"):
             SlotTable(down=("x",), up={"x": "mean"}, blocks=blocks)

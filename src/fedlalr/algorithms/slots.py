@@ -130,13 +130,13 @@ class SlotTable:
         for name in self.counts:
             if name not in self.kept:
                 raise ValueError(f"slot {name!r} is listed in counts but is not in kept")
-        if self.follows is not None:
-            kept, sent = self.follows
-            if kept not in self.kept or sent not in self.up or sent in self.down:
-                raise ValueError(
-                    f"follows must name a slot in kept and one that is only in up, such as ('c_i', 'delta_c'), not "
-                    f"{self.follows!r}"
-                )
+        whole = [name for name in self.kept if name not in self.counts]
+        pairs = [(kept, sent) for kept in whole for sent in self.up if sent not in self.down]
+        if self.follows is not None and self.follows not in pairs:
+            raise ValueError(
+                f"follows must name a slot in kept that is not in counts, and one that is only in up, such as "
+                f"('c_i', 'delta_c'), not {self.follows!r}"
+            )
         for name in self.grows:
             if name not in self.up or name not in self.down:
                 raise ValueError(f"slot {name!r} is listed in grows but is not in both down and up")
