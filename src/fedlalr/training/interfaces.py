@@ -253,7 +253,7 @@ def reason_of(error: Exception) -> str:
     """Why a client has no reply, as records and messages say it."""
     hint = ""
     if "more than 1 value per channel" in str(error):  # of BatchNorm, for a last batch of one sample
-        hint = "; drop_last=True leaves out a last batch that is not full"
+        hint = "; drop_last=True leaves out a last batch that is not full; leave out a client with a single sample"
     return f"{type(error).__name__}: {error}{hint}"
 
 

@@ -231,6 +231,7 @@ def test_a_batch_of_one_sample_is_refused_for_the_references_reason():
     given, wanted = (federate(engine, training)[0] for engine in ("stacked", "reference"))
     assert [rejection.client for rejection in wanted.rejected] == [1, 3]
     assert "more than 1 value per channel" in wanted.rejected[0].reason
+    assert wanted.rejected[0].reason.endswith("leave out a client with a single sample")  # drop_last keeps it
     assert given.rejected == wanted.rejected
 
 
