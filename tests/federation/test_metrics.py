@@ -166,6 +166,7 @@ def test_records_of_version_0_1_are_rejected_by_name():
         ({1: f1}, TypeError, "a metric's name must be a non-empty string, not 1"),
         ({"loss": f1}, ValueError, "every record has a 'loss' already; give your metric another name"),
         ({"f1": 0.5}, TypeError, r"the metric 'f1' must be a function of \(outputs, targets\)"),
+        ({"one": lambda outputs: 0}, TypeError, r"'one' must be a function of .*, but yours takes \(outputs\)"),
         (
             {"all": lambda outputs, targets: outputs},
             ValueError,

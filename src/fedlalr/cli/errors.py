@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedlalr.common.interrupts import terminable
-from fedlalr.common.printable import printable
+from fedlalr.common.printable import complain
 from fedlalr.config import ConfigError
 from fedlalr.config.jobs import ProcessDied
 from fedlalr.data.sources import DataCorrupt, DataNotFound
@@ -93,8 +92,3 @@ def message_of(error: Exception) -> str:
         verb, fix = ("written", "free disk space") if full else ("used", "fix the problem")
         return f"a file cannot be {verb}{where}: {error.strerror}; {fix}, then repeat the command to resume"
     return f"{error.filename} cannot be used: {error.strerror}"
-
-
-def complain(message: str) -> None:
-    """Print a line to standard error."""
-    print(printable(message), file=sys.stderr)

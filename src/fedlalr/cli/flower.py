@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from fedlalr.cli.command import Command
-from fedlalr.cli.errors import FAILED, complain, hint_to_repeat
+from fedlalr.cli.errors import FAILED, hint_to_repeat
 from fedlalr.cli.options import (
     Arguments,
     Json,
@@ -26,6 +26,7 @@ from fedlalr.cli.options import (
 )
 from fedlalr.cli.progress import print_json, standard_output
 from fedlalr.cli.run import cost, outcome
+from fedlalr.common.printable import complain
 from fedlalr.config import Config, ConfigError, RunDirectory
 from fedlalr.config.run_dir import summarise
 from fedlalr.federation import Record, RunInfo

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import chain, count
@@ -15,7 +14,7 @@ import typer
 from rich.console import Console
 
 from fedlalr import config as configuration
-from fedlalr.cli.errors import InterruptShown, complain
+from fedlalr.cli.errors import InterruptShown
 from fedlalr.cli.files import writing
 from fedlalr.cli.options import (
     Arguments,
@@ -31,6 +30,7 @@ from fedlalr.cli.options import (
 )
 from fedlalr.cli.progress import print_json, standard_output
 from fedlalr.common.files import as_file_name
+from fedlalr.common.printable import complain, plain_warnings
 from fedlalr.config import Config, ConfigError, RunDirectory
 from fedlalr.config.run_dir import REPORT_FILE
 from fedlalr.federation import Observer
@@ -127,14 +127,6 @@ class FirstRejection(Observer):
                 f"warning: round {record.round} rejected the reply of client {client} ({reason}); "
                 f"{remedy(reason, '--debug')}"
             )
-
-
-@contextmanager
-def plain_warnings() -> Iterator[None]:
-    """Show warnings as plain lines, without their place in the code."""
-    with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: complain(f"warning: {message}")
-        yield
 
 
 def write_page(folder: Path) -> Path | None:

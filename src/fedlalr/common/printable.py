@@ -1,8 +1,11 @@
-"""Terminals: whether there is one, and text from outside that is safe to print there."""
+"""Terminals: whether there is one, text from outside that is safe to print there, and lines on standard error."""
 
 from __future__ import annotations
 
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
@@ -19,3 +22,16 @@ def printable(text: str) -> str:
 def has_terminal() -> bool:
     """Whether standard error is a terminal."""
     return sys.stderr is not None and sys.stderr.isatty()
+
+
+def complain(message: str) -> None:
+    """Print a line to standard error."""
+    print(printable(message), file=sys.stderr)
+
+
+@contextmanager
+def plain_warnings(of: str = "") -> Iterator[None]:
+    """Show warnings as plain lines, without their place in the code; `of` names the run that they are about."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: complain(f"warning: {of}{message}")
+        yield

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from fedlalr.common.interrupts import blocked
+from fedlalr.common.printable import plain_warnings
 from fedlalr.common.reading import open_file, whole_lines
 from fedlalr.config.build import execute
 from fedlalr.config.errors import ConfigError
@@ -228,7 +229,7 @@ def _end_with(parent: BaseProcess) -> None:
 def _work(job: Job) -> None:
     """Resume the run in the job's folder if it has the same settings, or else start a new one."""
     resume = same_problem(job) and job.directory.holds_run
-    with suppress(RoundFailed):  # the summary says why
+    with suppress(RoundFailed), plain_warnings(f"{job.folder.parent.name}/{job.folder.name}: "):  # the summary says why
         execute(job.config, job.folder, resume=resume, overwrite=not resume)
 
 
