@@ -96,7 +96,7 @@ def test_a_warning_is_a_line_that_names_its_run() -> None:
     result = compare("--seeds", "1", "--methods", "fedavg", "schedule.warmup=5")
     told = [line for line in result.stderr.splitlines() if "warning" in line.lower()]
     assert len(told) == 1
-    assert told[0].startswith("warning: fedavg/seed-0: Constant's warmup takes 5 rounds, but the run has only 2")
+    assert told[0].startswith("warning: here/fedavg/seed-0: Constant's warmup takes 5 rounds, but the run has only 2")
 
 
 def test_an_interrupt_exits_with_130_and_says_how_to_resume(monkeypatch: pytest.MonkeyPatch) -> None:

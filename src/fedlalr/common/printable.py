@@ -30,8 +30,9 @@ def complain(message: str) -> None:
 
 
 @contextmanager
-def plain_warnings(of: str = "") -> Iterator[None]:
-    """Show warnings as plain lines, without their place in the code; `of` names the run that they are about."""
+def plain_warnings(run: object = None) -> Iterator[None]:
+    """Show warnings as plain lines, without their place in the code, and name the run that they are about if given."""
+    start = "warning: " if run is None else f"warning: {run}: "
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: complain(f"warning: {of}{message}")
+        warnings.showwarning = lambda message, *_, **__: complain(f"{start}{message}")
         yield

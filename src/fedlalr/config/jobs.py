@@ -229,7 +229,7 @@ def _end_with(parent: BaseProcess) -> None:
 def _work(job: Job) -> None:
     """Resume the run in the job's folder if it has the same settings, or else start a new one."""
     resume = same_problem(job) and job.directory.holds_run
-    with suppress(RoundFailed), plain_warnings(f"{job.folder.parent.name}/{job.folder.name}: "):  # the summary says why
+    with plain_warnings(job.folder), suppress(RoundFailed):  # the summary says why a round failed
         execute(job.config, job.folder, resume=resume, overwrite=not resume)
 
 
