@@ -66,3 +66,11 @@ def takes(function: Callable[..., Any], count: int, *, unknown: bool) -> bool:
     except ValueError:
         return unknown
     return True
+
+
+def check_takes(name: str, function: Callable[..., Any], *arguments: str) -> None:
+    """Reject a function that cannot be called with these arguments."""
+    if not takes(function, len(arguments), unknown=True):
+        raise TypeError(
+            f"{name} must be a function of ({', '.join(arguments)}), but yours takes {inspect.signature(function)}"
+        )

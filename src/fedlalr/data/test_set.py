@@ -23,8 +23,9 @@ def as_test(test: object, target: Target | None = None, collate_fn: Collate | No
             raise TypeError(f"test is the data of {len(test)} clients; pass one test set, such as population.test")
         return test
     collated = collate_fn is not None
-    pair = None if collated and is_dataset(test, collated) else as_pair(test, "the test set's", target)
-    if pair is None and is_dataset(test, collated):
+    by_index = is_dataset(test, collated)
+    pair = None if by_index and collated else as_pair(test, "the test set's", target)
+    if pair is None and by_index:
         held_out: Clients = DatasetClients([test], target=target, collate_fn=collate_fn)
     else:
         held_out = _of_pair(test if pair is None else pair)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlalr.algorithms.slots import Slots
-from fedlalr.common.checks import takes
+from fedlalr.common.checks import check_takes
 from fedlalr.data.population import Clients
 from fedlalr.data.random import MODULES, key
 from fedlalr.data.test_set import as_test, is_one_tensor
@@ -269,11 +268,7 @@ def check_metrics(metrics: object, test: object) -> None:
             raise ValueError(f"every record has a {name!r} already; give your metric another name")
         if not callable(metric):
             raise TypeError(f"the metric {name!r} must be a function of (outputs, targets), not {metric!r}")
-        if not takes(metric, 2, unknown=True):
-            raise TypeError(
-                f"the metric {name!r} must be a function of (outputs, targets), but yours takes "
-                f"{inspect.signature(metric)}"
-            )
+        check_takes(f"the metric {name!r}", metric, "outputs", "targets")
     if metrics and test is None:
         raise ValueError("metrics are computed on the test set; pass test=(inputs, targets) too")
 

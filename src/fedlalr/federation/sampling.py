@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlalr.common.checks import takes
+from fedlalr.common.checks import check_takes
 from fedlalr.common.named import hint
 from fedlalr.data.random import COHORT, key
 
@@ -90,11 +89,8 @@ def check_sampling(sampling: object) -> None:
             f"sampling must be a name or a function of (round, population, count, generator) that returns the clients "
             f"of a round, not {sampling!r}"
         )
-    if callable(sampling) and not takes(sampling, 4, unknown=True):
-        raise TypeError(
-            f"sampling must be a function of (round, population, count, generator), but yours takes "
-            f"{inspect.signature(sampling)}"
-        )
+    if callable(sampling):
+        check_takes("sampling", sampling, "round", "population", "count", "generator")
 
 
 def _checked(chosen: Any, population: int, count: int, round: int) -> Tensor:
