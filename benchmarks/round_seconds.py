@@ -57,7 +57,7 @@ if __name__ == "__main__":
     parser.add_argument("folders", nargs="+", help="folders of runs, then overrides such as device=cuda")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--stored", action="store_true", help="take the rounds that the runs have")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     given = arguments.folders
     main(
         arguments.file,

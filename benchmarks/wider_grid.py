@@ -182,7 +182,7 @@ if __name__ == "__main__":
     parser.add_argument("--final-rounds", type=int)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=math.inf)
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     settings = load(arguments.config, arguments.overrides)
     scores = arguments.folder / "grid.json"
     stored = json.loads(scores.read_text()) if scores.is_file() else {}
