@@ -89,8 +89,7 @@ def test_a_transformers_preset_is_the_papers_problem_with_another_network(preset
 def test_a_transformers_preset_has_the_rates_that_were_tuned(preset: str, tuned: str) -> None:
     grid = json.loads((RESULTS / tuned / "grid.json").read_text(encoding="utf-8"))
     for method, settings in config.load(preset).methods.items():
-        if method in grid:
-            assert settings == settings | grid[method]["chosen"]
+        assert settings == settings | grid[method]["chosen"]
 
 
 @pytest.mark.parametrize("preset", ["quickstart", "fashion", "mnist"])

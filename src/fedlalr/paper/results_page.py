@@ -62,6 +62,7 @@ FAMILIES = (
     Family("GPT of 4.8 million parameters, Shakespeare by role", "gpt-larger/runs", 0.33),
     Family("LoRA on a GPT of 0.8 million parameters, 40 rounds on a CPU", "lora-cpu", 0.37),
     Family("ViT, CIFAR-10, Dirichlet 0.6, 30 rounds", "vit/runs", 0.35),
+    Family("ViT, CIFAR-10, Dirichlet 0.6, 30 rounds, with a warm-up", "vit-variants/warmup", 0.35),
 )
 DRAWN = ("gpt-larger/runs", "vit/runs")
 """The folders of the families whose accuracy is drawn against rounds and bytes, beside the folder."""
