@@ -42,6 +42,8 @@ def test_a_method_without_settings_in_the_preset_has_its_defaults() -> None:
             ["'partition.alhpa'", "Did you mean 'partition.alpha'?", "partition has scheme, clients"],
         ),
         ("roundz=3", ["Did you mean 'rounds'?"]),
+        ("data.options.seed=1", ["options.seed is no option of digits", "write partition.seed"]),
+        ("data.options.folder=x", ["write data.folder"]),
         ("rounds=x", ["rounds cannot be 'x'", "valid integer"]),
         ("rounds=0", ["rounds cannot be 0", "greater than or equal to 1"]),
         ("rounds=true", ["rounds cannot be True"]),

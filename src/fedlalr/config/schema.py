@@ -117,6 +117,9 @@ class DataConfig(Section):
                 f"folder and augment are for the library's data sets; pass options to {self.name} with "
                 f"data.options.NAME=…"
             )
+        for section, fields in (("partition", PartitionConfig.model_fields), ("data", DataConfig.model_fields)):
+            if not is_own(self.name) and (known := sorted(self.options.keys() & fields.keys())):
+                raise ValueError(f"options.{known[0]} is no option of {self.name}; write {section}.{known[0]}=…")
         return self
 
     @property
