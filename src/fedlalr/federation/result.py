@@ -32,6 +32,7 @@ from fedlalr.federation.storage.fingerprint import hash_tensor
 from fedlalr.federation.storage.tensor_files import storable, take
 from fedlalr.training import Training
 from fedlalr.training.interfaces import named
+from fedlalr.training.layout import flat_dtype
 from fedlalr.training.personal import BUFFER, SLOT
 from fedlalr.training.torch_state import copied, set_buffers, undisturbed
 
@@ -329,6 +330,8 @@ def _expected(header: Mapping[str, Any], model: nn.Module, clients: int) -> dict
     missing = [name for name in weights if f"model/{name}" not in header]
     if missing:
         raise ValueError(f"it has no {missing[0]}, which this model has")
+    trained = {key.split("/", 2)[-1] for key in header if key.startswith("slot/")}
+    flat = flat_dtype(parameters[name] for name in trained & parameters.keys())
     like = {}
     for key, stated in header.items():
         kind, _, rest = key.partition("/")
@@ -336,6 +339,8 @@ def _expected(header: Mapping[str, Any], model: nn.Module, clients: int) -> dict
         if kind not in ("model", "slot", "personal") or name not in owner:
             raise ValueError(f"it holds {key}, which this model does not have")
         like[key] = owner[name].expand(clients, *owner[name].shape) if kind == "personal" else owner[name]
+        if kind != "model" and name in parameters:
+            like[key] = like[key].to(flat)
         shape = tuple(stated["shape"])
         if shape not in (like[key].shape, (*like[key].shape, 2)):  # the latter for complex numbers
             raise ValueError(f"its {key} is {shape}, but this model's is {tuple(like[key].shape)}")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import prod
 
 import torch
 from torch import Tensor, nn
+
+
+def flat_dtype(parameters: Iterable[Tensor]) -> torch.dtype:
+    """The dtype of the flat vector and of every moment: float64 if a parameter has it, else float32, never half."""
+    return torch.float64 if any(parameter.dtype == torch.float64 for parameter in parameters) else torch.float32
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,6 @@ class Layout:
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
     dtype: torch.dtype
-    """The dtype of the flat vector and of every moment: float32 or float64, never half precision."""
 
     @classmethod
     def of(cls, model: nn.Module) -> Layout:
@@ -39,9 +43,7 @@ class Layout:
                 raise TypeError(
                     f"parameter {name!r} is {parameter.dtype}; only real floating-point parameters are trained"
                 )
-        dtypes = {p.dtype for p in trainable.values()}
-        dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-        return cls(tuple(trainable), tuple(p.shape for p in trainable.values()), dtype)
+        return cls(tuple(trainable), tuple(p.shape for p in trainable.values()), flat_dtype(trainable.values()))
 
     @property
     def size(self) -> int:

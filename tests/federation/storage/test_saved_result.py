@@ -78,6 +78,54 @@ def test_the_precision_of_the_run_comes_back(tmp_path: Path) -> None:
     assert torch.equal(fl.load(tmp_path / "it", nn.Linear(4, 3)).model.weight, result.model.weight)
 
 
+class Mixed(nn.Module):
+    """Two layers of their own precision."""
+
+    def __init__(self, first: torch.dtype, second: torch.dtype) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(4, 6, dtype=first), nn.BatchNorm1d(6, dtype=second)
+        self.second = nn.Linear(6, 3, dtype=second)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.first(inputs.to(self.first.weight.dtype))
+        return self.second(self.norm(hidden.to(self.second.weight.dtype)))
+
+
+@pytest.mark.parametrize(("trainable", "own"), [(None, None), (("second.*",), None), (None, ("second.*",))])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+        (torch.float64, torch.bfloat16),
+        (torch.float32, torch.float64),
+    ],
+)
+def test_models_in_half_and_in_mixed_precision_come_back(
+    tmp_path: Path, first: torch.dtype, second: torch.dtype, trainable: tuple[str] | None, own: tuple[str] | None
+) -> None:
+    model = Mixed(first, second)
+    result = fl.run(
+        model, make_clients(), fl.FedLALR(lr=0.05), rounds=1, trainable=trainable, personal=own,
+        buffers="average" if own is None else "local", test=make_clients()[0] if own is None else None,
+    )  # fmt: skip
+    result.save(tmp_path / "it")
+    loaded = fl.load(tmp_path / "it", model)
+    for mine, theirs in ((loaded.model.state_dict(), result.model.state_dict()), *_parts(loaded, result)):
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[name], part) and mine[name].dtype == part.dtype for name, part in theirs.items())
+
+
+def _parts(loaded: fl.Result, result: fl.Result) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    assert loaded.state.keys() == result.state.keys()
+    assert loaded.personal is not None
+    assert result.personal is not None
+    assert loaded.personal.keys() == result.personal.keys()
+    slots = [(loaded.state[slot], part) for slot, part in result.state.items()]
+    return slots + [(loaded.personal[client], part) for client, part in result.personal.items()]
+
+
 def test_a_file_is_replaced_and_its_weights_are_readable_without_the_library(result: fl.Result, saved: Path) -> None:
     result.save(saved)
     assert torch.equal(load_file(saved)["model/last.weight"], result.model.last.weight)
