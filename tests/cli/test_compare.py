@@ -279,6 +279,8 @@ def test_a_wider_grid_replaces_the_runs_of_the_previous_choice() -> None:
         ("rounds=[1", "cannot be read"),
         ("algorithm.lr=1,2", "methods.NAME.lr"),
         ("rounds=1,soon", "rounds cannot be 'soon'"),
+        ("clients_per_round=10,1000", "only 100 clients"),
+        ("schedule={name: cosine},{name: cosine, warmup: 99}", "Cosine's warmup takes 99 rounds"),
     ],
 )
 def test_invalid_variations_are_rejected_before_anything_runs(vary: str, why: str) -> None:

@@ -106,8 +106,8 @@ def test_a_run_stopped_by_a_full_disk_resumes_when_there_is_space(tmp_path: Path
 
 def test_parallel_runs_equal_sequential_ones_and_an_error_ends_them(tmp_path: Path) -> None:
     together = [job(tmp_path / f"t{seed}", f"seed={seed}") for seed in (0, 1)]
-    with pytest.raises(config.ConfigError, match="only 12 clients"):
-        run([*together, job(tmp_path / "wrong", "clients_per_round=50")], workers=2)
+    with pytest.raises(config.ConfigError, match="cannot share"):
+        run([*together, job(tmp_path / "wrong", "partition.clients=5000")], workers=2)
     done = [one for one in together if one.directory.summary()]  # the invalid job starts after one of them has finished
     assert done
     for one in done:

@@ -22,7 +22,7 @@ def job(folder: Path, *overrides: str) -> Job:
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.faults)])
 def test_an_error_fails_only_its_run_which_is_tried_again(tmp_path: Path, workers: int) -> None:
-    jobs = [job(tmp_path / "bad", "clients_per_round=50"), job(tmp_path / "good")]
+    jobs = [job(tmp_path / "bad", "partition.clients=5000"), job(tmp_path / "good")]
     bad, good = run_jobs(jobs, workers, lambda event: None, keep_going=True)
     assert bad["status"] == "failed"
     assert bad["failure"].startswith("ConfigError: ")

@@ -590,6 +590,29 @@ def test_a_server_state_of_another_shape_is_rejected_before_any_training(model, 
         fl.run(model, clients, Counting(lacking=lacking), **SETTINGS)
 
 
+@dataclass(frozen=True)
+class Unfinished(fl.FedAdam):
+    """Loses or changes a slot of the server in its update."""
+
+    fault: str = "none"
+
+    def update(self, server: fl.Slots, reduced: fl.Slots, context: fl.Context) -> fl.Slots:
+        right = super().update(server, reduced, context)
+        changed = {"short": right.m[:3], "half": right.m.half(), "none": right.m}
+        return fl.Slots(x=right.x, v=right.v) if self.fault == "lost" else right.replace(m=changed[self.fault])
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [("lost", "returns no m"), ("short", r"returns m as \[3\]"), ("half", r"returns m as \[51\], torch.float16")],
+)
+def test_an_update_that_loses_or_changes_a_slot_is_rejected_in_its_round(model, clients, fault, message, rounds):
+    with pytest.raises(ValueError, match=rf"Unfinished.update must return all .*\(x, m, v\).*{message}"):
+        fl.run(model, clients, Unfinished(fault=fault), **{**SETTINGS, "rounds": rounds})
+    fl.run(model, clients, Unfinished(), **SETTINGS)
+
+
 def test_a_result_shows_itself_in_one_line():
     clients = [(torch.zeros(20, 4), torch.zeros(20).long())] * 3
     shown = repr(fl.run(nn.Linear(4, 3), clients, fl.FedAvg(), rounds=2, test=clients[0]))

@@ -263,6 +263,12 @@ def test_the_command_draws_accuracy_against_megabytes_up_and_down(comparison_fol
     beyond = CliRunner().invoke(app, [*arguments, "--target", "5"])
     assert beyond.exit_code == 2
     assert "--target must be an accuracy" in " ".join(beyond.stderr.split())
+    printed = CliRunner().invoke(app, ["report", str(comparison_folder), "--figure", str(tmp_path / "sent.pdf")])
+    assert printed.stdout.split() == ["written", "to", str(tmp_path / "sent.pdf")]
+    assert (tmp_path / "sent.pdf").read_bytes().startswith(b"%PDF")
+    both = CliRunner().invoke(app, [*arguments, "-o", str(tmp_path / "page.html")])
+    assert both.exit_code == 2
+    assert "give one of the two" in " ".join(both.stderr.split())
     wrong = CliRunner().invoke(app, ["report", str(comparison_folder), "--figure", str(tmp_path / "sent.txt")])
     assert wrong.exit_code == 2
     assert "must end in one of" in " ".join(wrong.stderr.split())

@@ -26,7 +26,7 @@ def report(
         Path | None,
         typer.Option(
             "--figure",
-            help="Draw accuracy (or loss) against megabytes up, down and both instead, as PNG and SVG.",
+            help="Draw accuracy (or loss) against megabytes up, down and both instead, as PNG and SVG, or as PDF.",
             show_default=False,
         ),
     ] = None,
@@ -56,6 +56,8 @@ def report(
     """
     check_target(target)
     if figure is not None:
+        if output is not None:
+            raise ConfigError("--output names a page, and --figure draws a figure instead; give one of the two")
         check_figure(figure, "--figure")
         with writing(figure, "--figure"):
             standard_output().print(f"written to {' and '.join(map(str, bytes_figure(places, figure, title, target)))}")

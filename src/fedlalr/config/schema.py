@@ -26,6 +26,7 @@ from fedlalr.data.sources.source import whereabouts
 from fedlalr.federation import schedules
 from fedlalr.federation.options import Options, in_reading_order
 from fedlalr.federation.sampling import Kind
+from fedlalr.federation.validation import check_cohort
 from fedlalr.models import CNN, GPT, MLP, CharLSTM, ConvMixer, DenseCNN, Logistic, ViT
 from fedlalr.training.calling import MODEL_LOSS
 from fedlalr.training.engines.registry import check_engine
@@ -340,6 +341,14 @@ class Config(OptionsConfig):
                 f"trajectory.clients has {len(set(wanted.clients))} clients, but clients_per_round is "
                 f"{self.clients_per_round}, and all of them must take part in the recorded rounds"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_rounds(self) -> Config:
+        """Reject what `fl.run` would reject only after loading the data, and a comparison after its first runs."""
+        schedules.rates(schedules.create(self.schedule.name, **self.schedule.options), 1.0, self.rounds)(1)
+        if self.partition.clients is not None and self.asynchronous is None and not is_own(self.data.name):
+            check_cohort(self.clients_per_round, self.partition.clients, self.min_clients)
         return self
 
     @property

@@ -31,6 +31,7 @@ COMBINATIONS = {
     "layout='records'",
     (PERSONAL, RECALIBRATE): "it needs the server's model, which is incomplete without them; use buffers='local' or "
     "'average'",
+    (SIZES, SAMPLES): "large clients would count twice, in the cohort and in the mean; use one of the two",
     (FLOWER, SIZES): "the server does not know the clients' numbers of samples; use 'uniform' or 'round-robin', or a "
     "function that knows them",
     (FLOWER, RECALIBRATE): "it needs a second pass over the clients' data in every round; use buffers='average'",

@@ -262,8 +262,17 @@ def update_slots(
         cohort=len(steps),
         population=work.population,
     )
+    before = shared_slots(training, state.slots)
     with torch.no_grad():
-        slots = algorithm.update(shared_slots(training, state.slots), reduced, context)
+        slots = algorithm.update(before, reduced, context)
+    for name, slot in before.items():
+        given = slots.get(name)
+        if given is None or (given.shape, given.dtype) != (slot.shape, slot.dtype):
+            raise ValueError(
+                f"{type(algorithm).__name__}.update must return all of the server's slots ({', '.join(before)}), in "
+                f"their shape and dtype, but it returns "
+                + (f"no {name}" if given is None else f"{name} as {list(given.shape)}, {given.dtype}")
+            )
     check_finite(slots, work.round, f"after the update of {type(algorithm).__name__}")
     return with_personal(training, slots, state.slots)
 

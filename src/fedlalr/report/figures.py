@@ -46,7 +46,8 @@ def bytes_figure(places: Sequence[str | Path], path: Path, title: str, target: f
         Panel("megabytes up and down", Curve.megabytes, losses),
     )
     curves = {group.label: [Curve(run.records, run.failure) for run in group.runs] for group in groups}
-    return save(draw(curves, [group.method for group in groups], panels, title, target), path)
+    kinds = ("pdf",) if path.suffix.lower() == ".pdf" else ("png", "svg")
+    return save(draw(curves, [group.method for group in groups], panels, title, target), path, kinds)
 
 
 class Panel(NamedTuple):

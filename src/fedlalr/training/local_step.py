@@ -45,6 +45,20 @@ def without_drawing(gradient_at: Callable[[Tensor], Tensor], device: torch.devic
     return at
 
 
+def versions(slots: Slots) -> list[int]:
+    """How often each slot was written in place."""
+    return [slot._version for slot in slots.values()]
+
+
+def check_unwritten(algorithm: Algorithm, broadcast: Slots, before: list[int]) -> None:
+    """Reject a method that writes into the broadcast, from which the next client would start."""
+    if versions(broadcast) != before:
+        raise ValueError(
+            f"{type(algorithm).__name__} writes into the broadcast in place; its start, step and finish must return "
+            f"new tensors, such as client.x - step instead of client.x.sub_(step)"
+        )
+
+
 def finish(training: Training, client: Slots, broadcast: Slots, context: Context) -> tuple[Slots, Slots]:
     """What a client sends and keeps: the slots returned by the algorithm that its table names."""
     algorithm = training.algorithm

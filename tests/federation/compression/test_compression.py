@@ -402,6 +402,7 @@ PRIVATE = {"privacy": {"clip": 1.0, "noise_multiplier": 1.0}}
 PROGRAMS = {
     ("compression", 'layout="packed" on Flower'): packed,
     ("personal parameters", 'buffers="recalibrate"'): partial(run, personal="2.*", buffers="recalibrate"),
+    ('sampling="size"', 'weighting="samples"'): partial(run, sampling="size", weighting="samples"),
     ("Flower", 'sampling="size"'): partial(on_flower, sampling="size"),
     ("Flower", 'buffers="recalibrate"'): partial(on_flower, buffers="recalibrate"),
     ("privacy", "a slot that is reduced by its maximum"): partial(run, fl.AlignedLALR(), **PRIVATE),

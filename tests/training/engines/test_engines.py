@@ -6,7 +6,7 @@ slots, the buffers, what every client keeps, and the losses.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 import pytest
@@ -282,6 +282,27 @@ def test_of_what_an_algorithm_ends_with_the_table_says_what_goes_up(engine):
     assert mine.history[0].bytes_up * 2 == mine.history[0].bytes_down
     with pytest.raises(fl.RoundFailed, match=r"a client of Forgetful sends x, but its finish returns no x there"):
         fl.run(model, clients, Forgetful(lr=0.1), engine=engine, **options)
+
+
+@dataclass(frozen=True)
+class Overwriting(fl.FedAvg):
+    where: str = "step"
+
+    def start(self, broadcast, kept):
+        return broadcast.replace(x=broadcast.x.mul_(2)) if self.where == "start" else super().start(broadcast, kept)
+
+    def step(self, client, gradient, broadcast, context):
+        step = context.lr * gradient
+        return fl.Slots(x=client.x.sub_(step) if self.where == "step" else client.x - step)
+
+
+@pytest.mark.parametrize("engine", ["reference", "stacked", "workers:2"])
+@pytest.mark.filterwarnings("ignore:.*smaller stacks")
+@pytest.mark.parametrize("where", ["start", "step"])
+def test_a_method_that_writes_into_the_broadcast_is_rejected(where, engine):
+    clients = [(torch.randn(6, 4), torch.arange(6) % 3) for _ in range(3)]
+    with pytest.raises((ValueError, fl.RoundFailed), match="Overwriting writes into"):
+        fl.run(nn.Linear(4, 3), clients, Overwriting(where=where), rounds=1, local=fl.Steps(2), engine=engine)
 
 
 @pytest.mark.parametrize("engine", ["reference", "stacked", "auto"])
