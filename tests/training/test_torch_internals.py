@@ -45,6 +45,7 @@ ONLY_ISINSTANCE = ("_BatchNorm",)
 ATTRIBUTES = {
     nn.Module(): ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_non_persistent_buffers_set"),
     torch.zeros(1).untyped_storage(): ("_cdata",),
+    torch.zeros(1): ("_version",),
     torch._C._functorch: ("_set_vmap_fallback_warning_enabled",),
 }
 

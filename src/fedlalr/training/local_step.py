@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedlalr.algorithms.slots import Algorithm, Context, Slots
 from fedlalr.training.interfaces import Training
+from fedlalr.training.torch_internals import write_counts
 from fedlalr.training.torch_state import forked_generators
 
 
@@ -45,14 +46,9 @@ def without_drawing(gradient_at: Callable[[Tensor], Tensor], device: torch.devic
     return at
 
 
-def versions(slots: Slots) -> list[int]:
-    """How often each slot was written in place."""
-    return [slot._version for slot in slots.values()]
-
-
 def check_unwritten(algorithm: Algorithm, broadcast: Slots, before: list[int]) -> None:
     """Reject a method that writes into the broadcast, from which the next client would start."""
-    if versions(broadcast) != before:
+    if write_counts(broadcast) != before:
         raise ValueError(
             f"{type(algorithm).__name__} writes into the broadcast in place; its start, step and finish must return "
             f"new tensors, such as client.x - step instead of client.x.sub_(step)"

@@ -86,3 +86,8 @@ def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
 def storage_address(storage: torch.UntypedStorage) -> int:
     """An address that identifies a storage while it is alive."""
     return int(storage._cdata)
+
+
+def write_counts(slots: Slots) -> list[int]:
+    """How often each slot, or what it is a view of, was written in place."""
+    return [slot._version for slot in slots.values()]

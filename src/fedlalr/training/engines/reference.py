@@ -20,8 +20,8 @@ from fedlalr.training.accumulation import terms_of, weighted_mean
 from fedlalr.training.calling import batch_loss, outputs_of
 from fedlalr.training.fused_steps import fused_step
 from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work, reason_of, write_reply
-from fedlalr.training.local_step import check_unwritten, finish, local_step, other_gradients, versions, without_drawing
-from fedlalr.training.torch_internals import BatchNorm
+from fedlalr.training.local_step import check_unwritten, finish, local_step, other_gradients, without_drawing
+from fedlalr.training.torch_internals import BatchNorm, write_counts
 from fedlalr.training.torch_state import get_buffers, seed_generators, set_buffers
 
 
@@ -52,7 +52,7 @@ class ReferenceEngine:
         """One client's round: its upload, buffers, kept slots and mean training loss. `stop` is called after every
         local step, and ends the round early."""
         training, (broadcast, buffers) = self.training, work.of(row)
-        before = versions(broadcast)
+        before = write_counts(broadcast)
         model, algorithm = training.model, training.algorithm
         set_buffers(model, buffers)
         if not model.training:

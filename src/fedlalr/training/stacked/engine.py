@@ -22,7 +22,7 @@ from fedlalr.training.accumulation import has_single
 from fedlalr.training.engines.reference import ReferenceEngine
 from fedlalr.training.fused_steps import fused_step, fused_update
 from fedlalr.training.interfaces import Buffers, Replies, Trace, Training, Work, joined
-from fedlalr.training.local_step import check_unwritten, finish, local_step, other_gradients, versions, without_drawing
+from fedlalr.training.local_step import check_unwritten, finish, local_step, other_gradients, without_drawing
 from fedlalr.training.memory import fitting_clients, is_out_of_memory, keep_freed_memory
 from fedlalr.training.stacked.cuda_graphs import StaticSteps, draws, keeps_its_slots
 from fedlalr.training.stacked.feed import Feed
@@ -34,6 +34,7 @@ from fedlalr.training.stacked.stack import Stack, stacked
 from fedlalr.training.stacked.statistics import stacked_statistics
 from fedlalr.training.stacked.trial import choose_gradient
 from fedlalr.training.stacked.vmap import VmapForward
+from fedlalr.training.torch_internals import write_counts
 
 
 class StackedEngine:
@@ -83,7 +84,7 @@ class StackedEngine:
 
     def train(self, work: Work) -> Replies:
         rows = torch.split(torch.arange(len(work.clients), device="cpu"), self._chunk_size(work))
-        self._stack_error, before = None, versions(work.broadcast)
+        self._stack_error, before = None, write_counts(work.broadcast)
         replies = Replies.cat([self._train_part(work.part(some), sole=len(rows) == 1) for some in rows])
         if self._static is None:  # its steps are the library's, or were tried out before
             check_unwritten(self.training.algorithm, work.broadcast, before)
