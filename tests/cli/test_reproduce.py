@@ -93,11 +93,11 @@ def test_a_failed_run_is_named_and_sets_the_exit_code_and_the_others_are_drawn()
 
 
 def test_an_error_other_than_a_failed_round_is_named_too() -> None:
-    few = [text if not text.startswith("clients_per_round") else "clients_per_round=50" for text in SHORT]
-    result = reproduce("interval", *few)
+    many = [text if not text.startswith("partition.clients") else "partition.clients=5000" for text in SHORT]
+    result = reproduce("interval", *many)
     assert result.exit_code == 1
     assert "ConfigError" in result.stdout
-    assert "12 clients" in " ".join(result.stdout.split())
+    assert "cannot share" in " ".join(result.stdout.split())
 
 
 def test_draw_only_needs_no_data_and_says_what_is_planned_and_how_to_run_it() -> None:
