@@ -599,13 +599,19 @@ class Unfinished(fl.FedAdam):
     def update(self, server: fl.Slots, reduced: fl.Slots, context: fl.Context) -> fl.Slots:
         right = super().update(server, reduced, context)
         changed = {"short": right.m[:3], "half": right.m.half(), "none": right.m}
-        return fl.Slots(x=right.x, v=right.v) if self.fault == "lost" else right.replace(m=changed[self.fault])
+        if self.fault != "no return":
+            return fl.Slots(x=right.x, v=right.v) if self.fault == "lost" else right.replace(m=changed[self.fault])
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [("lost", "returns no m"), ("short", r"returns m as \[3\]"), ("half", r"returns m as \[51\], torch.float16")],
+    [
+        ("no return", "returns no x"),
+        ("lost", "returns no m"),
+        ("short", r"returns m as \[3\]"),
+        ("half", r"returns m as \[51\], torch.float16"),
+    ],
 )
 def test_an_update_that_loses_or_changes_a_slot_is_rejected_in_its_round(model, clients, fault, message, rounds):
     with pytest.raises(ValueError, match=rf"Unfinished.update must return all .*\(x, m, v\).*{message}"):

@@ -344,7 +344,7 @@ class Config(OptionsConfig):
         return self
 
     @model_validator(mode="after")
-    def _check_rounds(self) -> Config:
+    def _check_schedule_and_cohort(self) -> Config:
         """Reject what `fl.run` would reject only after loading the data, and a comparison after its first runs."""
         schedules.rates(schedules.create(self.schedule.name, **self.schedule.options), 1.0, self.rounds)(1)
         if self.partition.clients is not None and self.asynchronous is None and not is_own(self.data.name):

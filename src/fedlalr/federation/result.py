@@ -338,9 +338,8 @@ def _expected(header: Mapping[str, Any], model: nn.Module, clients: int) -> dict
         owner, name = (parameters, rest.partition("/")[2]) if kind == "slot" else (weights, rest)
         if kind not in ("model", "slot", "personal") or name not in owner:
             raise ValueError(f"it holds {key}, which this model does not have")
-        like[key] = owner[name].expand(clients, *owner[name].shape) if kind == "personal" else owner[name]
-        if kind != "model" and name in parameters:
-            like[key] = like[key].to(flat)
+        one = owner[name].to(flat) if kind != "model" and name in parameters else owner[name]
+        like[key] = one.expand(clients, *one.shape) if kind == "personal" else one
         shape = tuple(stated["shape"])
         if shape not in (like[key].shape, (*like[key].shape, 2)):  # the latter for complex numbers
             raise ValueError(f"its {key} is {shape}, but this model's is {tuple(like[key].shape)}")

@@ -266,7 +266,7 @@ def update_slots(
     with torch.no_grad():
         slots = algorithm.update(before, reduced, context)
     for name, slot in before.items():
-        given = slots.get(name)
+        given = slots.get(name) if isinstance(slots, Slots) else None  # it may lack its return
         if given is None or (given.shape, given.dtype) != (slot.shape, slot.dtype):
             raise ValueError(
                 f"{type(algorithm).__name__}.update must return all of the server's slots ({', '.join(before)}), in "

@@ -83,11 +83,11 @@ class StackedEngine:
         return LinearRounds(self.training, self._gradient, update)
 
     def train(self, work: Work) -> Replies:
+        before = write_counts(work.broadcast)
         rows = torch.split(torch.arange(len(work.clients), device="cpu"), self._chunk_size(work))
-        self._stack_error, before = None, write_counts(work.broadcast)
+        self._stack_error = None
         replies = Replies.cat([self._train_part(work.part(some), sole=len(rows) == 1) for some in rows])
-        if self._static is None:  # its steps are the library's, or were tried out before
-            check_unwritten(self.training.algorithm, work.broadcast, before)
+        check_unwritten(self.training.algorithm, work.broadcast, before)
         if self._stack_error is not None and not replies.failures:
             _warn(
                 f"round {work.round}: the clients were trained in smaller stacks, which is slower, because a stack "
